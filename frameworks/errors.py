@@ -98,6 +98,16 @@ class VersionNotFound(RequestError):
         )
 
 
+class AdapterNotFound(RequestError):
+    """The model has no such adapter; the message lists its adapters."""
+
+    def __init__(self, name: str, adapter: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = similar_names(adapter, names, 3) or names[:10]
+        hint = f"there is {', '.join(near)}" if near else "it has none"
+        super().__init__(f'model "{name}" has no adapter "{adapter[:MAX_SHOWN_CHARACTERS]}"; {hint}')
+
+
 class ModelExists(RequestError):
     """A model of this name is registered already."""
 

@@ -5,13 +5,14 @@ describes the default.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from frameworks.adapter_settings import Adapters
 from frameworks.addresses import Scheme, SourceAddress
 from frameworks.cpus import parse_cpus, usable_cpus
 from frameworks.setting_values import (
@@ -224,6 +225,10 @@ class ModelEntry(BaseModel):
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""
 
+    def with_adapter_paths(self, resolve: Callable[[Path], Path]) -> Self:
+        """Return the entry with the paths of its adapters as `resolve` returns them."""
+        return self
+
 
 class OnnxModelEntry(ModelEntry):
     """One `[[models.onnx_models]]` entry."""
@@ -298,6 +303,12 @@ class TorchModelEntry(ModelEntry):
     tool_format: ToolFormat | None = None
     """Language models: format of tool calls, `"hermes"`, `"llama3_json"`, `"mistral"`, `"mistral_args"` or
     `"pythonic"`. None: as the chat template shows."""
+    adapters: Adapters = ()
+    """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
+
+    def with_adapter_paths(self, resolve: Callable[[Path], Path]) -> Self:
+        adapters = tuple(each.model_copy(update={"path": resolve(each.path)}) for each in self.adapters)
+        return self.model_copy(update={"adapters": adapters}) if adapters else self
 
 
 class ModelsSettings(BaseModel):

@@ -121,6 +121,14 @@ class VersionDetail(ResponseBody):
     download: DownloadProgress | None = Field(description="The download for a load; null while none runs.")
 
 
+class AdapterDescription(ResponseBody):
+    """A LoRA adapter of a model. Requests name it as `model:name`. Numbers are null while it is not loaded."""
+
+    name: str
+    rank: int | None = Field(description="The largest rank of a module.")
+    memory_bytes: int | None = Field(description="Bytes of the weights; part of the memory of the model.")
+
+
 class TrafficShare(ResponseBody):
     """A version that gets a share of the requests without a version."""
 
@@ -135,6 +143,7 @@ class ModelDetail(ModelDescription):
     previous_version: str | None = Field(description="The version that a rollback activates.")
     canary: TrafficShare | None
     shadow: TrafficShare | None
+    adapters: list[AdapterDescription]
     version_details: dict[str, VersionDetail]
 
 
@@ -214,12 +223,29 @@ def describe_in_detail(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "previous_version": slot.previous.version if slot.previous else None,
         "canary": _share(slot.canary),
         "shadow": _share(slot.shadow),
+        "adapters": _adapters(slot),
         "version_details": {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()},
     }
 
 
 def _share(share: Share | None) -> dict[str, Any] | None:
     return {"version": share.version, "percent": share.percent} if share else None
+
+
+def _adapters(slot: ModelSlot) -> list[dict[str, Any]]:
+    generation = slot.spec.generation if slot.spec else None
+    loaded = {each.name: each for each in generation.adapters} if generation else {}
+    described: list[dict[str, Any]] = []
+    for entry in slot.adapters:
+        spec = loaded.get(entry.name)
+        described.append(
+            {
+                "name": entry.name,
+                "rank": spec.rank if spec else None,
+                "memory_bytes": spec.memory_bytes if spec else None,
+            }
+        )
+    return described
 
 
 def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> dict[str, Any]:

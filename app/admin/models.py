@@ -119,7 +119,8 @@ class ModelsApi:
         entry = read_entry(body, self._isolation)
         models = self._views.for_request(request).models
         models.check_may_register(entry.name)
-        slot = await models.add(body["framework"], entry, self._paths.check(entry.path))
+        path = self._paths.check(entry.path)
+        slot = await models.add(body["framework"], entry.with_adapter_paths(self._paths.check), path)
         return await self._detail(slot, request, 201)
 
     async def load_model(self, name: str, request: Request) -> Response:

@@ -10,8 +10,10 @@ from starlette.responses import Response
 from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
+from app.inference.context import ADAPTER_MARK
 from app.protocols.bodies import ResponseBody
 from app.protocols.openai.responses import OpenAiErrorResponse
+from frameworks.errors import AdapterNotFound
 from frameworks.models.slot import ModelSlot
 
 
@@ -22,13 +24,15 @@ class OpenAiModel(ResponseBody):
     object: str = "model"
     created: int = Field(description="Unix time of the server's start in seconds.")
     owned_by: str = "roundhouse"
+    root: str | None = Field(None, description="Of an adapter: the name of its base; absent for a model.")
+    parent: str | None = Field(None, description="As `root`.")
     max_model_len: int | None = Field(
         None, description="Maximum tokens of a text, or of prompt and generated text together; absent while not loaded."
     )
 
 
 class OpenAiModelList(ResponseBody):
-    """All registered models, loaded or not."""
+    """All registered models and their adapters, loaded or not."""
 
     object: str = "list"
     data: list[OpenAiModel]
@@ -56,13 +60,25 @@ class OpenAiModelsApi:
     async def list_openai_models(self, request: Request) -> Response:
         """List the models that the key may use, in the format of the OpenAI API."""
         slots = self._views.for_request(request).models.slots
-        return json_response({"object": "list", "data": [self._describe(slot) for slot in slots]})
+        return json_response({"object": "list", "data": [each for slot in slots for each in self._describe_all(slot)]})
 
     async def show_openai_model(self, name: str, request: Request) -> Response:
-        """Show one model in the format of the OpenAI API."""
-        return json_response(self._describe(self._views.for_request(request).models.slot(name)))
+        """Show one model, or an adapter as `model:adapter`, in the format of the OpenAI API."""
+        base, mark, adapter = name.partition(ADAPTER_MARK)
+        slot = self._views.for_request(request).models.slot(base)
+        known = [each.name for each in slot.adapters]
+        if mark and adapter not in known:
+            raise AdapterNotFound(base, adapter, known)
+        return json_response(self._describe(slot, adapter))
 
-    def _describe(self, slot: ModelSlot) -> dict[str, Any]:
-        model = {"id": slot.name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+    def _describe_all(self, slot: ModelSlot) -> list[dict[str, Any]]:
+        """Describe the model and its adapters."""
+        return [self._describe(slot), *(self._describe(slot, each.name) for each in slot.adapters)]
+
+    def _describe(self, slot: ModelSlot, adapter: str = "") -> dict[str, Any]:
+        name = f"{slot.name}{ADAPTER_MARK}{adapter}" if adapter else slot.name
+        model = {"id": name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+        if adapter:
+            model |= {"root": slot.name, "parent": slot.name}
         max_tokens = slot.spec.max_tokens if slot.spec is not None else None
         return model if max_tokens is None else {**model, "max_model_len": max_tokens}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from app.config import ConfigError, parse_model_entry
+from frameworks.adapter_settings import MAX_ADAPTERS, NAME_PATTERN
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.settings import Isolation, OnnxModelEntry, TorchModelEntry
 
@@ -29,6 +30,19 @@ _VALUES: dict[str, dict[str, Any]] = {
     "kv_cache_bytes": _SIZE,
     "max_process_memory": _SIZE,
     "cpus": {"anyOf": [{"type": "string", "maxLength": 256, "pattern": f"^{_CPUS}(,{_CPUS})*$"}, _NULL]},
+    "adapters": {
+        "type": "array",
+        "maxItems": MAX_ADAPTERS,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": NAME_PATTERN},
+                "path": {"type": "string", "pattern": r"\S"},
+            },
+            "required": ["name", "path"],
+            "additionalProperties": False,
+        },
+    },
     "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
 }
 """Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""
@@ -53,6 +67,7 @@ def entry_schema() -> dict[str, Any]:
     schemas = []
     for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
         schema = entry_type.model_json_schema()
+        schema.pop("$defs", None)  # of the adapters, which _VALUES describes
         schema["description"] = (
             "The keys of an entry in config.toml. `path` must be below one of models.roots, or an address within "
             "models.sources."

@@ -82,11 +82,12 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
     folders = [
         (("models", "roots", index), root) for index, root in enumerate(roots if isinstance(roots, list) else [])
     ]
-    paths = [
+    paths: list[tuple[Location, object]] = [
         ((*location, "path"), entry.get("path"))
         for location, entry in source.model_entries()
         if isinstance(entry, dict)
     ]
+    paths += _adapter_paths(source)
     for location, text in (*folders, *paths, (("models", "cache_dir"), models.get("cache_dir"))):
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             continue  # left out, or reported already
@@ -99,6 +100,16 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
         elif kind not in ("file", "folder") and location[1] != "cache_dir":  # a cache_dir is made when first used
             message = f"expected a file or folder, got {path} ({kind}); correct the path"
             source.add_issue(location, message, "not_found")
+
+
+def _adapter_paths(source: Source) -> list[tuple[Location, object]]:
+    found: list[tuple[Location, object]] = []
+    for location, entry in source.model_entries():
+        adapters = entry.get("adapters") if isinstance(entry, dict) else None
+        for index, adapter in enumerate(adapters if isinstance(adapters, list) else []):
+            if isinstance(adapter, dict):
+                found.append(((*location, "adapters", index, "path"), adapter.get("path")))
+    return found
 
 
 def check_sources(source: Source) -> None:

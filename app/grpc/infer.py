@@ -223,7 +223,7 @@ def _write_response(
     request_id: str, typed: bool, record: RequestRecord, decoded: InferRequest, answer: Answer
 ) -> bytes:
     tensors = output_tensors(decoded, answer)
-    return serialize_response(request_id, typed, tensors, record.model, record.version, {})
+    return serialize_response(request_id, typed, tensors, record.answered_name, record.version, {})
 
 
 def _write_last_response(
@@ -237,7 +237,7 @@ def _stream_response(
 ) -> bytes:
     parameters = {_FINAL: is_last}
     return serialize_stream_response(
-        serialize_response(request_id, typed, tensors, record.model, record.version, parameters)
+        serialize_response(request_id, typed, tensors, record.answered_name, record.version, parameters)
     )
 
 

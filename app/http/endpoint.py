@@ -68,7 +68,7 @@ class HttpExchange(WatchedRequest):
     def _answer_context(self) -> AnswerContext:
         record = self.record
         latency_ms = (time.perf_counter() - record.started_s) * 1e3
-        return AnswerContext(record.model, record.version, record.request_id, latency_ms, int(time.time()))
+        return AnswerContext(record.answered_name, record.version, record.request_id, latency_ms, int(time.time()))
 
 
 class Endpoint:

@@ -8,12 +8,15 @@ from app.inference.model_view import ModelView
 from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import RequestRecord
 from frameworks.engine.contract import Run
-from frameworks.errors import ModelUnloaded
+from frameworks.errors import AdapterNotFound, ModelUnloaded
 from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
+
+ADAPTER_MARK = ":"
+"""Between the name of a model and that of its adapter. No name of a model contains it."""
 
 
 class RunContext(Run):
@@ -52,7 +55,7 @@ class RequestContext(RunContext):
 
         The version is not chosen yet: another one may serve when the body has arrived.
         """
-        slot = self._find_slot(name)
+        slot, self.record.adapter = self._find_slot(name)
         self.record.model, self.record.version = slot.name, slot.active.version
         chosen = slot.default_version if version is None else slot.version_named(version)
         try:
@@ -73,7 +76,9 @@ class RequestContext(RunContext):
         if self._is_routed:
             chosen = self.version
         else:
-            slot = self._find_slot(name if isinstance(name, str) else name.name_in(self.models.slots))
+            slot, self.record.adapter = self._find_slot(
+                name if isinstance(name, str) else name.name_in(self.models.slots)
+            )
             self.record.model, self.record.version = slot.name, slot.active.version
             if version is not None:
                 chosen = slot.version_named(version)
@@ -88,6 +93,8 @@ class RequestContext(RunContext):
                 self.shadowed = slot if version is None and chosen is slot.active else None
         try:
             spec = chosen.spec_for(self.permit)
+            if self.record.adapter:
+                check_adapter(chosen.model.name, self.record.adapter, spec)
             if not chosen.model.entry.cache:
                 # A cached response is sent even if the queue is full.
                 self.permit.check_room(chosen.model.requests)
@@ -95,7 +102,7 @@ class RequestContext(RunContext):
             if version is None and self.models.slot(chosen.model.name).default_version is not chosen:
                 # It was unloaded between two readings of a long body, on a thread; its successor answers.
                 self._is_routed = False
-                return self.find_spec(chosen.model.name, version, read_timeout_ms)
+                return self.find_spec(self.record.answered_name, version, read_timeout_ms)
             raise
         except VersionNotLoaded:
             self.not_loaded = chosen
@@ -108,7 +115,7 @@ class RequestContext(RunContext):
 
         The version is not chosen yet: another one gets copies of the tensors, if its process has other memory.
         """
-        slot = self._served.slots_by_name.get(name)
+        slot = self._served.slots_by_name.get(name.partition(ADAPTER_MARK)[0])
         if slot is not None:  # else it was removed meanwhile
             chosen = slot.default_version if version is None else slot.version_named(version)
             leased = chosen.lease_body(nbytes)
@@ -118,7 +125,7 @@ class RequestContext(RunContext):
 
     def check_queue_of(self, name: str) -> None:
         """Raise Overloaded if a model has no room; does nothing for an unknown name."""
-        slot = self.models.get(name)
+        slot = self.models.get(name.partition(ADAPTER_MARK)[0])
         if slot is not None:
             slot.requests.check_room()
 
@@ -133,8 +140,19 @@ class RequestContext(RunContext):
         if self._is_routed:
             self.version = version
 
-    def _find_slot(self, name: str) -> ModelSlot:
-        """Return a model. Raises ModelNotFound."""
+    def _find_slot(self, name: str) -> tuple[ModelSlot, str]:
+        """Return a model and the name of an adapter, empty for the base. Raises ModelNotFound."""
+        adapter = ""
+        if ADAPTER_MARK in name:
+            base, _, adapter = name.partition(ADAPTER_MARK)
+            name = base if adapter else name  # without the name of an adapter, it names no model
         principal = self.record.principal
         slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
-        return self.models.slot(name) if slot is None else slot
+        return self.models.slot(name) if slot is None else slot, adapter
+
+
+def check_adapter(model: str, adapter: str, spec: ModelSpec) -> None:
+    """Raise AdapterNotFound if the loaded model has no adapter of this name."""
+    names = [each.name for each in spec.generation.adapters] if spec.generation is not None else []
+    if adapter not in names:
+        raise AdapterNotFound(model, adapter, names)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from app.auth.principal import Principal
@@ -279,11 +280,14 @@ class Pipeline:
     ) -> GenerateAnswer | None:
         """Return the whole text; None if the exchange has sent it in pieces."""
         stream = exchange.open_stream(decoded) if decoded.stream else None
+        request, adapter = decoded.request, context.record.adapter
+        if adapter:
+            request = replace(request, adapter=adapter)
         exchange.watch()
         try:
             # Closed at once if the client disconnects or cannot be reached: its sequences end.
             with closing(
-                await self._service.generate(context, decoded.request, left_s, in_pieces=decoded.stream)
+                await self._service.generate(context, request, left_s, in_pieces=decoded.stream)
             ) as generation:
                 if stream is None:
                     return await generation.collect()

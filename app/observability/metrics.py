@@ -85,6 +85,13 @@ class RequestRecord:
     """Further headers of the response, for web pages."""
     trace: RequestTrace | None = None
     """None if tracing is off."""
+    adapter: str = ""
+    """Name of the adapter that the request names; empty for the base."""
+
+    @property
+    def answered_name(self) -> str:
+        """The model in the response: with the adapter, as the request names it."""
+        return f"{self.model}:{self.adapter}" if self.adapter else self.model
 
     @property
     def trace_id(self) -> str | None:
@@ -186,6 +193,7 @@ class Observer(RequestTallies):
             path=shown_path(record.path),
             model=record.model or None,
             version=record.version or None,
+            adapter=record.adapter or None,
             status=record.status,
             code=record.code or None,
             decode_ms=_ms(timings.decode_s),

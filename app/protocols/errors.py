@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 
 from app.auth.errors import Forbidden, QuotaExceeded, Unauthenticated
 from frameworks.errors import (
+    AdapterNotFound,
     DeadlineExceeded,
     Draining,
     FieldError,
@@ -92,6 +93,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (Forbidden, 403, "forbidden", "PERMISSION_DENIED"),
     (ModelNotFound, 404, "model_not_found", "NOT_FOUND"),
     (VersionNotFound, 404, "version_not_found", "NOT_FOUND"),
+    (AdapterNotFound, 404, "adapter_not_found", "NOT_FOUND"),
     (NotFound, 404, "not_found", "UNIMPLEMENTED"),
     (MethodNotAllowed, 405, "method_not_allowed", "UNIMPLEMENTED"),
     (RequestTimeout, 408, "request_timeout", "DEADLINE_EXCEEDED"),

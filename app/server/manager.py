@@ -55,7 +55,7 @@ def build_manager(
         for entry in entries:
             path = entry.path
             path = source_folder(loaded, path) if isinstance(path, SourceAddress) else loaded.resolve(path)
-            manager.register(framework, entry, path)
+            manager.register(framework, entry.with_adapter_paths(loaded.resolve), path)
     return manager
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.prompt_pieces import ShownPrompt
 from frameworks.engine.stream import GenerationStream
@@ -73,9 +74,17 @@ class GenerationService:
         self._threads = threads
 
     async def begin(
-        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
+        self,
+        run: Run,
+        request: GenerateRequest,
+        times: TokenTimes,
+        left_s: float | None,
+        in_pieces: bool,
+        use: AdapterUse,
     ) -> GenerationStream:
-        """Begin to generate text for a request that `check_request` accepted, see Engine.generate."""
+        """Begin to generate text for a request that `check_request` accepted, see Engine.generate. `use`: is released
+        when the last sequence has ended; where this raises, by the caller.
+        """
         model, timings = self._model, run.timings
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -93,13 +102,13 @@ class GenerationService:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces)
+        sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces, use.number)
         budget = run.permit.token_budget
         if budget is not None:
             await budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
-            self._dispatcher.open(sequences, run.permit.begin_text, run.permit.release_version),
+            self._dispatcher.open(sequences, run.permit.begin_text, partial(_release, run, use)),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,
@@ -152,6 +161,12 @@ class GenerationService:
         if sum(sizes) <= _MAX_SHORT_CHARACTERS:
             return decoded()
         return await self._threads.tokenizers.run(sum(sizes), decoded)
+
+
+def _release(run: Run, use: AdapterUse) -> None:
+    """End the references of a generation whose sequences have ended."""
+    use.release()
+    run.permit.release_version()
 
 
 def check_request(request: GenerateRequest) -> None:
@@ -242,7 +257,12 @@ def _field_of(prompts: tuple[Prompt, ...], index: int) -> str:
 
 
 def _sequences(
-    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, run: Run, in_pieces: bool
+    request: GenerateRequest,
+    prepared: _PreparedPrompts,
+    spec: GenerationSpec,
+    run: Run,
+    in_pieces: bool,
+    adapter_id: int,
 ) -> list[SequenceRequest]:
     """Return one sequence for each choice, with ids in order of their index.
 
@@ -269,6 +289,7 @@ def _sequences(
             is_read_whole=not (in_pieces or stopping.strings),
             tenant=run.permit.tenant,
             prompt_logprobs=request.prompt_options.top_logprobs,
+            adapter_id=adapter_id,
         )
         sequences += [
             replace(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import cast
 
+from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.texts import TextService
@@ -42,6 +43,7 @@ class LocalEngine:
         # The dispatcher's own function: a call in between would take its time for each request for tensors.
         self.submit = dispatcher.submit if isinstance(dispatcher, Dispatcher) else _refuse_rows
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
+        self._adapter_uses = AdapterUses(settings.name)
         self._generation: GenerationService | None = None
         if isinstance(dispatcher, StepDispatcher):
             self._generation = GenerationService(cast("StepModel", model), dispatcher, settings.name, threads)
@@ -81,7 +83,13 @@ class LocalEngine:
     ) -> Generation:
         if self._generation is None:
             raise InvalidInput("prompt", "expected a model that generates text, got another one; name another model")
-        return await self._generation.begin(run, request, times, left_s, in_pieces)
+        assert self.model.spec.generation is not None
+        use = self._adapter_uses.use(request.adapter, self.model.spec.generation)
+        try:
+            return await self._generation.begin(run, request, times, left_s, in_pieces, use)
+        except BaseException:
+            use.release()
+            raise
 
     async def drained(self) -> None:
         """No other process uses the model."""

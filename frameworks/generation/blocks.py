@@ -1,10 +1,10 @@
 """Track which block of the key/value cache holds what. Pure book-keeping: no tensor is touched.
 
 A block holds the keys and values of `block_tokens` consecutive tokens. A full block is identified by its tokens and by
-the block before it; the first one by its tokens and by a scope, so that tenants share no blocks. A sequence with the
-same scope and prefix copies such blocks instead of computing them. Allocated blocks grow from the bottom, so that the
-blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended lie at the top, and
-the least recently used is evicted when room is needed.
+the block before it; the first one by its tokens and by a scope: tenants and adapters share no blocks. A sequence with
+the same scope and prefix copies such blocks instead of computing them. Allocated blocks grow from the bottom, so that
+the blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended lie at the top,
+and the least recently used is evicted when room is needed.
 """
 
 import heapq

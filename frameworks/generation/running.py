@@ -21,7 +21,7 @@ class RunningSequences:
         self._copies: list[Copy] = []
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest prefix of a sequence that is cached for its tenant.
+        """Find the longest prefix of a sequence that is cached for its tenant and adapter.
 
         Tokens that have to be scored are computed again: the cache holds no logits.
         """

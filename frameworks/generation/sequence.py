@@ -40,7 +40,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.blocks: list[int] = []
         self.cache: dict[str, Any] | None = None
-        self.chain = Chain(request.tenant.cache_scope)
+        self.chain = Chain(request.cache_scope)
         self.has_begun = False
         self.was_displaced = False
         # The logits after the last token of the prompt belong to the next one.

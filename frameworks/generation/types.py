@@ -111,7 +111,8 @@ class Constraint:
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`num_choices` texts for each prompt; choice i of prompt p has the index p * num_choices + i. The marks of
-    `text_format` are part of the text; `<think>` also if the prompt ends with it.
+    `text_format` are part of the text; `<think>` also if the prompt ends with it. `adapter`: its name; empty for the
+    base.
     """
 
     prompts: tuple[Prompt, ...]
@@ -121,6 +122,21 @@ class GenerateRequest:
     num_choices: int = 1
     text_format: TextFormat = field(default_factory=TextFormat)
     prompt_options: PromptOptions = DEFAULT_OPTIONS
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A loaded adapter of a generating model.
+
+    `number`: identifies this load of it in its process; never 0. `rank`: the largest of a module. `memory_bytes`: of
+    its weights.
+    """
+
+    name: str
+    number: int
+    rank: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class GenerationSpec:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
     runs with transformers' own caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
-    tokens of a text to fill in.
+    tokens of a text to fill in. `adapters`: those that requests may name.
     """
 
     max_context_tokens: int
@@ -143,6 +159,7 @@ class GenerationSpec:
     has_reasoning_effort: bool = False
     unpaged_because: str | None = None
     can_infill: bool = False
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 class TokenMatcher(Protocol):
@@ -171,6 +188,7 @@ class SequenceRequest:
     `is_read_whole`: the caller needs no single tokens, so several may be delivered together. `tenant`: is charged for
     the computed tokens.
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
+    `adapter_id`: the number of an adapter; 0 for the base.
     """
 
     sequence_id: int
@@ -185,6 +203,13 @@ class SequenceRequest:
     is_read_whole: bool = False
     tenant: Tenant = DEFAULT_TENANT
     prompt_logprobs: int | None = None
+    adapter_id: int = 0
+
+    @property
+    def cache_scope(self) -> str:
+        """The scope of its cached blocks: another tenant or adapter has other keys and values."""
+        scope = self.tenant.cache_scope
+        return f"{scope}\0{self.adapter_id}" if self.adapter_id else scope
 
 
 class GeneratedToken(NamedTuple):

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from frameworks.adapter_settings import AdapterEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.download import ModelDownloads
@@ -55,6 +56,8 @@ class ModelIdentity:
     runs: defaultdict[str, RunCounts] = field(default_factory=lambda: defaultdict(RunCounts))
     """By version, as `loads`: a counter that restarted at zero would look like a restart of the server."""
     downloads: ModelDownloads = field(default_factory=ModelDownloads)
+    adapters: dict[str, AdapterEntry] = field(init=False)
+    """By name: those of the entry, and those that were added since."""
 
     def __post_init__(self) -> None:
         entry = self.entry
@@ -62,6 +65,7 @@ class ModelIdentity:
         limit = request_limit(self.row, owner, entry.max_queue_size, entry.max_concurrent_requests)
         object.__setattr__(self, "name", entry.name)
         object.__setattr__(self, "requests", limit)
+        object.__setattr__(self, "adapters", {each.name: each for each in getattr(entry, "adapters", ())})
 
     @property
     def engine_settings(self) -> EngineSettings:

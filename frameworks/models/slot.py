@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from frameworks.adapter_settings import AdapterEntry
 from frameworks.addresses import SourceAddress
 from frameworks.errors import VersionNotFound
 from frameworks.generation.types import StepStats
@@ -79,6 +80,11 @@ class ModelSlot:
     def spec(self) -> ModelSpec | None:
         """The spec of the active version; None while it is not loaded."""
         return self.active.spec
+
+    @property
+    def adapters(self) -> list[AdapterEntry]:
+        """The adapters of the model, loaded or not."""
+        return list(self.identity.adapters.values())
 
     @property
     def loads(self) -> int:

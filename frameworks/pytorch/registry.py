@@ -72,10 +72,15 @@ class TorchRegistry:
         if self._quantizes(entry):
             # Linear layers take one byte per weight, embedding tables keep their dtype.
             host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
+        adapter_elements = _adapter_elements(entry)
         more_bytes = self._kv_bytes if _generates(files.config) else self._state_bytes
         return ModelNeeds(
-            host_bytes=files.weights.elements * host_size + more_bytes(files, host_dtype, "cpu"),
-            accelerator_bytes=files.weights.elements * accelerator_size + more_bytes(files, accelerator_dtype, "cuda"),
+            host_bytes=files.weights.elements * host_size
+            + more_bytes(files, host_dtype, "cpu")
+            + adapter_elements * DTYPES[host_dtype].itemsize,
+            accelerator_bytes=files.weights.elements * accelerator_size
+            + more_bytes(files, accelerator_dtype, "cuda")
+            + adapter_elements * DTYPES[accelerator_dtype].itemsize,
             wanted=entry.device,
             usable=_usable_accelerators(),
         )
@@ -152,7 +157,8 @@ def _check_kind(files: ModelFiles) -> None:
             f'{folder}: model_type: expected "{config.model_type}" as in config.json, got "{model_type}"; '
             "make them agree or remove it"
         )
-    unsuitable = [key for key in ("kv_cache_bytes", "max_num_batched_tokens") if getattr(files.entry, key) is not None]
+    keys = ("kv_cache_bytes", "max_num_batched_tokens", "adapters")
+    unsuitable = [key for key in keys if getattr(files.entry, key) not in (None, ())]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
 
@@ -164,6 +170,15 @@ def _generates(config: TextConfig) -> bool:
 def _read(entry: TorchModelEntry, path: Path) -> ModelFiles:
     folder = transformer_folder(path)
     return ModelFiles(folder, entry, read_text_config(path), read_weight_files(folder))
+
+
+def _adapter_elements(entry: TorchModelEntry) -> int:
+    """Return the number of weights of all adapters. Raises InvalidModel."""
+    if not entry.adapters:
+        return 0
+    from frameworks.pytorch.generation.adapters.files import read_adapter
+
+    return sum(read_adapter(each.path).elements for each in entry.adapters)
 
 
 def _usable_accelerators() -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def test_list_shows_every_model(server: RunningServer) -> None:
 def test_model_detail(server: RunningServer) -> None:
     detail = server.client.get("/models/minilm-onnx").json()
     assert detail.keys() == DESCRIBED | {
-        "version_details", "active_version", "previous_version", "canary", "shadow",
+        "version_details", "active_version", "previous_version", "canary", "shadow", "adapters",
     }  # fmt: skip
     (version,) = detail["version_details"].values()
     assert version.keys() == {

@@ -19,6 +19,7 @@ from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.loading import Settings
+from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import RoundhouseError
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from memory.sizes import format_size, parse_size
@@ -29,6 +30,7 @@ DOCS = ROOT / "docs"
 PACKAGES = ("app", "frameworks", "memory")
 
 _TYPES_WITHOUT_SCHEMA = {
+    "adapters": "list of tables",
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
     "replicas": "integer or table",
@@ -50,6 +52,7 @@ def configuration() -> str:
             tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
             tables.append(("only [[models.onnx_models]]", OnnxModelEntry, shared))
             tables.append(("only [[models.torch_models]]", TorchModelEntry, shared))
+            tables.append(("[[models.torch_models.adapters]]", AdapterEntry, set()))
         if name == "auth":
             tables.append(("[[auth.tenants]]", TenantSettings, set()))
     return "\n\n".join(_settings_table(*table) for table in tables)

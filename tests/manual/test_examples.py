@@ -18,7 +18,8 @@ from app.config import check_file
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving
 from tests.manual.pages import ANY, Example, blocks, examples
-from tests.support.models.causal_folders import save_tool_model
+from tests.support.models.causal_folders import causal_model, save_causal_model, save_tool_model
+from tests.support.models.lora_folders import Lora, save_lora
 
 SHELL = examples("sh", "json")
 PYTHON = examples("python", "text")
@@ -26,7 +27,7 @@ KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
 """Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
 # Pages whose examples need another server.
-_SERVERS = {"security": "keyed_server", "tools": "tools_server"}
+_SERVERS = {"security": "keyed_server", "tools": "tools_server", "adapters": "adapters_server"}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,20 @@ def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
     path = save_tool_model(folder / "qwen3", "hermes", max_position_embeddings=4096)
     entry = f'[[models.torch_models]]\nname = "qwen3"\npath = "{path}"\nkv_cache_bytes = "8MiB"\n'
     with serving(folder, entry) as running:
+        yield running.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def adapters_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with a model of random weights and an adapter."""
+    folder = tmp_path_factory.mktemp("adapters")
+    save_causal_model(folder / "model")
+    save_lora(folder / "support", Lora(1), causal_model())
+    entry = (
+        f'[[models.torch_models]]\nname = "tiny-llama"\npath = "{folder}/model"\nkv_cache_bytes = "1MiB"\n'
+        f'[[models.torch_models.adapters]]\nname = "support"\npath = "{folder}/support"\n'
+    )
+    with serving(folder, f'[models]\nroots = ["{folder}"]\n{entry}') as running:
         yield running.wait_ready()
 
 
@@ -102,6 +117,7 @@ def test_examples_cover_every_kind_of_input() -> None:
 @pytest.mark.parametrize("text", blocks("toml"))
 def test_toml_example_is_valid(text: str, tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "adapters" / "support").mkdir(parents=True)
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
     assert not check_file(file, {})

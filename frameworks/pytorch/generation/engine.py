@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import (
+    AdapterSpec,
     Constraint,
     FinishReason,
     GeneratedToken,
@@ -22,6 +24,7 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.runner import StepRunner
@@ -45,6 +48,7 @@ class EngineParts:
     sampler: Sampler
     masks: TokenMasks
     tokenizer: GenerationTokenizer
+    adapters: AdapterSet | None
 
 
 class GeneratingModel:
@@ -70,6 +74,40 @@ class GeneratingModel:
     def constrain(self, constraint: Constraint) -> TokenMatcher:
         """As StepModel.constrain."""
         return self._masks.compile(constraint)
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """As StepModel.load_adapter."""
+        added = self._adapter_set.attach(name, folder)
+        self._list_adapters((*self._adapters, added), added.memory_bytes)
+
+    def hide_adapter(self, name: str) -> None:
+        """As StepModel.hide_adapter."""
+        kept = tuple(each for each in self._adapters if each.name != name)
+        self._list_adapters(kept, 0)
+
+    def unload_adapter(self, adapter: AdapterSpec) -> None:
+        """As StepModel.unload_adapter."""
+        self._adapter_set.detach(adapter.number)
+        self._list_adapters(self._adapters, -adapter.memory_bytes)
+
+    @property
+    def _adapter_set(self) -> AdapterSet:
+        adapters = self._open_parts.adapters
+        if adapters is None:
+            raise InvalidModel(
+                "adapters: expected none for a model that runs with transformers' own caches; remove them"
+            )
+        return adapters
+
+    @property
+    def _adapters(self) -> tuple[AdapterSpec, ...]:
+        assert self.spec.generation is not None
+        return self.spec.generation.adapters
+
+    def _list_adapters(self, adapters: tuple[AdapterSpec, ...], more_bytes: int) -> None:
+        assert self.spec.generation is not None
+        generation = replace(self.spec.generation, adapters=adapters)
+        self.spec = replace(self.spec, generation=generation, memory_bytes=self.spec.memory_bytes + more_bytes)
 
     def add(self, request: SequenceRequest) -> None:
         """As StepModel.add. An invalid request fails at the next step."""

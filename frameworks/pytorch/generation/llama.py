@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.step_layout import StepLayout
 
+_JOINED = ("q_proj", "k_proj", "v_proj")
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Rotary embeddings whose frequencies do not depend on the lengths of the batch's sequences.
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -71,8 +73,11 @@ class LlamaDecoder:
         # A head that shares its weights with the embedding is packed beside it: the two are read in different orders.
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
         self._layers: list[_Layer] = []
+        self.adaptable_layers: list[AdaptableLayer] = []
         for index, layer in enumerate(body.layers):
             self._layers.append(_Layer(layer, index, attention, epsilon, make_linear))
+            is_last = index == len(body.layers) - 1
+            self.adaptable_layers += _adaptable_layers(self._layers[-1], layer, f"model.layers.{index}", is_last)
             body.layers[index] = torch.nn.Identity()
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
@@ -114,11 +119,11 @@ class _Layer:
         self._window: int | None = window
         self._query_norm = RootMeanSquareNorm(own.q_norm.weight, epsilon) if hasattr(own, "q_norm") else None
         self._key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
-        self._query_key_value = _joined([own.q_proj, own.k_proj, own.v_proj], make_linear)
-        self._output = make_linear(own.o_proj.weight, own.o_proj.bias)
-        self._gate = make_linear(layer.mlp.gate_proj.weight, layer.mlp.gate_proj.bias)
-        self._up = make_linear(layer.mlp.up_proj.weight, layer.mlp.up_proj.bias)
-        self._down = make_linear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
+        self.query_key_value = _joined([getattr(own, each) for each in _JOINED], make_linear)
+        self.output = make_linear(own.o_proj.weight, own.o_proj.bias)
+        self.gate = make_linear(layer.mlp.gate_proj.weight, layer.mlp.gate_proj.bias)
+        self.up = make_linear(layer.mlp.up_proj.weight, layer.mlp.up_proj.bias)
+        self.down = make_linear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
         self._input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
         self._middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
 
@@ -127,7 +132,7 @@ class _Layer:
     ) -> torch.Tensor:
         """[rows, hidden size] → the same, or only the rows in `wanted`, int64."""
         rows = states.shape[0]
-        heads = self._query_key_value(self._input_norm(states)).view(rows, -1, self._size)
+        heads = self.query_key_value(self._input_norm(states)).view(rows, -1, self._size)
         self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
         query, key_value = torch.split_with_sizes(heads, self._query_and_key_value_heads, 1)
         seen = self._attention(self._index, query, key_value, self._window).reshape(rows, -1)
@@ -136,9 +141,9 @@ class _Layer:
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
             if not len(wanted):
                 return states
-        states = self._output.fused_add(seen, states)
+        states = self.output.fused_add(seen, states)
         middle = self._middle_norm(states)
-        return self._down.fused_add(self._up.fused_mul(middle, self._gate.fused_silu(middle)), states)
+        return self.down.fused_add(self.up.fused_mul(middle, self.gate.fused_silu(middle)), states)
 
     def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
         """Rotate queries and keys by their positions (Su et al. 2021), the halves of a head together as in Llama."""
@@ -147,6 +152,24 @@ class _Layer:
             query, key = heads[:, : self._query_heads], heads[:, self._query_heads :]
             turned = torch.cat((self._query_norm(query), self._key_norm(key)), 1)
         torch.addcmul(turned * cosine, turned.roll(self._size // 2, -1), sine, out=heads)
+
+
+def _adaptable_layers(layer: _Layer, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:
+    """Return the linear layers, with the names of the modules of transformers. After the attention of the last layer
+    only the rows with logits are computed.
+    """
+    attention, mlp = module.self_attn, module.mlp
+    joined = tuple((f"{name}.self_attn.{each}", getattr(attention, each).out_features) for each in _JOINED)
+    found = [AdaptableLayer(layer, "query_key_value", joined, attention.q_proj.in_features)]
+    for attribute, path, linear in (
+        ("output", "self_attn.o_proj", attention.o_proj),
+        ("gate", "mlp.gate_proj", mlp.gate_proj),
+        ("up", "mlp.up_proj", mlp.up_proj),
+        ("down", "mlp.down_proj", mlp.down_proj),
+    ):
+        modules = ((f"{name}.{path}", linear.out_features),)
+        found.append(AdaptableLayer(layer, attribute, modules, linear.in_features, is_last))
+    return found
 
 
 def _joined(projections: list[Any], make_linear: MakeLinear) -> Linear:

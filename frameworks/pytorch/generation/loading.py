@@ -69,8 +69,12 @@ def load_generator(
         Sampler(torch.device(device.id), vocabulary_size),
         TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,
+        served.adapters,
     )
-    return GeneratingModel(parts, spec, performance.intra_op_threads)
+    loaded = GeneratingModel(parts, spec, performance.intra_op_threads)
+    for adapter in entry.adapters:
+        loaded.load_adapter(adapter.name, adapter.path)
+    return loaded
 
 
 def _served(load: GeneratorLoad) -> ServedModel:

@@ -8,6 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from frameworks.errors import InvalidModel
 from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
@@ -26,7 +27,7 @@ from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.trial import Trial, WeightBytes
 from frameworks.pytorch.int8_choice import GENERATOR_ROWS, Int8Choice, choose_int8, log_choice
-from frameworks.pytorch.loader import load_causal_model
+from frameworks.pytorch.loader import DTYPES, load_causal_model
 from frameworks.quantization.comparison import check_cosine
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
@@ -53,12 +54,14 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     else:
         trial.check(decoder, layouts)
     weight_bytes = sizes.as_is if sizes.as_int8 is None else sizes.as_int8
+    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder)
     return ServedModel(
-        PagedRunner(decoder, cache, layouts),
+        PagedRunner(decoder, cache, layouts, adapters),
         BlockPool(cache.blocks, BLOCK_TOKENS),
         max_context_tokens,
         weight_bytes + cache.size_bytes,
         report,
+        adapters,
     )
 
 

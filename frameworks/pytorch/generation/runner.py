@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 
 from frameworks.generation.sequence import StepPlan
+from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.step_layout import LayoutMaker
@@ -26,10 +27,11 @@ class StepRunner(Protocol):
 class PagedRunner:
     """A StepRunner: all sequences of a step in one pass, over the blocks of one key/value cache."""
 
-    def __init__(self, decoder: Decoder, cache: KeyValueCache, layouts: LayoutMaker) -> None:
+    def __init__(self, decoder: Decoder, cache: KeyValueCache, layouts: LayoutMaker, adapters: AdapterSet) -> None:
         self.decoder = decoder
         self.cache = cache
         self._layouts = layouts
+        self._adapters = adapters
 
     @property
     def block_bytes(self) -> int:
@@ -39,4 +41,6 @@ class PagedRunner:
         """As StepRunner.logits."""
         self.cache.copy(plan.copies)
         self.cache.clear_begun(plan.parts)
-        return self.decoder.logits(self._layouts.make(plan.parts))
+        layout = self._layouts.make(plan.parts)
+        with self._adapters.in_step(plan.parts, layout):
+            return self.decoder.logits(layout)

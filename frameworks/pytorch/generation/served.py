@@ -5,6 +5,7 @@ from pathlib import Path
 
 from frameworks.devices import Device
 from frameworks.generation.blocks import BlockPool
+from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.settings import TorchModelEntry
 from frameworks.types import QuantizationReport
@@ -37,7 +38,8 @@ class GeneratorLoad:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
-    `splits_prompts`: whether a prompt may be computed in parts. `unpaged_because`: why not by paged attention.
+    `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
+    `unpaged_because`: why not by paged attention.
     """
 
     runner: StepRunner
@@ -45,5 +47,6 @@ class ServedModel:
     max_context_tokens: int
     memory_bytes: int
     quantization: QuantizationReport | None = None
+    adapters: AdapterSet | None = None
     splits_prompts: bool = True
     unpaged_because: str | None = None

@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
+from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.step_layout import StepLayout
@@ -36,7 +37,7 @@ class TransformersDecoder:
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 setattr(module, _ATTENTION_ATTRIBUTE, attention)
-        _put_linears(model, make_linear)
+        self.adaptable_layers = _put_linears(model, make_linear)
         model.set_attn_implementation(_ATTENTION)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -58,25 +59,36 @@ class _LinearModule(torch.nn.Module):
 
     def __init__(self, linear: Linear, outputs: int) -> None:
         super().__init__()
-        self._linear = linear
+        self.linear = linear
         self._outputs = outputs
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[…, inputs] → […, outputs]."""
-        rows = self._linear(states.reshape(-1, states.shape[-1]))
+        rows = self.linear(states.reshape(-1, states.shape[-1]))
         return rows.view(*states.shape[:-1], self._outputs)
 
 
-def _put_linears(model: torch.nn.Module, make_linear: MakeLinear) -> None:
-    for parent in list(model.modules()):
+def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
+    """Replace the linear layers; return those that compute one row for each token of a step: not the head, and no
+    experts.
+    """
+    adaptable: list[AdaptableLayer] = []
+    head = model.get_output_embeddings()
+    for path, parent in list(model.named_modules()):
         for name, module in list(parent.named_children()):
             if isinstance(module, torch.nn.Linear):
                 replacement = _LinearModule(make_linear(module.weight, module.bias), module.out_features)
+                inputs, outputs = module.in_features, module.out_features
             elif isinstance(module, Conv1D):  # GPT-2's layer, whose weights are transposed
                 replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
+                inputs, outputs = module.nx, module.nf
             else:
                 continue
             setattr(parent, name, replacement)
+            full_name = f"{path}.{name}" if path else name
+            if module is not head and "expert" not in full_name:
+                adaptable.append(AdaptableLayer(replacement, "linear", ((full_name, outputs),), inputs))
+    return adaptable
 
 
 def _attend(

@@ -45,6 +45,7 @@ TORCH: dict[str, list[Any]] = {
     "dtype": ["f32", "int8", None, "int4", 1],
     "kv_cache_bytes": [1, None, 0, -1, "2GiB", "1.5 GB", "512", "512B", "1.5B", "GiB", "2 bytes", True, 1.5],
     "max_num_batched_tokens": [1, None, 0],
+    "adapters": [[], [{"name": "a", "path": "./a"}], [{"name": "a:b", "path": "./a"}], [{"name": "a"}], None, "a", [1]],
     "input_shape": [[1]],
 }
 
