@@ -12,7 +12,7 @@ from frameworks.settings import ToolFormat
 
 
 class Reading(Enum):
-    """What a call of `read` led to."""
+    """The outcome of `CallReader.read`."""
 
     WAITS = auto()
     """More text is needed."""

@@ -18,22 +18,20 @@ from frameworks.errors import InvalidInput
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.grammar import ToolSchemaError, grammar_of
 from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.pytorch.generation.constraint_grammar import (
+    FIELD,
+    WHITESPACE,
+    error_text,
+    grammar_of_constraint,
+    without_forcing,
+)
 from frameworks.pytorch.generation.grammar_cache import Grammar, GrammarCache
 from frameworks.pytorch.generation.masking import MaskWords
 from memory.allocator import in_use_bytes
 
-_MAX_DEFINITION_BYTES = 64 << 10
 _MAX_TOOLS_BYTES = 512 << 10
 _MAX_CACHED_BYTES = 256 << 20
-_MAX_ERROR_CHARACTERS = 500
 _WORD_BITS = 32
-_FIELD = "constraint"
-
-# One space, or a new line with its indentation, as people write it and models have read it. If more is allowed, some
-# models write nothing else until they are stopped.
-_WHITESPACE = r" |\n[ \t]{0,20}"
-_ANY_OBJECT = '{"type": "object"}'
-
 # Below the library's own limits: 1 to 2 KiB are kept for every state, and each mask takes longer the larger a pattern
 # is. These limits leave room for thousands of choices, and masks that mostly take less than 1 ms.
 _MAX_LEXER_STATES = 50_000
@@ -85,14 +83,16 @@ class TokenMasks:
 
     def _compile(self, constraint: Constraint) -> "_GrammarMatcher":
         table = self._table_of_tokens()
-        grammar = self._tools_grammar(constraint) if constraint.kind == "tools" else _grammar(constraint)
+        grammar = self._tools_grammar(constraint) if constraint.kind == "tools" else grammar_of_constraint(constraint)
+        if self._names_special_token(constraint.definition):
+            grammar = without_forcing(grammar)
         self.cache.check_room()
         bytes_before = in_use_bytes()
         matcher = LLMatcher(table, grammar, log_level=0, limits=_limits())
         error = matcher.get_error() or _compute_first_masks(matcher.deep_copy())
         if error:
             self._check_each_tool(constraint)
-            raise InvalidInput(_FIELD, f"this {constraint.kind} cannot be used: {_with_remedy(_error_text(error))}")
+            raise InvalidInput(FIELD, f"this {constraint.kind} cannot be used: {_with_remedy(error_text(error))}")
         shared = Grammar(_compiled_bytes(grammar, bytes_before), _MAX_STATES_BYTES)
         # Copies share the lexer, so a limit that one has reached holds for all.
         beginning = _GrammarMatcher(
@@ -117,7 +117,7 @@ class TokenMasks:
 
         definition = ToolsDefinition.from_json(constraint.definition)
         try:
-            grammar = grammar_of(definition, mark, _WHITESPACE, constraint.after_opening)
+            grammar = grammar_of(definition, mark, WHITESPACE, constraint.after_opening)
             return LLMatcher.grammar_from_lark(grammar)
         except ToolSchemaError as error:
             raise InvalidInput(f"tools[{error.index}]", error.message) from error
@@ -138,23 +138,36 @@ class TokenMasks:
                 if error:
                     raise InvalidInput(
                         f"tools[{tool.index}]",
-                        f"expected a schema that can be held, got {_with_remedy(_error_text(error))}",
+                        f"expected a schema that can be held, got {_with_remedy(error_text(error))}",
                     )
+
+    def _names_special_token(self, definition: str) -> bool:
+        """Return whether a text of this definition may hold the text of a special token."""
+        table = self._table_of_tokens()
+        added = self._tokenizer.get_added_tokens_decoder()
+        names = [token.content for token_id, token in added.items() if _is_special(table, token_id)]
+        plain = definition.replace("\\", "")  # of JSON strings, or of a pattern
+        return any(name in plain for name in names)
 
     def _table_of_tokens(self) -> LLTokenizer:
         if self._table is None:
             known = (token_id for token_id in self._eos_token_ids if self._tokenizer.id_to_token(token_id) is not None)
             ends = [token_id for token_id in known if token_id < self._vocabulary_size]
             if not ends:
-                raise InvalidInput(_FIELD, "expected a model with an end-of-text token, got one without")
+                raise InvalidInput(FIELD, "expected a model with an end-of-text token, got one without")
             size = max(self._tokenizer.get_vocab_size(with_added_tokens=True), self._vocabulary_size)
             try:
                 self._table = LLTokenizer(self._tokenizer.to_str(), size, ends)
             except ValueError as error:
                 raise InvalidInput(
-                    _FIELD, f"this model's tokenizer cannot be constrained: {_error_text(error)}"
+                    FIELD, f"this model's tokenizer cannot be constrained: {error_text(error)}"
                 ) from error
         return self._table
+
+
+def _is_special(table: LLTokenizer, token_id: int) -> bool:
+    """Return whether the library has no text for a token."""
+    return token_id < table.vocab_size and table.is_special_token(token_id)
 
 
 def _limits() -> LLParserLimits:
@@ -210,7 +223,7 @@ class _GrammarMatcher:
             self._fill_beginning(mask)
         if self._matcher.is_error():
             self._on_failure()
-            raise InvalidInput(_FIELD, f"the text cannot continue: {_error_text(self._matcher.get_error())}")
+            raise InvalidInput(FIELD, f"the text cannot continue: {error_text(self._matcher.get_error())}")
 
     def accept(self, token_id: int) -> None:
         """Advance past a token. Errors are reported by the next `fill_mask`."""
@@ -229,54 +242,8 @@ class _GrammarMatcher:
             mask.view(np.uint32)[-1] &= np.uint32((1 << beyond) - 1)
 
 
-def _grammar(constraint: Constraint) -> str:
-    """Translate a constraint into llguidance's own language. Raises InvalidInput."""
-    try:
-        length = len(constraint.definition.encode())
-        if length > _MAX_DEFINITION_BYTES:
-            raise InvalidInput(_FIELD, f"expected at most {_MAX_DEFINITION_BYTES} bytes, got {length}")
-        match constraint.kind:
-            case "json_object":
-                return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides={"whitespace_pattern": _WHITESPACE})
-            case "json_schema":
-                return LLMatcher.grammar_from_json_schema(
-                    constraint.definition, overrides={"whitespace_pattern": _WHITESPACE}
-                )
-            case "regex":
-                return LLMatcher.grammar_from_regex(constraint.definition)
-            case "choice":
-                return LLMatcher.grammar_from_regex(_alternatives(constraint.definition))
-            case "tools":
-                raise AssertionError("tools have a grammar of their own")
-    except UnicodeEncodeError as error:
-        raise InvalidInput(_FIELD, "not valid Unicode: it holds half of a surrogate pair") from error
-    except ValueError as error:
-        raise InvalidInput(_FIELD, f"this {constraint.kind} cannot be read: {_error_text(error)}") from error
-
-
-def _alternatives(definition: str) -> str:
-    """Return a pattern that matches each of the choices."""
-    try:
-        choices = json.loads(definition)
-    except RecursionError:
-        choices = None
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise InvalidInput(_FIELD, "expected a list of at least one string for a choice")
-    "".join(choices).encode()  # an escape may encode half of a surrogate pair
-    return "|".join("".join(map(_as_pattern, choice)) for choice in choices)
-
-
-def _as_pattern(character: str) -> str:
-    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
-
-
 def _with_remedy(error: str) -> str:
     """Return an error of the library with a remedy, where one of the limits was reached."""
     # The library's own remedy, to raise a limit, is none for a caller.
     error, advice, _ = error.partition("; either increase limits.")
     return f"{error}; simplify it" if advice or any(mark in error for mark in _TOO_LARGE) else error
-
-
-def _error_text(error: object) -> str:
-    """Return an error in one line, without its own verbosity marks."""
-    return " ".join(str(error).replace("<non-verbose/>", "").split())[:_MAX_ERROR_CHARACTERS]

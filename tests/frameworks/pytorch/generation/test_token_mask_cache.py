@@ -32,13 +32,13 @@ class TestCompiling:
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """Record the grammars that are compiled."""
         grammars: list[str] = []
-        original = token_masks._grammar
+        original = token_masks.grammar_of_constraint
 
         def counted(constraint: Constraint) -> str:
             grammars.append(constraint.definition)
             return original(constraint)
 
-        monkeypatch.setattr(token_masks, "_grammar", counted)
+        monkeypatch.setattr(token_masks, "grammar_of_constraint", counted)
         return grammars
 
     def test_equal_constraints_are_compiled_once(self, tokenizer: Tokenizer, compiled: list[str]) -> None:

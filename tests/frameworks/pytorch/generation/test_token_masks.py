@@ -108,6 +108,18 @@ class TestTexts:
     ) -> None:
         assert set(walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(3)], seed, 0)) <= set(texts)
 
+    @pytest.mark.parametrize("name", ["<s>", "</s>", "<|end|>"])
+    @pytest.mark.parametrize("kind", ["json_schema", "regex", "choice"])
+    def test_name_of_special_token_is_text(self, tokenizer: Tokenizer, masks: TokenMasks, kind: Any, name: str) -> None:
+        definitions = {
+            "json_schema": (json.dumps({"const": f"{name}!"}), f'"{name}!"'),
+            "regex": (re.escape(f"{name}!"), f"{name}!"),
+            "choice": (json.dumps([f"{name}!"]), f"{name}!"),
+        }
+        definition, text = definitions[kind]
+        assert tokenizer.encode(name, add_special_tokens=False).ids == [tokenizer.token_to_id(name)]
+        assert walks(tokenizer, [masks.compile(Constraint(kind, definition))], seed=7) == [text]
+
     def test_batch_of_constraints_matches(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         asked = [Constraint("json_object"), schema(**PERSON), Constraint("regex", "a{2,}b"), choice("x", "xy")]
         anything, person, pattern, one = walks(tokenizer, [masks.compile(each) for each in asked], seed=6)

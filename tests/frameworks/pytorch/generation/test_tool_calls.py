@@ -87,6 +87,17 @@ def test_forced_arguments_meet_any_schema(tools: ToolFormat, schemas: list[dict[
     assert parse(TextFormat(tools), pieces) == parsed
 
 
+@pytest.mark.parametrize("is_forced", [True, False])
+@pytest.mark.parametrize("mark", ["</tool_call>", "<tool_call>"])
+def test_arguments_may_hold_text_of_marks(mark: str, is_forced: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": mark}}, "required": ["a"], "additionalProperties": False}
+    definition = ToolsDefinition("hermes", (ToolSchema(0, "f", schema),), is_forced, is_parallel=False)
+    begun = "" if is_forced else BEGINS["hermes"]
+    text = text_of(model_of("hermes"), definition, begun, logit_bias={END_ID: 30.0})
+    ((name, arguments),) = parse(TextFormat("hermes"), [text]).calls
+    assert (name, json.loads(arguments)) == ("f", {"a": mark})
+
+
 @pytest.mark.parametrize("tools", FORMATS)
 def test_several_forced_calls_follow_each_other(tools: ToolFormat) -> None:
     several = ToolsDefinition(tools, TOOLS, is_forced=True)
