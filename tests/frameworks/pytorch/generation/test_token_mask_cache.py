@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint
 from frameworks.pytorch.generation import token_masks
+from frameworks.pytorch.generation.constraint_grammar import grammar_of_constraint
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from tests.frameworks.pytorch.generation.sampling_cases import (
@@ -32,7 +33,7 @@ class TestCompiling:
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """Record the grammars that are compiled."""
         grammars: list[str] = []
-        original = token_masks.grammar_of_constraint
+        original = grammar_of_constraint
 
         def counted(constraint: Constraint) -> str:
             grammars.append(constraint.definition)
