@@ -29,7 +29,7 @@ _MODELS = f"""
 name = "minilm"
 path = "{MODELS / "minilm"}"
 """
-_TOOL_GROUPS = frozenset({"messages"})
+_TOOL_GROUPS = frozenset({"messages", "responses"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 

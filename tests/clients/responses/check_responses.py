@@ -47,7 +47,6 @@ class TestAgents:
     def options(self, bias: dict[str, Any], called: list[str]) -> dict[str, Any]:
         """Options of an agent whose first response is a call, and the next one a text."""
 
-        @function_tool
         def weather(city: Literal["Bern", "Oslo"]) -> str:
             """Return the weather of a city."""
             called.append(city)
@@ -60,7 +59,7 @@ class TestAgents:
             "instructions": "Use the tools.",
             "model": OpenAIResponsesModel(MODEL, client),
             "model_settings": settings,
-            "tools": [weather],
+            "tools": [function_tool(weather)],
         }
 
     def test_function_is_called_and_answered(self, options: dict[str, Any], called: list[str]) -> None:
@@ -108,10 +107,12 @@ class TestAgents:
         assert result.last_agent.name == "other"
 
 
-@tool
-def weather(city: Literal["Bern", "Oslo"]) -> str:
+def weather_of(city: Literal["Bern", "Oslo"]) -> str:
     """Return the weather of a city."""
     return f"10 degrees in {city}"
+
+
+weather = tool(weather_of)
 
 
 class TestLangChain:
@@ -123,9 +124,9 @@ class TestLangChain:
         )  # fmt: skip
 
     def test_tool_is_called_and_answered(self, model: ChatOpenAI) -> None:
-        first = model.bind_tools([weather], tool_choice="weather").invoke(QUESTION)
+        first = model.bind_tools([weather], tool_choice="weather_of").invoke(QUESTION)
         (call,) = first.tool_calls
-        assert call["name"] == "weather"
+        assert call["name"] == "weather_of"
         result = ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])
         second = model.bind_tools([weather]).invoke([HumanMessage(QUESTION), first, result])
         assert not second.tool_calls
