@@ -130,14 +130,14 @@ class GenerationService:
         # The text needs a token too.
         limit = tokenizer.limit(model.spec.generation.max_context_tokens - (request.stopping.max_tokens != 0))
         stops = request.stopping.strings
-        if _are_short(prompts):
+        suffix = request.prompt_options.suffix or ""
+        if len(suffix) * len(prompts) <= _MAX_SHORT_CHARACTERS and _are_short(prompts):
             ids = _encode(tokenizer, request, limit, 0, len(prompts))
         else:
             _refuse_long(prompts, limit)
             encode = partial(_encode, tokenizer, request, limit)
-            ids = list(
-                chain.from_iterable(await self._threads.tokenizers.run_pieces(map(size_of_prompt, prompts), encode))
-            )
+            sizes = [size_of_prompt(prompt) + len(suffix) for prompt in prompts]
+            ids = list(chain.from_iterable(await self._threads.tokenizers.run_pieces(sizes, encode)))
         check_prompt_logprobs(request, sum(map(len, ids)))
         echoes = await self._echoes(tokenizer, prompts) if request.prompt_options.is_echoed else ()
         is_opened = ends_with_opening(tokenizer, ids[0], request.text_format)
@@ -247,7 +247,8 @@ def _encode(
         try:
             encoded.append(tokenizer.encode(prompts[index], limit, request.prompt_options))
         except InvalidInput as error:
-            raise InvalidInput(_field_of(prompts, index), error.reason) from error
+            field = error.field if error.field == "suffix" else _field_of(prompts, index)
+            raise InvalidInput(field, error.reason) from error
     return encoded
 
 

@@ -80,14 +80,15 @@ def _config(group: Path, folder: Path) -> str:
     name, path = "tiny-llama", MODELS / "tiny-llama"
     if group.name in _TOOL_GROUPS:
         name, path = "caller", save_tool_model(folder / "caller", "hermes", max_position_embeddings=4096)
-    return f'{_MODELS}[[models.torch_models]]\nname = "{name}"\npath = "{path}"\n{texts}'
+    # The scores of evaluators are compared with those of another program, on any device.
+    return f'{_MODELS}[[models.torch_models]]\nname = "{name}"\npath = "{path}"\ndtype = "f32"\n{texts}'
 
 
 def _check(group: Path, python: Path, url: str) -> int:
     """Run the tests of a group; return the exit status."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environ = own | {"ROUNDHOUSE_URL": url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False"}
+    environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "ROUNDHOUSE_MODEL": str(MODELS / "tiny-llama")}
     words = [str(python), "-m", "pytest", "-q", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(group), str(group)]
     return subprocess.run(words, env=environ, timeout=CHECK_WITHIN_S, check=False).returncode
 

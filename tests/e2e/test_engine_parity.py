@@ -69,6 +69,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "generate-to-stop": ("/models/tiny-llama/infer", {"prompt": "A list is", "stop": ["the", "."], **GREEDY}),
     "generate-too-long": ("/models/tiny-llama/infer", {"prompt": "word " * 3000, **GREEDY}),
     "logprobs": ("/v1/completions", {"model": "tiny-llama", "prompt": "A list is", "logprobs": 3, **GREEDY}),
+    "prompt-scores": (
+        "/v1/completions",
+        {"model": "tiny-llama", "prompt": TEXTS, "echo": True, "logprobs": 2, "prompt_logprobs": 3, "max_tokens": 0},
+    ),
     "chat": ("/v1/chat/completions", {**_CHAT, "logprobs": True, "top_logprobs": 2}),
     "responses": ("/v1/responses", {"model": "tiny-llama", "input": "Tell me a story.", "temperature": 0}),
     "chat-by-schema": (
@@ -86,6 +90,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "echo": (
+        "/v1/completions",
+        {"model": "tiny-llama", "prompt": "A list is", "echo": True, "logprobs": 1, "stream": True, **GREEDY},
+    ),
     "text": ("/models/tiny-llama/infer", {"prompt": "A list is", **GREEDY}),
     "seeded": ("/models/tiny-llama/infer", {"prompt": "A list is", "seed": 3, "n": 2, "max_tokens": 20}),
     "stop": ("/models/tiny-llama/infer", {"prompt": "A list is", "stop": ["the", "."], **GREEDY}),
