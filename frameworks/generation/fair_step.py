@@ -118,7 +118,7 @@ class FairStep:
             if not sequence.blocks:
                 continue  # it was preempted in this step
             if sequence.num_uncomputed_tokens > 1:
-                if self._budget > 0:
+                if self._budget > 0 and self._plan.has_room_for(sequence):
                     return self._plan_prompt(sequence)
             elif self._has_block_for_next(turn, sequence):
                 self._plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
@@ -132,6 +132,9 @@ class FairStep:
             sequence = turn.queue.waiting.take()
             if sequence is None:
                 return None
+            if not self._plan.has_room_for(sequence):
+                turn.deferred.append(sequence)
+                continue
             cached = self._running.match(sequence)
             if cached.is_pending and turn.is_prefilling:
                 turn.deferred.append(sequence)

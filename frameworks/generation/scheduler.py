@@ -131,7 +131,7 @@ class StepScheduler:
         queue.blocked = None
         budget = most = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
         for sequence in self.running:
-            if sequence.num_uncomputed_tokens > 1 and budget > 0:
+            if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.has_room_for(sequence):
                 budget -= plan.add_part(sequence, budget)
         if budget > 0:
             budget = self._schedule_waiting(plan, queue, budget)
@@ -165,6 +165,9 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
+            if not plan.has_room_for(sequence):
+                deferred.append(sequence)
+                continue
             cached = self._running.match(sequence)
             if cached.is_pending:
                 deferred.append(sequence)

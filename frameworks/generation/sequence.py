@@ -103,10 +103,14 @@ class StepPlan:
     scorable: int = MIN_PROMPT_TOKENS
     is_scored: bool = False
 
+    def has_room_for(self, sequence: Sequence) -> bool:
+        """Return False for a prompt that has to be scored if no further tokens may be scored in this step."""
+        return self.scorable > 0 or sequence.num_scored == sequence.num_to_score
+
     def add_part(self, sequence: Sequence, budget: int) -> int:
         """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
 
-        The number is 0 if no further tokens may be scored in this step.
+        The sequence is one that `has_room_for` accepts.
         """
         count = sequence.num_uncomputed_tokens
         if self.splits_prompts:
@@ -114,8 +118,6 @@ class StepPlan:
             count = min(count, budget, most)
         is_scored = sequence.num_scored < sequence.num_to_score
         if is_scored:
-            if self.scorable <= 0:
-                return 0
             count = min(count, self.scorable) if self.splits_prompts else count
             self.scorable -= count
             self.is_scored = True

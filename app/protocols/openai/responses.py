@@ -26,7 +26,7 @@ class _GenerationResponse(ResponseBody):
 
 
 class CompletionsResponse(_GenerationResponse):
-    """Each choice has `text`, `finish_reason` and, on request, `logprobs`."""
+    """Each choice has `text`, `finish_reason` and, on request, `logprobs` and `prompt_logprobs`."""
 
     object: Literal["text_completion"]
 
@@ -35,6 +35,9 @@ class ChatResponse(_GenerationResponse):
     """Each choice has `message` (with `tool_calls` and `reasoning_content`), `finish_reason`, `logprobs`."""
 
     object: Literal["chat.completion"]
+    prompt_logprobs: list[dict[str, Any] | None] | None = Field(
+        None, description="On request: for each token of the prompt, token id to log probability, rank and text."
+    )
 
 
 class ResponseUsage(ResponseBody):

@@ -12,7 +12,12 @@ BLOCK = 4
 
 
 def scheduler_of(
-    *, blocks: int = 64, max_sequences: int = 8, max_num_batched_tokens: int = 64, ageing_s: float = 1.0
+    *,
+    blocks: int = 64,
+    max_sequences: int = 8,
+    max_num_batched_tokens: int = 64,
+    ageing_s: float = 1.0,
+    max_scored_tokens: int = 16,
 ) -> StepScheduler:
     return StepScheduler(
         BlockPool(blocks, BLOCK),
@@ -20,6 +25,7 @@ def scheduler_of(
         max_sequences,
         max_num_batched_tokens,
         ageing_s=ageing_s,
+        max_scored_tokens=max_scored_tokens,
     )
 
 
@@ -32,13 +38,21 @@ def add(
     priority: int = 5,
     arrived_s: float = 0.0,
     tenant: Tenant = DEFAULT_TENANT,
+    prompt_logprobs: int | None = None,
 ) -> Sequence:
     """`prompt`: the tokens, or their number; then no two sequences share a token."""
     if isinstance(prompt, int):
         prompt = tuple(1000 * (sequence_id + 1) + i for i in range(prompt))
     return scheduler.add(
         SequenceRequest(
-            sequence_id, prompt, max_tokens, Sampling(), priority=priority, arrived_s=arrived_s, tenant=tenant
+            sequence_id,
+            prompt,
+            max_tokens,
+            Sampling(),
+            priority=priority,
+            arrived_s=arrived_s,
+            tenant=tenant,
+            prompt_logprobs=prompt_logprobs,
         )
     )
 
