@@ -35,6 +35,7 @@ from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
 from tests.bench.ray_data import measure_ray_data
+from tests.bench.ray_serve import measure_ray
 from tests.bench.requests_cpu import measure_requests
 from tests.bench.servers import ROOT
 from tests.bench.signatures import measure_signatures
@@ -90,6 +91,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "offline": [lambda: measure_offline(folder, _MODELS)],
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],
+        "ray": [lambda: measure_ray(folder, _MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],

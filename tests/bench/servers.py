@@ -29,7 +29,7 @@ _POLL_S = 0.01
 class RunningServer:
     """A server process and a connection to it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     port: int
     started_s: float
     connection: http.client.HTTPConnection
