@@ -1,9 +1,9 @@
-"""Route /info: describe the text model as Text Embeddings Inference does."""
+"""Route /info: describe a model as Text Embeddings Inference and Text Generation Inference do."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, RootModel
 from starlette.responses import Response
 
 from app import VERSION
@@ -12,13 +12,15 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.unnamed_model import UnnamedModel, kind_of
 from app.protocols.bodies import MAX_INT32, ResponseBody
+from app.protocols.generation_fields import MAX_STOPS
 from app.protocols.text_fields import MAX_TEXTS
 from frameworks.engine.tokenizer_threads import LONG_THREADS
 from frameworks.errors import InvalidInput
+from frameworks.generation.types import GenerationSpec
 from frameworks.models.slot import ModelSlot
 from frameworks.types import ModelSpec
 
-_MODEL = UnnamedModel(("embed", "rerank", "classify"))
+_MODEL = UnnamedModel(("embed", "rerank", "classify", "generate"))
 
 
 class TeiInfo(ResponseBody):
@@ -40,6 +42,31 @@ class TeiInfo(ResponseBody):
     docker_label: str | None
 
 
+class TgiInfo(ResponseBody):
+    """One model that generates text."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_device_type: str
+    model_pipeline_tag: str
+    max_concurrent_requests: int = Field(description="2147483647: no limit.")
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int = Field(description="Of prompt and text together.")
+    max_client_batch_size: int
+    validation_workers: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class InfoResponse(RootModel[TeiInfo | TgiInfo]):
+    """The model, by its task."""
+
+
 class TeiApi:
     """Handler of the route."""
 
@@ -49,15 +76,21 @@ class TeiApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["tei"])
         router.add_api_route(
-            "/info", self.info, methods=["GET"], summary="Describe a text model", responses=describe_responses(TeiInfo)
+            "/info",
+            self.info,
+            methods=["GET"],
+            summary="Describe a text model",
+            responses=describe_responses(InfoResponse),
         )
         return router
 
     async def info(self, request: Request, model: str | None = None) -> Response:
-        """Describe a text model as Text Embeddings Inference does. `model`: its name; default: the only one."""
+        """Describe a text model as its task's server does. `model`: its name; default: the only one."""
         models = self._views.for_request(request).models
         slot = models.slot(model if model is not None else _MODEL.name_in(models.slots))
         spec = slot.spec
+        if spec is not None and spec.generation is not None:
+            return json_response(_describe_generating(slot, spec, spec.generation))
         if spec is None or spec.text is None:
             raise InvalidInput(
                 "model", f'expected a loaded text model, got "{slot.name}"; GET /models lists the models'
@@ -79,6 +112,27 @@ def _describe(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
         "max_client_batch_size": MAX_TEXTS,
         "auto_truncate": True,
         "tokenization_workers": LONG_THREADS,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _describe_generating(slot: ModelSlot, spec: ModelSpec, generation: GenerationSpec) -> dict[str, Any]:
+    return {
+        "model_id": slot.name,
+        "model_sha": None,
+        "model_dtype": spec.dtype,
+        "model_device_type": spec.device.partition(":")[0],
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": slot.entry.max_concurrent_requests or MAX_INT32,
+        "max_best_of": 1,
+        "max_stop_sequences": MAX_STOPS,
+        "max_input_tokens": generation.max_context_tokens - 1,
+        "max_total_tokens": generation.max_context_tokens,
+        "max_client_batch_size": 1,
+        "validation_workers": LONG_THREADS,
+        "router": "text-generation-router",
         "version": VERSION,
         "sha": None,
         "docker_label": None,

@@ -78,6 +78,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/embed": _INFER,
     "/predict": _INFER,
     "/similarity": _INFER,
+    "/generate": _INFER,
+    "/generate_stream": _INFER,
     "/info": _GET,
     "/v2": _GET,
     "/v2/embed": _INFER,

@@ -81,7 +81,7 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     described, others = route.description, [each.description for each in shared]
     requests = _one_of(described.request, [each.request for each in others])
     responses = _one_of(described.response, [each.response for each in others])
-    if described.streams:
+    if described.streams or any(each.streams for each in others):
         responses["text/event-stream"] = {"schema": {"type": "string"}}
     if described.in_bytes:
         for content in (requests, responses):

@@ -2,9 +2,9 @@
 its response, and a protocol adds its form of errors.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -59,6 +59,8 @@ class BodyRequest:
     priority: int
     timeout_ms: int | None
     stream: bool
+    codec: "BodyCodec"
+    """Encodes the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class BodyCodec(JsonCodec):
     `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
     raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
     not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
-    body without a name means, in order of preference; empty: those of `tasks`.
+    body without a name means, in order of preference; empty: those of `tasks`. `by_task`: the codecs of requests for
+    models of other tasks.
     """
 
     path: str
@@ -81,12 +84,14 @@ class BodyCodec(JsonCodec):
     rename: Callable[[str], str] = str
     check: Callable[[dict[str, Any], ModelSpec], None] | None = None
     kinds: tuple[Kind, ...] = ()
+    by_task: Mapping[Task, "BodyCodec"] = field(default_factory=dict)
     fields: frozenset[str] = field(init=False)
-    """Every field that is not unknown."""
+    """Every field that is not unknown, with those of `by_task`."""
     unnamed: UnnamedModel = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", frozenset(self.body.model_fields.keys() | self.policy.refusals.keys()))
+        others = frozenset[str]().union(*(codec.fields for codec in self.by_task.values()))
+        object.__setattr__(self, "fields", others | self._own_fields())
         kinds = self.kinds or tuple(kind for task in self.tasks for kind in _KINDS[task])
         object.__setattr__(self, "unnamed", UnnamedModel(kinds))
 
@@ -102,11 +107,13 @@ class BodyCodec(JsonCodec):
             return self._decode(parse_exact(body), find_spec)
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
-        return self.write(decoded, answer, context)
+        codec: BodyCodec = decoded.codec
+        return codec.write(decoded, answer, context)
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:
-        assert self.stream is not None
-        return self.stream(decoded, context)
+        codec: BodyCodec = decoded.codec
+        assert codec.stream is not None
+        return codec.stream(decoded, context)
 
     def renamed(self, error: ErrorReply) -> ErrorReply:
         """Return the error with the name of its field in the body."""
@@ -120,12 +127,16 @@ class BodyCodec(JsonCodec):
         members = document.members(document.root, self.fields)
         # The model comes first: a refusal must not cost the conversion of a long body.
         spec = find_spec(self._model_of(members), None, lambda: _timeout_ms_of(members))
+        if spec.task in self.by_task:
+            return self.by_task[spec.task]._decode(document, lambda *_: spec)
         if spec.task not in self.tasks:
             raise InvalidInput(
                 "model",
                 f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
                 f"{self.path} serves no other task",
             )
+        if self.by_task:
+            members = document.members(document.root, self._own_fields())
         fields = {name: document.python(node) for name, node in members.items() if node is not None}
         if self.check is not None:
             self.check(fields, spec)
@@ -133,7 +144,15 @@ class BodyCodec(JsonCodec):
         body = read_body(self.body, fields)
         request = self.build(body, spec)
         stream = self.stream is not None and bool(getattr(body, "stream", False))
-        return BodyRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream)
+        return BodyRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream, self)
+
+    def with_task(self, task: Task, codec: "BodyCodec") -> Self:
+        """Return a codec that leaves requests for models of a task to another codec."""
+        kinds = self.unnamed.kinds + codec.unnamed.kinds
+        return replace(self, kinds=kinds, by_task={**self.by_task, task: codec})
+
+    def _own_fields(self) -> frozenset[str]:
+        return frozenset(self.body.model_fields.keys() | self.policy.refusals.keys())
 
     def _model_of(self, members: dict[str, Any]) -> str | UnnamedModel:
         name = members.get("model")

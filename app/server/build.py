@@ -54,6 +54,9 @@ from app.protocols.open_inference.infer_codec import routes as open_inference_ro
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
 from app.protocols.tei.routes import ROUTES as TEI_ROUTES
+from app.protocols.tei.routes import root_routes
+from app.protocols.tgi.generate import ROOT_CODEC
+from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
 from app.server.keys import open_keys
 from app.server.manager import build_manager, source_folder
 from app.workers.shared_responses import SharedResponses
@@ -254,7 +257,7 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes(settings: Settings) -> RouteTable:
     infer_routes = open_inference_routes(settings.server.max_body_bytes)
-    others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES)
+    others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *others])
 
 

@@ -240,7 +240,7 @@ def check_frame(answer: httpx.Response) -> None:
 
 
 _OPENAI_ROOTS = ("/v1", "/embeddings", "/rerank", "/score", "/classify", "/tokenize", "/detokenize", "/pooling")
-_TEI_PATHS = ("/", "/embed", "/rerank", "/predict", "/similarity", "/tokenize")
+_TEI_PATHS = ("/", "/generate", "/generate_stream", "/embed", "/rerank", "/predict", "/similarity", "/tokenize")
 
 
 def check_error(answer: httpx.Response) -> dict[str, str]:

@@ -63,12 +63,12 @@ ROUTES |= {
         ),
     )
 }
-# Routes of vLLM and Infinity at the root, of Text Embeddings Inference, and of Cohere.
+# Routes of vLLM and Infinity at the root, of Text Embeddings and Text Generation Inference, and of Cohere.
 ROUTES |= {
     f"/{name}": {"post"}
     for name in (
         *("embeddings", "rerank", "score", "classify", "tokenize", "detokenize", "pooling"),
-        *("embed", "predict", "similarity", "v2/embed", "v2/rerank"),
+        *("embed", "predict", "similarity", "generate", "generate_stream", "v2/embed", "v2/rerank"),
     )
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
@@ -184,7 +184,7 @@ def test_document_lists_errors_of_inference(document: Any) -> None:
     [
         ("/rerank", ("RerankRequest", "TeiRerankRequest")),
         ("/tokenize", ("TokenizeRequest", "TeiTokenizeRequest")),
-        ("/", ("TeiRootRequest", "TeiRerankRequest", "TeiSimilarityRequest")),
+        ("/", ("TeiRootRequest", "TeiRerankRequest", "TeiSimilarityRequest", "TgiRootRequest")),
     ],
 )
 def test_document_describes_either_body_of_path(path: str, names: tuple[str, ...], document: Any) -> None:

@@ -1,6 +1,7 @@
 """Clients of embeddings and rankers, as the documentation of each shows them."""
 
 import os
+from typing import Any
 
 import cohere
 import numpy as np
@@ -12,6 +13,7 @@ from haystack_integrations.components.embedders.huggingface_api import (
 )
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from huggingface_hub import InferenceClient
+from huggingface_hub.errors import ValidationError
 from infinity_client import Client
 from infinity_client.api.default import classify, embeddings, health, models, rerank
 from infinity_client.models import ClassifyInput, OpenAIEmbeddingInputText, RerankInput
@@ -21,6 +23,7 @@ URL = os.environ["ROUNDHOUSE_URL"]
 QUERY = "Where do engines wait?"
 DOCUMENTS = ["Bread rises overnight.", "Locomotives are kept in a shed.", "A roundhouse is where engines wait."]
 SIZE = 384
+PROMPT = "A list is"
 
 
 class TestCohere:
@@ -72,6 +75,48 @@ class TestHuggingFaceHub:
         labels = client.text_classification(DOCUMENTS[0])
         assert sum(each.score for each in labels) == pytest.approx(1, abs=1e-5)
         assert client.text_classification(DOCUMENTS[0], top_k=1) == labels[:1]
+
+
+class TestTextGeneration:
+    """huggingface_hub's client of Text Generation Inference."""
+
+    @pytest.fixture
+    def client(self) -> Any:
+        return InferenceClient(URL)
+
+    def test_text(self, client: Any) -> None:
+        text = client.text_generation(PROMPT, max_new_tokens=8)
+        assert text
+        assert client.text_generation(PROMPT, max_new_tokens=8, return_full_text=True) == PROMPT + text
+
+    def test_details(self, client: Any) -> None:
+        options = {"max_new_tokens": 8, "details": True, "decoder_input_details": True, "top_n_tokens": 2}
+        answer = client.text_generation(PROMPT, **options)
+        assert (answer.details.finish_reason, answer.details.generated_tokens) == ("length", 8)
+        assert "".join(each.text for each in answer.details.tokens) == answer.generated_text
+        assert len(answer.details.prefill) > 1
+        assert [len(each) for each in answer.details.top_tokens] == [2] * 8
+
+    def test_stream(self, client: Any) -> None:
+        text = client.text_generation(PROMPT, max_new_tokens=8)
+        assert "".join(client.text_generation(PROMPT, max_new_tokens=8, stream=True)) == text
+        events = list(client.text_generation(PROMPT, max_new_tokens=8, stream=True, details=True))
+        assert events[-1].generated_text == text
+        assert events[-1].details.generated_tokens == len(events) == 8
+
+    def test_options(self, client: Any) -> None:
+        drawn = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
+        assert client.text_generation(PROMPT, max_new_tokens=8, seed=1, **drawn) == client.text_generation(
+            PROMPT, max_new_tokens=8, seed=1, **drawn
+        )
+        number = client.text_generation(PROMPT, max_new_tokens=8, grammar={"type": "regex", "value": "[0-9]{3}"})
+        assert number.isdigit()
+        stopped = client.text_generation(PROMPT, max_new_tokens=40, stop=[" "], details=True)
+        assert (stopped.details.finish_reason, stopped.generated_text[-1]) == ("stop_sequence", " ")
+
+    def test_errors(self, client: Any) -> None:
+        with pytest.raises(ValidationError, match=r"parameters\.best_of"):
+            client.text_generation(PROMPT, max_new_tokens=8, best_of=2)
 
 
 class TestHaystack:

@@ -1,0 +1,98 @@
+"""Request bodies of Text Generation Inference. Each class validates its body, and OpenAPI shows its schema.
+
+Not in these classes: the parameters that `codec.py` refuses.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from app.protocols.bodies import Body, read_body
+from app.protocols.body_codec import RequestBody
+from app.protocols.constraint_fields import MAX_DEFINITION_CHARACTERS
+from app.protocols.generation_fields import (
+    MAX_STOPS,
+    FrequencyPenalty,
+    MaxTokens,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    Stream,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
+
+
+class JsonGrammar(Body):
+    """JSON that meets a schema."""
+
+    type: Literal["json", "json_schema"]
+    value: dict[str, Any] | str = Field(
+        description="The schema, also as text; for json_schema an object with the schema as `schema`."
+    )
+
+
+class RegexGrammar(Body):
+    """Text that matches a regular expression."""
+
+    type: Literal["regex"]
+    value: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARACTERS)]
+
+
+class TgiParameters(Body):
+    """Options of a text."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"max_new_tokens": 20}]})
+
+    max_new_tokens: MaxTokens = Field(None, description="Maximum number of generated tokens. Default: 100.")
+    do_sample: bool | None = Field(
+        None, description="Draw tokens. Default: if temperature, top_k or top_p is sent; else the most likely ones."
+    )
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    seed: Seed = None
+    repetition_penalty: RepetitionPenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = Field(
+        None, description="Strings that end a text; the text ends with them."
+    )
+    grammar: Annotated[JsonGrammar | RegexGrammar, Field(discriminator="type")] | None = Field(
+        None, description="The form of the text.", examples=[{"type": "regex", "value": "[0-9]+"}]
+    )
+    return_full_text: bool | None = Field(False, description="Put the prompt before the text.")
+    details: bool | None = Field(False, description="Report the tokens, with their log probabilities.")
+    decoder_input_details: bool | None = Field(False, description="Report the tokens of the prompt in the details.")
+    top_n_tokens: TopLogprobs = None
+
+
+_NO_PARAMETERS = read_body(TgiParameters, {})
+
+
+class TgiRequest(RequestBody):
+    """A text to continue."""
+
+    inputs: str = Field(examples=["Once upon a time"])
+    parameters: TgiParameters | None = None
+
+    @property
+    def options(self) -> TgiParameters:
+        """The parameters, or those of a request without any."""
+        return _NO_PARAMETERS if self.parameters is None else self.parameters
+
+
+class TgiStreamRequest(TgiRequest):
+    """A text to continue, as a stream."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the response is a stream."""
+        return True
+
+
+class TgiRootRequest(TgiRequest):
+    """A text to continue, whole or as a stream."""
+
+    stream: Stream = False
