@@ -39,6 +39,7 @@ from frameworks.generation.types import (
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec
 
+_RENAMED = {"stop": "stop_sequences", "constraint": "output_config.format.schema"}
 _MODES: dict[type, ToolMode] = {AnyTool: "required", ChosenTool: "named", NoTool: "none"}
 
 
@@ -204,8 +205,8 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 def _rename(field: str) -> str:
     """Return the field of the body: other protocols have other names for tools and stop strings."""
-    if field == "stop":
-        return "stop_sequences"
+    if field in _RENAMED:
+        return _RENAMED[field]
     if not field.startswith("tools["):
         return field
     if field.endswith("]"):

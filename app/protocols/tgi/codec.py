@@ -10,7 +10,7 @@ from app.protocols.field_policy import FieldPolicy, Refusal
 
 PARAMETERS = FieldPolicy(
     {
-        "adapter_id": Refusal("a model has no adapters: register the merged model"),
+        "adapter_id": Refusal("name the adapter in model, as base:adapter"),
         "best_of": Refusal("texts are not ranked: request several of /v1/completions by n", (1,)),
         "truncate": Refusal("a prompt is read whole: shorten it"),
         "typical_p": Refusal("send top_p or min_p", (1, 1.0)),

@@ -232,6 +232,7 @@ class TestRefusal:
     def test_schema_error_of_model_is_renamed(self) -> None:
         assert MESSAGES_CODEC.rename("tools[3]") == "tools[3].input_schema"
         assert MESSAGES_CODEC.rename("tools") == "tools"
+        assert MESSAGES_CODEC.rename("constraint") == "output_config.format.schema"
 
     def test_count_accepts_no_max_tokens(self) -> None:
         assert "max_tokens" not in COUNT_TOKENS_CODEC.fields
