@@ -153,7 +153,7 @@ class LayoutMaker:
         places = np.asarray(blocks)[:, None] * self._shape.heads + self._heads
         writes = places * BLOCK_TOKENS + np.asarray(positions)[:, None] % BLOCK_TOKENS
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
-        logit_rows = [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
+        logit_rows = _logit_rows(parts, ends)
         return StepLayout(
             token_ids=self._filled(token_ids),
             positions=self._filled(positions),
@@ -264,6 +264,13 @@ class LayoutMaker:
 
     def _on_device(self, array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _logit_rows(parts: list[StepPart], ends: list[int]) -> list[int]:
+    """`ends`: of the tokens of each part."""
+    if not any([part.is_scored for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
+        return [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
+    return [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
 
 
 class _VisibleBlocks(NamedTuple):
