@@ -6,7 +6,7 @@ from typing import cast
 from app.inference.context import RunContext
 from app.inference.response_cache import CacheableRequest, Responses
 from frameworks.engine.contract import TokenTimes
-from frameworks.engine.generation import check_request
+from frameworks.engine.generation_limits import check_request
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, TensorBatch

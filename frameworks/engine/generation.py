@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import secrets
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +10,7 @@ from itertools import chain
 
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
 from frameworks.engine.prompt_pieces import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
@@ -32,12 +32,6 @@ from frameworks.generation.types import (
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.text_lengths import TextLimit
-
-MAX_SEQUENCES = 128
-"""Limit of one request: number of prompts times `num_choices`."""
-
-MAX_LOGPROBS = 128 * 1024
-"""Log probabilities of a response: tokens and their alternatives, of all texts."""
 
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.
 _MAX_SHORT_PROMPTS = 4
@@ -169,54 +163,6 @@ def _release(run: Run, use: AdapterUse) -> None:
     run.permit.release_version()
 
 
-def check_request(request: GenerateRequest) -> None:
-    """Raise InvalidInput for a request that no model accepts."""
-    if request.constraint is not None and request.stopping.ignore_eos:
-        raise InvalidInput("ignore_eos", "expected false with a constraint, got true; leave it out")
-    num_prompts = len(request.prompts)
-    if not num_prompts:
-        raise InvalidInput("prompt", "expected at least one prompt, got an empty list; send a prompt")
-    if num_prompts * request.num_choices > MAX_SEQUENCES:
-        raise InvalidInput(
-            "n",
-            f"expected at most {MAX_SEQUENCES} texts in a request, got {num_prompts * request.num_choices} "
-            f"({num_prompts} prompts of {request.num_choices} choices each); send several requests",
-        )
-
-    options = request.prompt_options
-    if request.stopping.max_tokens == 0 and not options.is_echoed and options.top_logprobs is None:
-        raise InvalidInput("max_tokens", "expected at least 1 without echo, got 0; ask for a token, or send echo")
-    most, requested = _most_tokens(request), request.stopping.max_tokens
-    if requested is not None and requested > most and not request.stopping.may_be_fewer:
-        raise InvalidInput(
-            "max_tokens",
-            f"expected at most {most} with logprobs, got {requested}: {num_prompts * request.num_choices} texts with "
-            f"{request.sampling.top_logprobs} alternatives to each token have more than {MAX_LOGPROBS} log "
-            "probabilities; ask for fewer tokens, texts or alternatives",
-        )
-
-
-def check_prompt_logprobs(request: GenerateRequest, num_tokens: int) -> None:
-    """Raise InvalidInput for too many log probabilities of prompts. `num_tokens`: of all prompts."""
-    top = request.prompt_options.top_logprobs
-    if top is None:
-        return
-    most = MAX_LOGPROBS // ((1 + top) * request.num_choices)
-    if num_tokens > most:
-        raise InvalidInput(
-            "prompt",
-            f"expected at most {most} tokens in all prompts whose log probabilities are returned, got {num_tokens}: "
-            f"with {top} alternatives to each token and {request.num_choices} choices they are more than "
-            f"{MAX_LOGPROBS} log probabilities; send fewer prompts in a request, or ask for fewer alternatives",
-        )
-
-
-def _most_tokens(request: GenerateRequest) -> int:
-    """Return the number of tokens of each text for which the log probabilities are not too many."""
-    top = request.sampling.top_logprobs
-    return sys.maxsize if top is None else MAX_LOGPROBS // ((1 + top) * len(request.prompts) * request.num_choices)
-
-
 def _are_short(prompts: tuple[Prompt, ...]) -> bool:
     if len(prompts) > _MAX_SHORT_PROMPTS:
         return False
@@ -234,7 +180,7 @@ def _refuse_long(prompts: tuple[Prompt, ...], limit: TextLimit) -> None:
         return  # counted on a thread
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str) and limit.exceeds(prompt):
-            raise limit.refusal(_field_of(prompts, index), prompt)
+            raise limit.refusal(field_of(prompts, index), prompt)
 
 
 def _encode(
@@ -247,14 +193,9 @@ def _encode(
         try:
             encoded.append(tokenizer.encode(prompts[index], limit, request.prompt_options))
         except InvalidInput as error:
-            field = error.field if error.field == "suffix" else _field_of(prompts, index)
+            field = error.field if error.field == "suffix" else field_of(prompts, index)
             raise InvalidInput(field, error.reason) from error
     return encoded
-
-
-def _field_of(prompts: tuple[Prompt, ...], index: int) -> str:
-    field = "messages" if isinstance(prompts[index], Conversation) else "prompt"
-    return f"{field}[{index}]" if len(prompts) > 1 else field
 
 
 def _sequences(
@@ -275,7 +216,7 @@ def _sequences(
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
     for i, prompt_ids in enumerate(prepared.prompts):
-        max_tokens = _max_tokens(request, i, prompt_ids, spec.max_context_tokens)
+        max_tokens = max_tokens_of(request, i, prompt_ids, spec.max_context_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
             0,
@@ -302,37 +243,6 @@ def _sequences(
             for choice in range(request.num_choices)
         ]
     return sequences
-
-
-def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[int, ...], context: int) -> int:
-    """Return how many tokens may follow a prompt. Raises InvalidInput, whose message has all lengths."""
-    field = _field_of(request.prompts, prompt_index)
-    if not prompt_ids:
-        raise InvalidInput(field, "expected at least one token, got none; send a text to continue")
-    room = context - len(prompt_ids)
-    requested = request.stopping.max_tokens
-    least = 0 if requested == 0 else 1
-    if room < least:
-        raise InvalidInput(
-            field,
-            f"expected at most {context - least} tokens, as the model's context for prompt and text has {context}, "
-            f"got {len(prompt_ids)}; shorten it",
-        )
-    most = min(room, _most_tokens(request))
-    if requested is not None and request.stopping.may_be_fewer:
-        requested = min(requested, most)
-    if requested is not None and not least <= requested <= room:
-        raise InvalidInput(
-            "max_tokens",
-            f"expected {least} to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's "
-            f"context, got {requested}; ask for fewer tokens or shorten {field}",
-        )
-    max_tokens = most if requested is None else requested
-    if request.stopping.min_tokens > max_tokens:
-        raise InvalidInput(
-            "min_tokens", f"expected at most {max_tokens} (max_tokens), got {request.stopping.min_tokens}; lower it"
-        )
-    return max_tokens
 
 
 def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:

@@ -26,7 +26,7 @@ from app.protocols.openai.generation import (
     usage_of,
 )
 from app.protocols.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionsRequest
-from frameworks.engine.generation import MAX_SEQUENCES
+from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (

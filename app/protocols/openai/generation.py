@@ -6,7 +6,7 @@ from typing import Any
 from app.protocols.constraint_fields import to_constraint, to_structured_constraint
 from app.protocols.json_output import list_to_json
 from app.protocols.openai.requests import GenerationBody
-from frameworks.engine.generation import MAX_SEQUENCES
+from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint, TokenText, Usage
 

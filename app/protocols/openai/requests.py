@@ -22,7 +22,7 @@ from app.protocols.generation_fields import (
 from app.protocols.openai.messages import OpenAiMessages
 from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate
 from app.protocols.tools import MAX_TOOLS
-from frameworks.engine.generation import MAX_SEQUENCES
+from frameworks.engine.generation_limits import MAX_SEQUENCES
 
 MAX_TOKENS_DECODED = 131_072
 DEFAULT_COMPLETION_TOKENS = 16

@@ -114,12 +114,12 @@ async def test_stop_string_ends_text_and_sequence() -> None:
     async with generating() as harness:
         async with harness.begin(generate_request("abcde", max_tokens=4000, stop=("de", "xx"))) as generation:
             answer = await generation.collect()
-        assert answer.choices == [Choice("abc", "stop")]
+        assert answer.choices == [Choice("abc", "stop", stop_string="de")]
         assert answer.usage == Usage(5, 5, 0)
         request = generate_request("abc", "xyz", max_tokens=4000, stop=("c",))
         async with harness.begin(replace(request, stopping=replace(request.stopping, max_tokens=9))) as generation:
             answer = await generation.collect()
-        assert answer.choices == [Choice("ab", "stop"), Choice("xyzxyzxyz", "length")]
+        assert answer.choices == [Choice("ab", "stop", stop_string="c"), Choice("xyzxyzxyz", "length")]
 
 
 @in_loop
@@ -216,7 +216,7 @@ TOO_LONG = "x" * (CONTEXT - 2)
         (generate_request(Conversation((Message("user", "x" * 5000),))), "messages", ["fewer than 4096", "got 5007"]),
         (generate_request(TOO_LONG, max_tokens=3), "max_tokens", ["got 3", "4096", "prompt has 4094", "1 to 2"]),
         (generate_request("a", TOO_LONG, max_tokens=3), "max_tokens", ["got 3", "prompt[1] has 4094"]),
-        (generate_request("a", max_tokens=0), "max_tokens", ["got 0", "1 to 4095"]),
+        (generate_request("a", max_tokens=0), "max_tokens", ["got 0", "at least 1", "send echo"]),
         (generate_request("a", n=129), "n", ["got 129", "at most 128"]),
         (generate_request(*["a"] * 43, n=3), "n", ["got 129", "at most 128"]),
         (generate_request((256,)), "prompt", ["256"]),
@@ -280,7 +280,7 @@ async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.M
     async with generating() as harness:
         for stop in ("b" * 256, "b" * 257):
             request = GenerateRequest(("abc" + stop,), stopping=Stopping(999, strings=(stop,)))
-            assert (await harness.collect(request)).choices == [Choice("abc", "stop")]
+            assert (await harness.collect(request)).choices == [Choice("abc", "stop", stop_string=stop)]
     assert names[0] == threading.current_thread().name
     assert names[1].startswith("tokenize-short")
 
@@ -303,7 +303,7 @@ async def test_number_of_log_probabilities_is_bounded(num_prompts: int, n: int, 
 
 @in_loop
 async def test_text_without_max_tokens_ends_at_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.engine.generation.MAX_LOGPROBS", 24)
+    monkeypatch.setattr("frameworks.engine.generation_limits.MAX_LOGPROBS", 24)
     async with generating() as harness:
         for max_tokens in (None, 100):
             request = generate_request("abcdefghij", n=2, max_tokens=max_tokens, top_logprobs=1)
