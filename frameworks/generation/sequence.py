@@ -39,7 +39,7 @@ class Sequence:
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
         self.blocks: list[int] = []
-        self.cache: dict[str, Any] | None = None
+        self.cache: Any = None
         self.chain = Chain(request.cache_scope)
         self.has_begun = False
         self.was_displaced = False
@@ -118,7 +118,7 @@ class StepPlan:
             count = min(count, budget, most)
         is_scored = sequence.num_scored < sequence.num_to_score
         if is_scored:
-            count = min(count, self.scorable) if self.splits_prompts else count
+            count = min(count, self.scorable)
             self.scorable -= count
             self.is_scored = True
         self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count, is_scored))

@@ -27,6 +27,8 @@ def check_caches(trial: Trial, cached: CachedModel) -> CacheSize:
     _check_causal(trial, cached)
     counts, sizes = trial.counts, dict[int, int]()
     try:
+        with torch.inference_mode():
+            cached.find_states(trial.token_ids[0])
         whole = [sum(counts[:2]), *counts[2:]]
         off = trial.off(_run(trial, cached, whole, sizes), min(1, len(counts) - 1))
         _run(trial, cached, [1] * min(_FIRST_TOKENS, len(trial.token_ids)), sizes)
@@ -66,6 +68,8 @@ def _run(trial: Trial, cached: CachedModel, counts: list[int], sizes: dict[int, 
     start = 0
     for count in counts:
         with torch.inference_mode():
+            # The sequences of a server run between each other.
+            cached.logits(list(trial.token_ids[-_FIRST_TOKENS:]), 0, cached.start(), 1)
             rows.append(cached.logits(list(trial.token_ids[start : start + count]), start, cache, 1).float().cpu())
         start += count
         if start <= _FIRST_TOKENS or start == sum(counts):

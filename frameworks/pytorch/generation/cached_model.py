@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,15 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 # Outputs of these names are passed on as `past_key_values`.
 _RENAMED_CACHES = ("mems", "past_buckets_states")
 
-SequenceCache = dict[str, Any]
-"""The arguments of the model's forward pass that hold a sequence's cache."""
+
+@dataclass(slots=True)
+class SequenceCache:
+    """The cache of one sequence. `arguments`: of the model's forward pass. `states`: the tensors that the modules
+    themselves keep between two passes, in the order of CachedModel's list.
+    """
+
+    arguments: dict[str, Any]
+    states: list[torch.Tensor | None]
 
 
 class CachedModel:
@@ -30,12 +38,30 @@ class CachedModel:
         self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
         # Other models make a cache of their own in their first pass.
         self._makes_no_cache = model._supports_default_dynamic_cache()
+        # Modules that keep a state outside the cache, as those of RecurrentGemma, and the name of its attribute.
+        self._states: list[tuple[torch.nn.Module, str]] = []
 
     def start(self) -> SequenceCache:
         """Return the empty cache of a new sequence."""
-        if not self._makes_no_cache:
-            return {}
-        return {self._cache_name: DynamicCache(config=self._model.config.get_text_config(decoder=True))}
+        arguments: dict[str, Any] = {}
+        if self._makes_no_cache:
+            arguments[self._cache_name] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        return SequenceCache(arguments, [None] * len(self._states))
+
+    def find_states(self, token_id: int) -> None:
+        """Compute a token, and note the modules that keep a state. Call it once, before all sequences."""
+        before = [
+            (module, name, value)
+            for module in self._model.modules()
+            for name, value in vars(module).items()
+            if value is None or isinstance(value, torch.Tensor)
+        ]
+        self.logits([token_id], 0, self.start(), 1)
+        self._states = [
+            (module, name)
+            for module, name, value in before
+            if isinstance(state := getattr(module, name), torch.Tensor) and state is not value
+        ]
 
     def logits(self, token_ids: list[int], start: int, cache: SequenceCache, num_logits: int) -> torch.Tensor:
         """Compute the tokens of one sequence from `start` on; return [num_logits, vocabulary] after the last of them.
@@ -59,7 +85,7 @@ class CachedModel:
 
     def _forward(self, token_ids: list[int], start: int, cache: SequenceCache, num_logits: int) -> torch.Tensor:
         device = self._model.device
-        options: dict[str, Any] = {"use_cache": True, **cache}
+        options: dict[str, Any] = {"use_cache": True, **cache.arguments}
         if self._takes_positions:
             options["position_ids"] = torch.arange(start, start + len(token_ids), device=device)[None]
         if self._selects_logits:
@@ -68,17 +94,21 @@ class CachedModel:
         inputs = self._model.prepare_inputs_for_generation(
             torch.tensor([token_ids], device=device), is_first_iteration=start == 0, **options
         )
+        for (module, name), state in zip(self._states, cache.states, strict=True):
+            setattr(module, name, state)
         output = self._model(**inputs, return_dict=True)
         for name in ALL_CACHE_NAMES:
             if output.get(name) is not None:
-                cache["past_key_values" if name in _RENAMED_CACHES else name] = output[name]
+                cache.arguments["past_key_values" if name in _RENAMED_CACHES else name] = output[name]
+        cache.states = [getattr(module, name) for module, name in self._states]
         logits: torch.Tensor = output.logits[0]
         return logits[logits.shape[0] - num_logits :]
 
 
-def cache_bytes(cache: object) -> int:
+def cache_bytes(cache: SequenceCache) -> int:
     """Return the bytes of the tensors that a sequence's cache holds."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in _tensors(cache)}
+    tensors = _tensors([cache.arguments, cache.states])
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 

@@ -85,7 +85,7 @@ def _served(load: GeneratorLoad) -> ServedModel:
         reason = error.message
     served = load_cached(load, reason)
     log.info(
-        "paged attention does not fit; the model runs with transformers' own caches, one sequence after another",
+        "paged attention does not fit, so transformers' own caches are used",
         model=load.entry.name,
         reason=reason,
         max_context_tokens=served.max_context_tokens,

@@ -63,7 +63,11 @@ def causal_config(model_type: str = "llama", **changes: Any) -> Any:
 def causal_model(model_type: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A model whose greedy texts do not turn on the last bit of a float."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(causal_config(model_type, **changes)).eval()
+    return spread_weights(AutoModelForCausalLM.from_config(causal_config(model_type, **changes)).eval())
+
+
+def spread_weights(model: Any) -> Any:
+    """Draw the weights of a model so that its logits differ widely, and return it."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
