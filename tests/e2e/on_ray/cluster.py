@@ -1,6 +1,7 @@
 """A Ray cluster of a few nodes on this machine, and servers that are deployed on it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,13 +54,15 @@ class RayCluster:
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """Return the processes of the replicas of a deployment, on all nodes."""
+        # While a replica runs a method for Serve, the title ends with the name of the method.
+        pattern = re.compile(rf":{re.escape(deployment)}(\.[\w()]+)?$")
         found = []
         for process in psutil.Process(self._process.pid).children(recursive=True):
             try:
                 title = process.cmdline()[:1]
             except psutil.Error:
                 continue
-            if title and title[0].endswith(f":{deployment}"):
+            if title and pattern.search(title[0]):
                 found.append(process)
         return found
 
