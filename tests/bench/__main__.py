@@ -6,6 +6,7 @@ Rounds of compared servers alternate, and the median is printed. Ratios are more
 
 import argparse
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -54,6 +55,8 @@ _MODELS = ROOT / "models"
 
 def main() -> int:
     """Return 0 after every figure is printed. Raises if a server gives a wrong answer."""
+    # As Ctrl-C: the servers are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as folder:
         parts = _parts(Path(folder))
         parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure, and print a table.")

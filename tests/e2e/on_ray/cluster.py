@@ -37,7 +37,11 @@ class RayCluster:
             # Ctrl-C ends it by `close` only, which finds its children then.
             start_new_session=True,
         )
-        self.address = self._line()
+        try:
+            self.address = self._line()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def process(self) -> "subprocess.Popen[str]":
