@@ -115,6 +115,8 @@ def _built_messages(messages: Any) -> Any:
     """
     if not isinstance(messages, list):
         return messages
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidInput("messages", f"expected at most {MAX_MESSAGES} messages, got {len(messages)}; send fewer")
     return [
         _built_message(message, index) if type(message) is dict else message for index, message in enumerate(messages)
     ]

@@ -182,6 +182,7 @@ class TestRefusal:
             ({"messages": [{"role": [], "content": []}]}, "messages[0].role: expected "),
             ({"messages": [{"role": "tool", "content": "a"}]}, 'messages[0].role: expected "user" or '),
             ({"messages": [*USER, {"role": "assistant", "content": "It is ("}]}, 'messages[1].role: expected "user"'),
+            ({"messages": [{}] * 10_001}, "messages: expected at most 10000 messages, got 10001"),
             ({"messages": ["a"]}, "messages[0]: expected an object"),
             (block(type="image", source={}), IMAGE),
             (block(type="document", source={}), "the server reads only text"),
