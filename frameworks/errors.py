@@ -108,6 +108,16 @@ class AdapterNotFound(RequestError):
         super().__init__(f'model "{name}" has no adapter "{adapter[:MAX_SHOWN_CHARACTERS]}"; {hint}')
 
 
+class AdapterExists(RequestError):
+    """The model has an adapter of this name already."""
+
+    def __init__(self, name: str, adapter: str) -> None:
+        super().__init__(
+            f'model "{name}" has an adapter named "{adapter}" already; DELETE /models/{name}/adapters/{adapter} first '
+            "or choose another name"
+        )
+
+
 class ModelExists(RequestError):
     """A model of this name is registered already."""
 

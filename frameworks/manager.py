@@ -9,6 +9,7 @@ from typing import Self
 
 import structlog
 
+from frameworks.adapter_settings import AdapterEntry
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import (
     Draining,
@@ -20,6 +21,7 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
+from frameworks.models.adapting import AdapterChanges
 from frameworks.models.identity import ModelIdentity, batch_limits
 from frameworks.models.loader import Loader
 from frameworks.models.residency import ModelResidency
@@ -73,6 +75,7 @@ class MLFrameworkManager:
         self.residency = ModelResidency(self._loader, self.devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
+        self._adapters = AdapterChanges(self.residency)
         self._watcher = FolderWatcher(self.refresh)
         self._shared_limits = shared_limits
         self._is_open = False
@@ -246,6 +249,29 @@ class MLFrameworkManager:
         if self._slots.get(name) is slot:
             self._forget(slot)
             await self._watcher.unfollow(name)
+
+    async def add_adapter(self, name: str, adapter: AdapterEntry) -> ModelSlot:
+        """Load an adapter into a model while it serves. Its `path` is absolute. The load continues if the caller is
+        cancelled.
+
+        Raises ModelNotFound, AdapterExists, ModelUnloaded, InvalidInput, InvalidModel, OutOfMemory.
+        """
+        return await self.residency.run_to_end(self._add_adapter(self.slot(name), adapter))
+
+    async def _add_adapter(self, slot: ModelSlot, adapter: AdapterEntry) -> ModelSlot:
+        async with slot.lock:
+            self._check_registered(slot)
+            await self._adapters.add(slot, adapter)
+        return slot
+
+    async def remove_adapter(self, name: str, adapter: str) -> None:
+        """Unload an adapter after the requests that use it. As `add_adapter`; raises AdapterNotFound."""
+        await self.residency.run_to_end(self._remove_adapter(self.slot(name), adapter))
+
+    async def _remove_adapter(self, slot: ModelSlot, adapter: str) -> None:
+        async with slot.lock:
+            self._check_registered(slot)
+            await self._adapters.remove(slot, adapter)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
         """Register a model and, unless it is `lazy`, load it; a model that cannot be loaded is removed again.

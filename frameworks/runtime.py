@@ -6,7 +6,7 @@ from typing import Protocol
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.generation.tokenizer import GenerationTokenizer
-from frameworks.generation.types import Constraint, SequenceRequest, StepResult, TokenMatcher
+from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest, StepResult, TokenMatcher
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
@@ -71,6 +71,25 @@ class StepModel(Protocol):
         Raises InvalidInput, with the field `constraint`, where the constraint is invalid; Overloaded where the
         constraints of running texts take all memory for them.
         """
+        ...
+
+    def adapter_bytes(self, folder: Path) -> int:
+        """Check the files of an adapter against the model; return the bytes of its weights. Blocks; any thread.
+
+        Raises InvalidModel where they do not fit the model, or are not served.
+        """
+        ...
+
+    def load_adapter(self, name: str, folder: Path) -> AdapterSpec:
+        """Load an adapter; no request may name it yet. Blocks; any thread. Raises InvalidModel, OutOfMemory."""
+        ...
+
+    def list_adapters(self, adapters: tuple[AdapterSpec, ...]) -> None:
+        """Replace the adapters in the spec, which requests may name. Called by the owner of the spec's readers."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Release an adapter that no sequence has. Blocks; any thread."""
         ...
 
     def add(self, request: SequenceRequest) -> None:

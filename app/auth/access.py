@@ -48,6 +48,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/metrics": _GET,
     "/models": {"GET": READ, "POST": REGISTER},
     "/models/{name}": {"GET": READ, "DELETE": DELETE},
+    "/models/{name}/adapters": {"POST": REGISTER},
+    "/models/{name}/adapters/{adapter}": {"DELETE": DELETE},
     "/models/{name}/load": {"POST": LOAD},
     "/models/{name}/unload": {"POST": UNLOAD},
     "/models/{name}/rollback": {"POST": ROLL_BACK},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.auth.errors import Forbidden
 from app.auth.principal import Principal
+from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import MAX_SHOWN_CHARACTERS, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import ServedModels
@@ -86,6 +87,16 @@ class ManagedModelView(ModelView):
         """Unload a model and forget its name; see `MLFrameworkManager.remove`."""
         with self._visible(name):
             await self._manager.remove(name)
+
+    async def add_adapter(self, name: str, adapter: AdapterEntry) -> ModelSlot:
+        """Load an adapter into a model; see `MLFrameworkManager.add_adapter`."""
+        with self._visible(name):
+            return await self._manager.add_adapter(name, adapter)
+
+    async def remove_adapter(self, name: str, adapter: str) -> None:
+        """Unload an adapter; see `MLFrameworkManager.remove_adapter`."""
+        with self._visible(name):
+            await self._manager.remove_adapter(name, adapter)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
         """Register a model; see `MLFrameworkManager.add`. Raises Forbidden for a name outside the patterns."""

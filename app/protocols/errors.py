@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 
 from app.auth.errors import Forbidden, QuotaExceeded, Unauthenticated
 from frameworks.errors import (
+    AdapterExists,
     AdapterNotFound,
     DeadlineExceeded,
     Draining,
@@ -98,6 +99,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (MethodNotAllowed, 405, "method_not_allowed", "UNIMPLEMENTED"),
     (RequestTimeout, 408, "request_timeout", "DEADLINE_EXCEEDED"),
     (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
+    (AdapterExists, 409, "adapter_exists", "ALREADY_EXISTS"),
     (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
     (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),
     (QuotaExceeded, 429, "quota_exceeded", "RESOURCE_EXHAUSTED"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
+from app.admin.adapters import AdaptersApi
 from app.admin.allowed_paths import AllowedPaths
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
@@ -288,6 +289,7 @@ def build_routers(
     return [
         PagesApi().router(),
         ModelsApi(views, lifecycle, paths, max_body_bytes, isolation).router(),
+        AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),
         TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),

@@ -1,8 +1,10 @@
 """Run a model in this process: each instance on a worker thread, behind one dispatcher."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, cast
 
 from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
@@ -10,7 +12,7 @@ from frameworks.engine.generation import GenerationService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import Outputs
@@ -20,6 +22,8 @@ from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, PairRequest, TextRequest
+
+Result = TypeVar("Result")
 
 
 class LocalEngine:
@@ -91,6 +95,33 @@ class LocalEngine:
             use.release()
             raise
 
+    async def adapter_bytes(self, folder: Path) -> int:
+        """Check an adapter, and return the bytes of its weights. Raises InvalidModel, InvalidInput."""
+        return await _in_own_thread(self._step_model.adapter_bytes, folder)
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter beside the texts that run. Raises InvalidModel, OutOfMemory, InvalidInput."""
+        model = self._step_model
+        added = await _in_own_thread(model.load_adapter, name, folder)
+        model.list_adapters((*_adapters(model), added))
+
+    async def unload_adapter(self, name: str) -> int:
+        """Refuse new requests for an adapter, wait for those in progress, and release it. Return its bytes."""
+        model = self._step_model
+        removed = next((each for each in _adapters(model) if each.name == name), None)
+        if removed is None:
+            return 0
+        model.list_adapters(tuple(each for each in _adapters(model) if each is not removed))
+        await self._adapter_uses.drained(removed.number)
+        await _in_own_thread(model.unload_adapter, removed.number)
+        return removed.memory_bytes
+
+    @property
+    def _step_model(self) -> StepModel:
+        if self._generation is None:
+            raise InvalidInput("name", "expected an adapter of a model that generates text, got another model")
+        return cast("StepModel", self.model)
+
     async def drained(self) -> None:
         """No other process uses the model."""
 
@@ -109,6 +140,20 @@ class LocalEngine:
 
     def _note_death(self) -> None:
         self.is_dead = True
+
+
+def _adapters(model: StepModel) -> tuple[AdapterSpec, ...]:
+    assert model.spec.generation is not None
+    return model.spec.generation.adapters
+
+
+async def _in_own_thread(work: Callable[..., Result], *arguments: object) -> Result:
+    """Run the work in a thread that ends with it, and with it the OpenMP threads, see Loader."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _refuse_rows(*_: object, **__: object) -> "asyncio.Future[Outputs]":

@@ -13,7 +13,7 @@ from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_admission import request_limit
-from frameworks.settings import Isolation, PerformanceSettings
+from frameworks.settings import Isolation, PerformanceSettings, TorchModelEntry
 from memory.shared_counters import CounterRow
 
 
@@ -66,6 +66,14 @@ class ModelIdentity:
         object.__setattr__(self, "name", entry.name)
         object.__setattr__(self, "requests", limit)
         object.__setattr__(self, "adapters", {each.name: each for each in getattr(entry, "adapters", ())})
+
+    @property
+    def loaded_entry(self) -> ModelEntry:
+        """The entry with the adapters that the next load has."""
+        entry = self.entry
+        if not isinstance(entry, TorchModelEntry):
+            return entry
+        return entry.model_copy(update={"adapters": tuple(self.adapters.values())})
 
     @property
     def engine_settings(self) -> EngineSettings:

@@ -140,6 +140,22 @@ class MemoryLedger:
                 self.budget.correct(version, memory, measured)
             return True
 
+    def grow(self, version: ModelVersion, more_bytes: int) -> None:
+        """Add to the memory of a loaded version in this process, without evictions. Raises OutOfMemory."""
+        [memory] = version.memory_on
+        [kind] = version.measured_by_kind
+        if more_bytes > max(0, self.budget.free(memory)):
+            raise OutOfMemory(
+                f"{version} needs {format_size(more_bytes)} more, {memory} has "
+                f"{format_size(max(0, self.budget.free(memory)))} left for models; unload a model, or raise "
+                "memory.max_model_memory"
+            )
+        version.memory_bytes += more_bytes
+        version.process_bytes = [version.memory_bytes]
+        version.memory_on, version.measured_by_kind = {memory: version.memory_bytes}, {kind: version.memory_bytes}
+        self.budget.correct(version, memory, version.memory_bytes)
+        self.notify()
+
     def release(self, version: ModelVersion) -> None:
         """Free the memory of a version."""
         self.budget.release(version)

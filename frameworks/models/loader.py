@@ -172,7 +172,7 @@ class Loader:
         )
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
-        return self._registry(version.model.framework).needs(version.model.entry, version.path)
+        return self._registry(version.model.framework).needs(version.model.loaded_entry, version.path)
 
     def _load_in_own_thread(self, version: ModelVersion, device: Device) -> Loaded:
         """Load in a thread that ends with the load, and with it the OpenMP threads of the load.
@@ -190,7 +190,7 @@ class Loader:
             self._prepared.add((version.model.framework, device.id))
         num_unloads = self._num_unloads
         files = files_state(version.path)
-        loaded = load_instances(registry, version.model.entry, version.path, device, self.devices)
+        loaded = load_instances(registry, version.model.loaded_entry, version.path, device, self.devices)
         instances, taken = loaded.instances, loaded.growth_bytes
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.

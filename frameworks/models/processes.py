@@ -95,7 +95,7 @@ class ProcessStarter:
         process = await start_process(self._options(version, index))
         try:
             return process, await process.measure(
-                version.model.framework, version.model.entry, version.path, self.settings
+                version.model.framework, version.model.loaded_entry, version.path, self.settings
             )
         except BaseException:
             process.kill("aborted", "its model was not measured")

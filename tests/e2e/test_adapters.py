@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,14 +24,19 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The model `lm` with its adapters `red` and `blue`; `green` is below the roots."""
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folders of the model `lm` and of three adapters by name."""
     folder = tmp_path_factory.mktemp("adapters")
-    save_causal_model(folder / "lm")
     model = causal_model()
-    for name, lora in [*LORAS.items(), ("green", Lora(3))]:
-        save_lora(folder / name, lora, model)
+    adapters = {name: save_lora(folder / name, lora, model) for name, lora in [*LORAS.items(), ("green", Lora(3))]}
+    return adapters | {"lm": save_causal_model(folder / "lm")}
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def server(request: pytest.FixtureRequest, folder_of: dict[str, Path]) -> Iterator[RunningServer]:
+    """The model `lm` with its adapters `red` and `blue`; `green` is below the roots."""
+    folder = folder_of["lm"].parent
     tables = "".join(f'[[models.torch_models.adapters]]\nname = "{name}"\npath = "./{name}"\n' for name in LORAS)
     config = (
         f'{WAYS[request.param]}[models]\nroots = ["{folder}"]\n[[models.torch_models]]\nname = "lm"\n'
@@ -101,6 +107,39 @@ def test_unknown_adapter_names_known_ones(server: RunningServer) -> None:
     for name in ("ml:red", "lm:"):
         answer = server.client.post("/infer", json={"model_name": name, "prompt": PROMPT})
         assert_refused(answer, 404, "model_not_found", "there is lm")
+
+
+def test_adapter_is_added_and_deleted(server: RunningServer, folder_of: dict[str, Path]) -> None:
+    """Only in the process of the server; elsewhere adapters are those of the entry."""
+    body = {"name": "green", "path": str(folder_of["green"])}
+    added = server.client.post("/models/lm/adapters", json=body)
+    if server.client.get("/models/lm").json()["adapters"][-1]["name"] != "green":
+        assert_refused(added, 400, "invalid_input", "in the server's own process", "name the adapter in its entry")
+        deleted = server.client.delete("/models/lm/adapters/red")
+        assert_refused(deleted, 400, "invalid_input", "in the server's own process")
+        return
+    assert added.status_code == 201, added.text
+    expected = [merged_text(Lora(3)), merged_text(LORAS["red"])]
+    assert texts_of(server, ["lm:green", "lm:red"]) == expected
+    assert_refused(server.client.post("/models/lm/adapters", json=body), 409, "adapter_exists")
+    assert server.client.delete("/models/lm/adapters/green").json() == {"deleted": "lm:green"}
+    assert_refused(server.client.delete("/models/lm/adapters/green"), 404, "adapter_not_found", "there is blue, red")
+    refused = server.client.post("/infer", json={"model_name": "lm:green", "prompt": PROMPT})
+    assert_refused(refused, 404, "adapter_not_found")
+
+
+def test_invalid_adapters_are_refused(server: RunningServer, folder_of: dict[str, Path]) -> None:
+    green = str(folder_of["green"])
+    for body, status, code, word in (
+        ({"name": "a:b", "path": green}, 400, "invalid_input", "name"),
+        ({"name": "a", "path": "hf://org/name"}, 400, "invalid_input", "path"),
+        ({"name": "a", "path": "/etc"}, 403, "forbidden", "models.roots"),
+        ({"name": "a", "path": f"{green}/none"}, 400, "invalid_input", ""),
+        ({"name": "a"}, 400, "invalid_input", "path"),
+        ({"name": "a", "path": green, "rank": 4}, 400, "unknown_field", "rank"),
+    ):
+        assert_refused(server.client.post("/models/lm/adapters", json=body), status, code, word)
+    assert_refused(server.client.post("/models/ml/adapters", json={}), 404, "model_not_found")
 
 
 def test_lists_show_adapters(server: RunningServer) -> None:

@@ -22,6 +22,8 @@ ROUTES = {
     "/models/{name}/versions/{version}/infer": {"post"},
     "/models": {"get", "post"},
     "/models/{name}": {"get", "delete"},
+    "/models/{name}/adapters": {"post"},
+    "/models/{name}/adapters/{adapter}": {"delete"},
     "/models/{name}/load": {"post"},
     "/models/{name}/unload": {"post"},
     "/models/{name}/rollback": {"post"},
@@ -77,6 +79,7 @@ ROUTES |= {path: {"post"} for path in REPOSITORY}
 GENERATION_FIELDS = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
 MANAGEMENT = (
     *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),
+    *("/models/{name}/adapters", "/models/{name}/adapters/{adapter}"),
     *REPOSITORY,
 )
 V2_PATHS = {

@@ -4,7 +4,7 @@ import codecs
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.types import (
+    AdapterSpec,
     Constraint,
     Conversation,
     FinishReason,
@@ -188,6 +189,8 @@ class EchoModel:
         self.idle_calls: list[str] = []
         """The thread of each call."""
         self.is_closed = False
+        self.adapter_numbers: list[int] = []
+        self.unloaded_adapters: list[int] = []
         self._seen: set[tuple[int, ...]] = set()
         self._stats = StepStats()
         self._users = 0
@@ -200,6 +203,22 @@ class EchoModel:
         if constraint.kind != "choice":
             raise InvalidInput("constraint", "is no choice")
         return TextMatcher(constraint.definition.encode())
+
+    def adapter_bytes(self, folder: Path) -> int:
+        """The name of the folder."""
+        return int(folder.name)
+
+    def load_adapter(self, name: str, folder: Path) -> AdapterSpec:
+        self.adapter_numbers.append(len(self.adapter_numbers) + 1)
+        return AdapterSpec(name, self.adapter_numbers[-1], 1, int(folder.name))
+
+    def list_adapters(self, adapters: tuple[AdapterSpec, ...]) -> None:
+        assert self.spec.generation is not None
+        self.spec = replace(self.spec, generation=replace(self.spec.generation, adapters=adapters))
+
+    def unload_adapter(self, number: int) -> None:
+        assert all(each.request.adapter_id != number for each in (*self.running.values(), *self.waiting.values()))
+        self.unloaded_adapters.append(number)
 
     def add(self, request: SequenceRequest) -> None:
         assert not self.is_closed, "called after close"

@@ -75,20 +75,28 @@ class GeneratingModel:
         """As StepModel.constrain."""
         return self._masks.compile(constraint)
 
-    def load_adapter(self, name: str, folder: Path) -> None:
+    def adapter_bytes(self, folder: Path) -> int:
+        """As StepModel.adapter_bytes."""
+        return self._adapter_set.needed_bytes(folder)
+
+    def load_adapter(self, name: str, folder: Path) -> AdapterSpec:
         """As StepModel.load_adapter."""
-        added = self._adapter_set.attach(name, folder)
-        self._list_adapters((*self._adapters, added), added.memory_bytes)
+        return self._adapter_set.attach(name, folder)
 
-    def hide_adapter(self, name: str) -> None:
-        """As StepModel.hide_adapter."""
-        kept = tuple(each for each in self._adapters if each.name != name)
-        self._list_adapters(kept, 0)
+    def list_adapters(self, adapters: tuple[AdapterSpec, ...]) -> None:
+        """As StepModel.list_adapters."""
+        before = self.spec.generation
+        assert before is not None
+        bare_bytes = self.spec.memory_bytes - sum(each.memory_bytes for each in before.adapters)
+        self.spec = replace(
+            self.spec,
+            generation=replace(before, adapters=adapters),
+            memory_bytes=bare_bytes + sum(each.memory_bytes for each in adapters),
+        )
 
-    def unload_adapter(self, adapter: AdapterSpec) -> None:
+    def unload_adapter(self, number: int) -> None:
         """As StepModel.unload_adapter."""
-        self._adapter_set.detach(adapter.number)
-        self._list_adapters(self._adapters, -adapter.memory_bytes)
+        self._adapter_set.detach(number)
 
     @property
     def _adapter_set(self) -> AdapterSet:
@@ -98,16 +106,6 @@ class GeneratingModel:
                 "adapters: expected none for a model that runs with transformers' own caches; remove them"
             )
         return adapters
-
-    @property
-    def _adapters(self) -> tuple[AdapterSpec, ...]:
-        assert self.spec.generation is not None
-        return self.spec.generation.adapters
-
-    def _list_adapters(self, adapters: tuple[AdapterSpec, ...], more_bytes: int) -> None:
-        assert self.spec.generation is not None
-        generation = replace(self.spec.generation, adapters=adapters)
-        self.spec = replace(self.spec, generation=generation, memory_bytes=self.spec.memory_bytes + more_bytes)
 
     def add(self, request: SequenceRequest) -> None:
         """As StepModel.add. An invalid request fails at the next step."""

@@ -72,8 +72,8 @@ def load_generator(
         served.adapters,
     )
     loaded = GeneratingModel(parts, spec, performance.intra_op_threads)
-    for adapter in entry.adapters:
-        loaded.load_adapter(adapter.name, adapter.path)
+    if entry.adapters:
+        loaded.list_adapters(tuple(loaded.load_adapter(each.name, each.path) for each in entry.adapters))
     return loaded
 
 

@@ -91,6 +91,12 @@ class AdapterSet:
         self._stacks: _Stacks | None = None
         self._products: StepProducts | None = None
 
+    def needed_bytes(self, folder: Path) -> int:
+        """Check an adapter against the base, and return the bytes of its weights. Raises InvalidModel."""
+        files = read_adapter(folder)
+        self._check(files)
+        return files.elements * self._dtype.itemsize
+
     def attach(self, name: str, folder: Path) -> AdapterSpec:
         """Load an adapter from its folder; steps that begin afterwards may have it.
 

@@ -140,29 +140,18 @@ def test_adapter_attached_and_detached_beside_texts(made_once: FolderMaker, tmp_
     model = load_generating(folder, blocks=40)
     bare_bytes = model.spec.memory_bytes
     prompts = prompts_of(20, 30)
-    model.load_adapter(**_loading(first))
-    [adapter] = model.spec.generation.adapters
+    adapter = model.load_adapter("a1", first["path"])
+    model.list_adapters((adapter,))
     assert model.spec.memory_bytes - bare_bytes == adapter.memory_bytes > 0
     model.add(request(1, prompts[0], 20))
     model.add(request(2, prompts[1], 20, adapter_id=adapter.number))
     tokens: dict[int, list[int]] = {1: [], 2: []}
     for number in range(20):
         if number == 5:
-            model.load_adapter(**_loading(second))
+            other = model.load_adapter("a2", second["path"])
         if number == 10:
-            model.hide_adapter("a2")
-            model.unload_adapter(_of_number(2))
+            model.unload_adapter(other.number)
         for token in stepped(model).tokens:
             tokens[token.sequence_id].append(token.token_id)
     assert tokens[1] == greedy_texts(causal_model(), prompts[:1], 20)[0]
     assert tokens[2] == greedy_texts(merge(causal_model(), FOUR[0]), prompts[1:], 20)[0]
-
-
-def _of_number(number: int) -> Any:
-    from frameworks.generation.types import AdapterSpec
-
-    return AdapterSpec("", number, 1, 0)
-
-
-def _loading(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"name": entry["name"], "folder": entry["path"]}
