@@ -23,8 +23,8 @@ MODEL = "vector"
 _ANSWER_LIMIT_S = 120.0
 _MAX_REQUESTS_ON_CONNECTION = 12
 _METHODS = ("GET", "GET", "POST", "POST", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "get")
-_PATHS = [path.format_map({"name": MODEL, "version": "1", "file": "swagger-ui.css", "rest": "a"}) for path in
-          (path.replace("rest:path", "rest") for path in HTTP_ACCESS)]  # fmt: skip
+_VALUES = {"name": MODEL, "version": "1", "adapter": "a", "file": "swagger-ui.css", "rest": "a"}
+_PATHS = [path.replace("rest:path", "rest").format_map(_VALUES) for path in HTTP_ACCESS]
 _SIGNED_CALL = "/inference.GRPCInferenceService/ServerLive"
 REPLAYS = 20
 """Signed requests that are valid once."""

@@ -94,7 +94,7 @@ async def ready(ways: BothWays) -> None:
 
 
 def all_paths(name: str) -> list[str]:
-    values = {"{name}": name, "{version}": "1", "{rest:path}": "a/b", "{file}": "swagger-ui.css"}
+    values = {"{name}": name, "{version}": "1", "{rest:path}": "a/b", "{file}": "swagger-ui.css", "{adapter}": "a"}
     others = [path for path, methods in HTTP_ACCESS.items() if INFER not in methods.values()]
     return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], path) for path in others]
 
