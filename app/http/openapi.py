@@ -12,7 +12,7 @@ from app.protocols.errors import ERROR_CODES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
-_NOT_OF_INFERENCE = {"model_exists", "not_found", "not_supported"}
+_NOT_OF_INFERENCE = {"adapter_exists", "model_exists", "not_found", "not_supported"}
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. A server without keys needs none."},

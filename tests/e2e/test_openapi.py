@@ -75,8 +75,11 @@ ROUTES |= {
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
 ROUTES |= {path: {"post"} for path in REPOSITORY}
-# Shown by tests/app/protocols/native/test_generation.py.
-GENERATION_FIELDS = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
+# Shown by tests/app/protocols/native/test_generation.py and tests/e2e/test_adapters.py.
+NOT_HERE = {
+    "InferResponse": {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"},
+    "OpenAiModel": {"root", "parent"},
+}
 MANAGEMENT = (
     *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),
     *("/models/{name}/adapters", "/models/{name}/adapters/{adapter}"),
@@ -172,7 +175,7 @@ def test_document_describes_accepted_load_bodies(order: str, document: Any, serv
 
 
 def test_document_lists_errors_of_inference(document: Any) -> None:
-    others = {"model_exists", "not_found", "not_supported"}
+    others = {"model_exists", "adapter_exists", "not_found", "not_supported"}
     for path in INFERENCE:
         responses = document["paths"][path]["post"]["responses"]
         for status, codes in ERROR_CODES.items():
@@ -236,7 +239,7 @@ def test_responses_have_described_fields(document: Any, server: RunningServer) -
     }
     for name, answer in answers.items():
         described = schemas[name]["properties"].keys()
-        assert answer.keys() == described - (GENERATION_FIELDS if name == "InferResponse" else set()), name
+        assert answer.keys() == described - NOT_HERE.get(name, set()), name
         assert set(schemas[name].get("required", [])) <= answer.keys()
     (statistics,) = answers["ModelStatisticsList"]["model_stats"]
     assert statistics.keys() == schemas["ModelStatistics"]["properties"].keys()

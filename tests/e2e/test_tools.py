@@ -98,7 +98,9 @@ class TestEveryFormat:
         (choice,), (expected,) = last.choices, whole.choices
         assert choice.finish_reason == "tool_calls"
         assert _functions(choice) == _functions(expected)
-        assert last.usage == whole.usage
+        # The cached tokens of the prompt depend on the requests before.
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert getattr(last.usage, name) == getattr(whole.usage, name), name
         assert chunks > 5
 
     def test_result_is_sent_back(self, client: openai.OpenAI, model: str) -> None:
