@@ -29,6 +29,8 @@ HTTP = {
     "POST /models/{name}/load": "manage",
     "POST /models/{name}/unload": "manage",
     "POST /models/{name}/rollback": "manage",
+    "POST /models/{name}/adapters": "manage",
+    "DELETE /models/{name}/adapters/{adapter}": "manage",
     "POST /infer": "infer",
     "POST /inference": "infer",
     "POST /models/{name}/infer": "infer",
@@ -38,6 +40,8 @@ HTTP = {
     "POST /v1/completions": "infer",
     "POST /v1/chat/completions": "infer",
     "POST /v1/responses": "infer",
+    "POST /v1/messages": "infer",
+    "POST /v1/messages/count_tokens": "infer",
     "POST /v1/embeddings": "infer",
     "POST /v1/rerank": "infer",
     "POST /v1/score": "infer",
@@ -54,6 +58,8 @@ HTTP = {
     "POST /embed": "infer",
     "POST /predict": "infer",
     "POST /similarity": "infer",
+    "POST /generate": "infer",
+    "POST /generate_stream": "infer",
     "POST /v2/embed": "infer",
     "POST /v2/rerank": "infer",
     "GET /v2": "read",
@@ -148,7 +154,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def send(server: RunningServer, route: str, key: MadeKey | None) -> int:
     """Send a request with an empty body. No model is named `absent`, so that allowed requests change nothing."""
     method, path = route.split()
-    path = path.format(name="absent", version="1")
+    path = path.format(name="absent", version="1", adapter="a")
     return server.client.request(method, path, headers={} if key is None else key.headers).status_code
 
 
@@ -237,7 +243,7 @@ def test_another_tenants_key_sees_no_model(keyed: RunningServer, route: str) -> 
         body = {"model_name": "vector", "input_data": [1.0]}
     answer = keyed.client.request(
         method,
-        path.format(name="vector", version="1"),
+        path.format(name="vector", version="1", adapter="a"),
         headers=FOREIGN.headers,
         json=body if HTTP[route] == "infer" else None,
     )

@@ -138,6 +138,25 @@ def steady(value: Any) -> Any:
     return [steady(item) for item in value] if isinstance(value, list) else value
 
 
+def check_alike(theirs: Any, ours: Any) -> None:
+    """Check that two answers of a language model are equal but for the rounding of log probabilities.
+
+    Each process measures which kernels are faster on its CPU, and may choose others on a busy machine.
+    """
+    if isinstance(ours, dict):
+        assert theirs.keys() == ours.keys()
+        for key in ours:
+            check_alike(theirs[key], ours[key])
+    elif isinstance(ours, list | tuple):
+        assert len(theirs) == len(ours)
+        for other, one in zip(theirs, ours, strict=True):
+            check_alike(other, one)
+    elif isinstance(ours, float):
+        assert theirs == pytest.approx(ours, abs=1e-4)
+    else:
+        assert theirs == ours
+
+
 def ask(server: RunningServer, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     answer = server.client.post(path, json=body)
     return answer.status_code, steady(answer.json())
@@ -147,7 +166,10 @@ def ask(server: RunningServer, path: str, body: dict[str, Any]) -> tuple[int, An
 def test_response_equals_that_of_local_model(servers: Servers, name: str) -> None:
     path, body = REQUESTS[name]
     ours, theirs = (ask(server, path, body) for server in servers)
-    assert theirs == ours
+    if body.get("model") == "tiny-llama":
+        check_alike(theirs, ours)
+    else:
+        assert theirs == ours
     assert (ours[0] == 200) == (not name.startswith(("wrong", "unknown")) and not name.endswith(_REFUSED)), ours
 
 
@@ -158,7 +180,7 @@ _REFUSED = ("too-long", "unknown", "impossible-schema")
 def test_stream_equals_that_of_local_model(servers: Servers, name: str) -> None:
     path, body = STREAMS[name]
     ours, theirs = (stream(server, path, body) for server in servers)
-    assert theirs == ours
+    check_alike(theirs, ours)
     assert len(ours) > 2
 
 

@@ -80,11 +80,13 @@ def test_ingress_killed_no_request_fails(deployed: DeployedServer) -> None:
 
 
 def test_killed_replica_stream_ends_with_error(deployed: DeployedServer) -> None:
-    body = {"prompt": "The module", "max_tokens": 400, "stream": True}
+    # A long text: finding the process takes seconds on a busy machine.
+    body = {"prompt": "The module", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    (replica, *_) = deployed.cluster.replicas("model-tiny-llama")
     with deployed.client.stream("POST", "/models/tiny-llama/infer", json=body) as answer:
         events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         assert "text" in json.loads(next(events))
-        deployed.kill_replica("model-tiny-llama")
+        replica.kill()
         rest = list(events)
     assert any(event.startswith('{"error"') for event in rest[-2:]), rest[-2:]
     wait_for_full_capacity(deployed)
