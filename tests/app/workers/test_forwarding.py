@@ -187,6 +187,7 @@ async def test_small_body_limit_same_response(serving: Serving) -> None:
 async def test_pages_of_allowed_origin_same_response(serving: Serving) -> None:
     asks = {"origin": ORIGIN, "access-control-request-method": "DELETE", "access-control-request-headers": "x-a"}
     async with serving(CONFIG) as ways:
+        await ready(ways)
         assert await ask_both(ways, "OPTIONS", "/models/x", headers=asks) == 204
         assert await ask_both(ways, "OPTIONS", "/models/x", headers={**asks, "origin": "https://b.example"}) == 403
         assert await ask_both(ways, "GET", "/models", headers={"origin": ORIGIN}) == 200
