@@ -62,6 +62,10 @@ class TenantsHarness:
                 generation.close()
         return first_s
 
+    def delivered_tokens(self) -> dict[str, int]:
+        """Return the generated tokens by tenant. Those of a step count at once, whether they were read or not."""
+        return {name: tokens.generated for name, tokens in self._manager.slot("m").generated.tenants.items()}
+
     def step_seconds(self) -> tuple[int, float]:
         """Return the number of the model's steps, and their seconds."""
         steps = self._manager.slot("m").generated.steps
