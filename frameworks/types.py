@@ -103,8 +103,8 @@ class TextSpec:
 
     `embedding_size`: dimensions of an embedding; None where the files do not define it. `shorter_sizes`: dimensions to
     which embeddings may be truncated (Matryoshka), ascending; empty for other models. `pooling`: how an embedding is
-    computed from the hidden states of its tokens: `mean`, `cls`, `max`, or `pooler` for BERT's own. `prompts`:
-    by name, those that requests may put before their texts.
+    computed from the hidden states of its tokens: `mean`, `cls`, `max`, `lasttoken`, or `pooler` for BERT's own.
+    `prompts`: by name, those that requests may put before their texts.
     """
 
     max_tokens: int

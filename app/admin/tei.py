@@ -21,6 +21,8 @@ from frameworks.models.slot import ModelSlot
 from frameworks.types import ModelSpec
 
 _MODEL = UnnamedModel(("embed", "rerank", "classify", "generate"))
+# TEI's names where they differ from ours. BERT's own pooler reads the first token.
+_POOLINGS = {"pooler": "cls", "lasttoken": "last_token"}
 
 
 class TeiInfo(ResponseBody):
@@ -143,8 +145,7 @@ def _type_of(spec: ModelSpec) -> dict[str, dict[str, Any]]:
     """Return the kind of a text model, and its labels or its pooling."""
     assert spec.text is not None
     if spec.task == "embed":
-        # BERT's own pooler reads the first token.
-        return {"embedding": {"pooling": "cls" if spec.text.pooling == "pooler" else spec.text.pooling}}
+        return {"embedding": {"pooling": _POOLINGS.get(spec.text.pooling, spec.text.pooling)}}
     labels = spec.text.labels
     id2label = {str(i): label for i, label in enumerate(labels)}
     kind = "reranker" if kind_of(spec) == "rerank" else "classifier"

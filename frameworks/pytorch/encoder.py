@@ -1,4 +1,4 @@
-"""An encoder of transformers with its tokenizer: texts in, pooled embeddings or logits out."""
+"""An encoder of transformers, or a decoder in its place, with its tokenizer: texts in, embeddings or logits out."""
 
 from inspect import signature
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 
-TorchPooling = Literal["mean", "cls", "max", "pooler", "logits"]
+TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
 
 
 class EncoderModel:
@@ -108,8 +108,8 @@ class EncoderModel:
             torch.mps.empty_cache()
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        """Return one row per text from the model's output; mean, cls and max as sentence-transformers' Pooling defines
-        them.
+        """Return one row per text from the model's output; `pooler` and `logits` are the model's own, the others
+        those of sentence-transformers' Pooling.
         """
         if self._pooling == "logits":
             logits: torch.Tensor = output.logits
@@ -123,6 +123,11 @@ class EncoderModel:
         if self._pooling == "max":
             # As `frameworks.text.tokenizer.pool`, for numbers beyond f16.
             return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+        if self._pooling == "lasttoken":
+            last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+            ends = hidden[torch.arange(len(last), device=mask.device), last]
+            # The states of a text without tokens are undefined: its tokens attend to nothing.
+            return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
         # The sum is float32 even if the states are f16: 512 of them would lose the last digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)

@@ -64,9 +64,15 @@ def load_encoder(
     device: Device,
     enable_memory_mapping: bool = True,
 ) -> torch.nn.Module:
-    """Load an encoder, as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent."""
+    """Load an encoder, as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent.
+
+    A decoder is loaded without its head, and its runs keep no keys and values.
+    """
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
+    config: Any = model.config
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
     _check_nothing_missing(folder, model, [key for key in missing if needs_pooler or "pooler" not in key])
     return model
 

@@ -152,7 +152,8 @@ def _check_kind(files: ModelFiles) -> None:
         )
     generates = _generates(config)
     # "bert" and "llama" are families; any other model_type must be that of the folder.
-    if model_type not in (None, config.model_type, "llama" if generates else "bert"):
+    family = "llama" if config.architecture.endswith(_GENERATES) else "bert"
+    if model_type not in (None, config.model_type, family):
         raise InvalidModel(
             f'{folder}: model_type: expected "{config.model_type}" as in config.json, got "{model_type}"; '
             "make them agree or remove it"
@@ -164,7 +165,8 @@ def _check_kind(files: ModelFiles) -> None:
 
 
 def _generates(config: TextConfig) -> bool:
-    return config.architecture.endswith(_GENERATES)
+    """Whether the model generates text; a language model with a pooling module of sentence-transformers embeds."""
+    return config.architecture.endswith(_GENERATES) and config.pooling is None
 
 
 def _read(entry: TorchModelEntry, path: Path) -> ModelFiles:

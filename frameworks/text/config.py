@@ -13,7 +13,7 @@ from typing import Any, Literal
 from frameworks.errors import InvalidModel
 from frameworks.files import parse_json, read_json
 
-Pooling = Literal["mean", "cls", "max"]
+Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
 # In the order in which sentence-transformers concatenates them.
 _POOLING_FLAGS: dict[str, str] = {
@@ -88,6 +88,8 @@ def read_text_config(folder: Path) -> TextConfig:
     pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
+    if pooling is not None or architecture.endswith(_CLASSIFIES):
+        _check_reads_plain_text(sentence, encoder)
     problem = config.get("problem_type")
     if problem == "regression" and architecture.endswith(_CLASSIFIES):
         raise InvalidModel(
@@ -137,6 +139,15 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
     return next((content for name in names if (content := read_json(folder / name))), {})
 
 
+def _check_reads_plain_text(sentence: dict[str, Any], folder: Path) -> None:
+    """Raise InvalidModel for a model that reads its texts as messages, in its chat template."""
+    modalities = sentence.get("modality_config")
+    if isinstance(modalities, dict) and "message" in modalities:
+        raise InvalidModel(
+            f"{folder}: modality_config: expected text, got message; texts in a chat template are not served"
+        )
+
+
 def _pooling(file: Path) -> Pooling:
     config = read_json(file)
     if not config:
@@ -144,11 +155,11 @@ def _pooling(file: Path) -> Pooling:
     modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
     wanted = modes if isinstance(modes, list) else [modes]
     match wanted:
-        case ["mean" | "cls" | "max" as mode]:
+        case ["mean" | "cls" | "max" | "lasttoken" as mode]:
             if config.get("include_prompt") is False:
                 raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
             return mode
-    raise InvalidModel(f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls and max are")
+    raise InvalidModel(f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls, max and lasttoken are")
 
 
 def _prompt(file: Path) -> str:

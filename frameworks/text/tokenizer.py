@@ -300,7 +300,7 @@ def pad(
 def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
     """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, size].
 
-    Mean, cls and max are those of sentence-transformers' Pooling module.
+    The poolings are those of sentence-transformers' Pooling module. The last token of a text without tokens is zeros.
     """
     hidden = hidden.astype(np.float32, copy=False)
     match pooling:
@@ -311,6 +311,11 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
             # Not -inf: it would remain for a text without tokens, and normalising it gives NaN.
             highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
             return highest.astype(np.float32)
+        case "lasttoken":
+            last = attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)
+            ends: Array = hidden[np.arange(len(hidden)), last]
+            ends[~attention_mask.any(axis=1)] = 0
+            return ends
         case "mean":
             mask = attention_mask.astype(np.float32)
             count = np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)

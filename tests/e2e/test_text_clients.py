@@ -276,3 +276,19 @@ def test_prompts_of_files_are_put_before_texts(tmp_path: Path) -> None:
             answer = client.post("/v2/embed", json={"texts": ["cat"], "input_type": input_type}).json()
             assert np.allclose(answer["embeddings"]["float"], expected, atol=1e-6)
         assert "one of passage, query" in refusal(running, "/embed", inputs="cat", prompt_name="document")["error"]
+
+
+def test_decoder_embeds_with_its_prompts(tmp_path: Path) -> None:
+    from tests.support.models.decoder_folders import HIDDEN_SIZE, PROMPTS, save_decoder_embedder
+
+    save_decoder_embedder(tmp_path / "decoder")
+    entry = f'[[models.torch_models]]\nname = "decoder"\npath = "{tmp_path / "decoder"}"\n'
+    with serving(tmp_path, entry) as running:
+        client = running.wait_ready().client
+        query = client.post("/embed", json={"inputs": "the cat", "prompt_name": "query"}).json()
+        body = {"model": "decoder", "input": [PROMPTS["query"] + "the cat", "the engine of steam"]}
+        data = client.post("/v1/embeddings", json=body).json()["data"]
+        assert len(data[0]["embedding"]) == HIDDEN_SIZE
+        assert np.allclose(query[0], data[0]["embedding"], atol=1e-5)
+        assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "last_token"}}
+        running.check_log()

@@ -68,6 +68,7 @@ POOLINGS: dict[str, Callable[[Array], Array]] = {
     "mean": lambda states: states.mean(axis=0),
     "cls": lambda states: states[0],
     "max": lambda states: states.max(axis=0),
+    "lasttoken": lambda states: states[-1],
 }
 
 
@@ -270,7 +271,7 @@ class TestTrouble:
             ("tokenizer.json", "{}"),
             ("tokenizer_config.json", "[]"),
             ("modules.json", "{}x"),
-            ("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'),
+            ("1_Pooling/config.json", '{"pooling_mode": "weightedmean"}'),
         ],
     )
     def test_broken_file_is_named(self, tmp_path: Path, file: str, content: str) -> None:

@@ -48,6 +48,8 @@ def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:
                 rows.append(states[0])
             case "mean":
                 rows.append(tokens.mean(dim=0) if len(tokens) else torch.zeros(states.shape[1]))
+            case "lasttoken":
+                rows.append(tokens[-1] if len(tokens) else torch.zeros(states.shape[1]))
             case "max":
                 rows.append(tokens.amax(dim=0) if len(tokens) else torch.full(states.shape[1:], -1e9))
     result: Array = torch.stack(rows).float().numpy()
@@ -55,7 +57,7 @@ def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:
 
 
 class TestPool:
-    @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+    @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
     @given(data=st.data())
     def test_pool_equals_torch(self, pooling: Pooling, data: Any) -> None:
         texts, longest, size = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5)))
@@ -71,13 +73,13 @@ class TestPool:
         mask = np.array([[1, 1, 0]])
         assert pool(hidden, mask, pooling).tolist() == ([[2.0, -6.0]] if pooling == "mean" else [[3.0, -5.0]])
 
-    @pytest.mark.parametrize("pooling", ["mean", "max"])
+    @pytest.mark.parametrize("pooling", ["mean", "max", "lasttoken"])
     def test_pooled_text_without_tokens_is_finite(self, pooling: Pooling) -> None:
         rows = normalize_rows(pool(np.ones((1, 2, 4), np.float32), np.zeros((1, 2), np.int64), pooling))
         assert np.isfinite(rows).all()
 
     @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-    @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+    @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
     def test_other_float_types_are_pooled_as_float32(self, pooling: Pooling, dtype: type) -> None:
         """The sum of 600 numbers near 100 exceeds a float16."""
         hidden: Array = np.random.default_rng(3).uniform(99, 101, (2, 600, 3)).astype(dtype)

@@ -143,7 +143,7 @@ class TestSentenceTransformers:
         config = read_text_config(tmp_path)
         assert (config.pooling, config.normalize, config.prompt, config.lower_case) == (None, True, "", False)
 
-    @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+    @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
     @pytest.mark.parametrize("normalize", [True, False])
     def test_modules_set_pooling_and_normalize(self, tmp_path: Path, pooling: str, normalize: bool) -> None:
         write_sentence_transformers(tmp_path, pooling, normalize=normalize)
@@ -159,11 +159,11 @@ class TestSentenceTransformers:
     @pytest.mark.parametrize(
         "content",
         [
-            {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False},
+            {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},
             {"pooling_mode_mean_sqrt_len_tokens": True},
             {"pooling_mode_weightedmean_tokens": True},
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-            {"pooling_mode": "lasttoken"},
+            {"pooling_mode": "weightedmean"},
             {"pooling_mode": ["mean", "max"]},
             {"pooling_mode": 5},
             {"pooling_mode": {"mean": True}},
@@ -172,7 +172,13 @@ class TestSentenceTransformers:
     def test_unsupported_pooling_is_refused_by_name(self, tmp_path: Path, content: dict[str, object]) -> None:
         write_sentence_transformers(tmp_path)
         write_json(tmp_path / "1_Pooling" / "config.json", content)
-        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: pooling .* is not served; mean, cls and max"):
+        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: pooling .* is not served; mean, cls, max and lasttoken"):
+            read_text_config(tmp_path)
+
+    def test_texts_in_chat_template_are_refused(self, tmp_path: Path) -> None:
+        write_sentence_transformers(tmp_path, "lasttoken")
+        change_json(tmp_path / "sentence_bert_config.json", modality_config={"text": {}, "message": {}})
+        with pytest.raises(InvalidModel, match="modality_config: expected text, got message"):
             read_text_config(tmp_path)
 
     def test_absent_pooling_file_is_refused(self, tmp_path: Path) -> None:

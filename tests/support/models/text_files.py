@@ -98,7 +98,7 @@ def write_sentence_transformers(
     more_modules: Sequence[str] = (),
 ) -> None:
     """modules.json and what it names, as sentence-transformers wrote them for years. `more_modules`: class names."""
-    flags = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
+    flags = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "lasttoken": "lasttoken"}
     kinds = ["Transformer", "Pooling", *more_modules, *(["Normalize"] if normalize else [])]
     modules = [
         {
