@@ -144,6 +144,7 @@ SourcePrefix = Annotated[
     PlainSerializer(as_address, return_type=str),
 ]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+ScoreToken = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class ModelEntry(BaseModel):
@@ -303,6 +304,10 @@ class TorchModelEntry(ModelEntry):
     tool_format: ToolFormat | None = None
     """Language models: format of tool calls, `"hermes"`, `"llama3_json"`, `"mistral"`, `"mistral_args"` or
     `"pythonic"`. None: as the chat template shows."""
+    score_tokens: Annotated[tuple[ScoreToken, ScoreToken], Field(strict=False)] | None = None
+    """Language models that rank: tokens of a negative and of a positive answer, like `["no", "yes"]`. A pair is scored
+    by the difference of their logits. None: as the `LogitScore` module of the folder; without one the model generates
+    text."""
     adapters: Adapters = ()
     """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
 

@@ -48,6 +48,8 @@ def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
     if not (folder / "tokenizer.json").is_file():
         return [*instances]
     config = read_text_config(folder)
+    if config.answers is not None:
+        raise InvalidModel(f"{folder}: LogitScore: expected a PyTorch model, got a graph; serve the original weights")
     head = _find_head(instances[0].spec, config)
     if head is None:
         log.warning("tokenizer.json found, but the graph is not a text encoder: serving tensors", folder=str(folder))

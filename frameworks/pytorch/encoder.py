@@ -3,6 +3,7 @@
 from inspect import signature
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
@@ -29,11 +30,13 @@ class EncoderModel:
         tokenizer: TextTokenizer,
         spec: ModelSpec,
         pooling: TorchPooling,
-        pad_token_id: int,
+        pad_token_id: int | None,
         intra_op_threads: int,
         pool: TensorPool | None = None,
     ) -> None:
-        """`intra_op_threads`: CPU threads of one run. `pool`: of the pinned memory through which tokens reach a GPU."""
+        """`pad_token_id`: None where each text is to run alone. `intra_op_threads`: CPU threads of one run. `pool`: of
+        the pinned memory through which tokens reach a GPU.
+        """
         self._model: torch.nn.Module | None = model
         self._device = torch.device(spec.device)
         self._pooling = pooling
@@ -54,11 +57,8 @@ class EncoderModel:
             # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
         try:
-            # The copies from pinned memory are complete when the result arrives.
-            with pinned_arrays(self._pool) as empty:
-                types = batch.token_type_ids if self._reads_token_types else None
-                tokens = pad(batch.token_ids, self._pad_token_id, empty=empty, token_type_ids=types)
-                return {TEXT_OUTPUT: self._run(self._model, tokens)}
+            rows = [self._run(self._model, part) for part in self._runs(batch)]
+            return {TEXT_OUTPUT: np.concatenate(rows) if len(rows) > 1 else rows[0]}
         except RuntimeError as error:
             what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
             longest = max(map(len, batch.token_ids), default=1)
@@ -87,7 +87,19 @@ class EncoderModel:
         self._model = None
         self._empty_cache()
 
-    def _run(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
+    def _runs(self, batch: TokenBatch) -> list[TokenBatch]:
+        if self._pad_token_id is not None or batch.rows <= 1:
+            return [batch]
+        return [batch.part(at, 1) for at in range(batch.rows)]
+
+    def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        # The copies from pinned memory are complete when the result arrives.
+        with pinned_arrays(self._pool) as empty:
+            types = batch.token_type_ids if self._reads_token_types else None
+            tokens = pad(batch.token_ids, self._pad_token_id or 0, empty=empty, token_type_ids=types)
+            return self._computed(model, tokens)
+
+    def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
         """The run's tensors live in this frame and below."""
         in_passing = self._pool is not None
         with torch.inference_mode():

@@ -1,17 +1,22 @@
 """Load encoders from a folder, as its sentence-transformers and config files describe them."""
 
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from frameworks.devices import Device
+from frameworks.errors import InvalidModel
+from frameworks.pytorch.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
-from frameworks.pytorch.loader import DTYPE_NAMES, load_encoder
+from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import TorchModelEntry
+from frameworks.text.answers import has_chat_template
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
@@ -49,20 +54,53 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     """
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
-    tokenizer = TextTokenizer(files.folder, config)
-    needs_pooler = pooling in ("pooler", "logits")
-    model = load_encoder(files.folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
+    tokenizer = _tokenizer(files)
+    model = _model(files, loading, tokenizer)
     spec = _spec(model, config, pooling, device, dtype)
-    threads = loading.intra_op_threads
+    threads, pad_token_id = loading.intra_op_threads, _pad_token_id(model, config)
     if copies is not None:
-        encoder = EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads)
+        encoder = EncoderModel(model, tokenizer, spec, pooling, pad_token_id, threads)
         report = quantize_encoder(model, encoder, files.entry, files.weights, copies)
         spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     return [
-        EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, loading.pool)
+        EncoderModel(model, tokenizer, spec, pooling, pad_token_id, threads, loading.pool)
         for _ in range(files.entry.instances)
     ]
+
+
+def _tokenizer(files: ModelFiles) -> TextTokenizer:
+    folder, config = files.folder, files.config
+    is_templated = config.answers is not None or config.pair_messages.is_used or has_chat_template(folder)
+    if is_templated and config.classifies and len(config.labels) == 1:
+        # A process of another encoder needs none of it.
+        from frameworks.pytorch.pair_prompts import load_tokenizer
+
+        return load_tokenizer(folder, config)
+    return TextTokenizer(folder, config)
+
+
+def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer) -> torch.nn.Module:
+    folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
+    if config.answers is None:
+        needs_pooler = _pooling(config, files.weights) in ("pooler", "logits")
+        return load_encoder(folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
+    ids = [_answer_id(answer, tokenizer, folder) for answer in (config.answers.positive, config.answers.negative)]
+    assert ids[0] is not None
+    causal = load_causal_model(folder, dtype, device, loading.enable_memory_mapping)
+    try:
+        return AnswerScorer(causal, ids[0], ids[1]).eval()
+    except InvalidModel as error:
+        raise InvalidModel(f"{folder}: {error.message}") from error
+
+
+def _answer_id(answer: int | str | None, tokenizer: TextTokenizer, folder: Path) -> int | None:
+    if not isinstance(answer, str):
+        return answer
+    token_id = tokenizer.id_of(answer)
+    if token_id is None:
+        raise InvalidModel(f'{folder}: score_tokens: expected tokens of tokenizer.json, got "{answer}"')
+    return token_id
 
 
 def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
@@ -74,6 +112,18 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
     if config.pooling is not None:
         return config.pooling
     return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"
+
+
+def _pad_token_id(model: Any, config: TextConfig) -> int | None:
+    """Return the padding token; None where texts cannot be padded.
+
+    The head of a decoder reads the last token that is not this one. Without it transformers refuses batches.
+    """
+    is_decoder = "past_key_values" in signature(model.forward).parameters
+    if not (config.classifies and is_decoder):
+        return config.pad_token_id
+    own = model.config.get_text_config().pad_token_id
+    return own if isinstance(own, int) and own >= 0 else None
 
 
 def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, device: Device, dtype: str) -> ModelSpec:

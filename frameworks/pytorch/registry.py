@@ -19,7 +19,8 @@ from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
-from frameworks.text.config import TextConfig, read_text_config, transformer_folder
+from frameworks.text.answers import Answers
+from frameworks.text.config import GENERATES, read_text_config, transformer_folder
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
 log = structlog.get_logger(__name__)
 
-_GENERATES = ("ForCausalLM", "LMHeadModel")
 # Models with encoder and decoder, or with images and text.
 _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
@@ -73,7 +73,7 @@ class TorchRegistry:
             # Linear layers take one byte per weight, embedding tables keep their dtype.
             host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
         adapter_elements = _adapter_elements(entry)
-        more_bytes = self._kv_bytes if _generates(files.config) else self._state_bytes
+        more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
         return ModelNeeds(
             host_bytes=files.weights.elements * host_size
             + more_bytes(files, host_dtype, "cpu")
@@ -100,7 +100,7 @@ class TorchRegistry:
             check_int8_runs_on(device, files.folder)
         dtype = (entry.dtype if entry.dtype in DTYPES else None) or default_dtype(device, files.weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
-        if _generates(files.config):
+        if files.config.generates:
             # A process of an encoder needs none of it.
             from frameworks.pytorch.generation.loading import load_generator
             from frameworks.pytorch.generation.served import GeneratorPerformance
@@ -150,9 +150,9 @@ def _check_kind(files: ModelFiles) -> None:
             f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
             f"got {config.architecture or config.model_type}"
         )
-    generates = _generates(config)
+    generates = config.generates
     # "bert" and "llama" are families; any other model_type must be that of the folder.
-    family = "llama" if config.architecture.endswith(_GENERATES) else "bert"
+    family = "llama" if config.architecture.endswith(GENERATES) else "bert"
     if model_type not in (None, config.model_type, family):
         raise InvalidModel(
             f'{folder}: model_type: expected "{config.model_type}" as in config.json, got "{model_type}"; '
@@ -162,16 +162,17 @@ def _check_kind(files: ModelFiles) -> None:
     unsuitable = [key for key in keys if getattr(files.entry, key) not in (None, ())]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
-
-
-def _generates(config: TextConfig) -> bool:
-    """Whether the model generates text; a language model with a pooling module of sentence-transformers embeds."""
-    return config.architecture.endswith(_GENERATES) and config.pooling is None
+    if files.entry.score_tokens is not None and config.answers is None:
+        found = config.architecture or config.model_type
+        raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")
 
 
 def _read(entry: TorchModelEntry, path: Path) -> ModelFiles:
-    folder = transformer_folder(path)
-    return ModelFiles(folder, entry, read_text_config(path), read_weight_files(folder))
+    folder, config = transformer_folder(path), read_text_config(path)
+    if entry.score_tokens is not None and (config.generates or config.answers is not None):
+        negative, positive = entry.score_tokens
+        config = config.with_answers(Answers(positive, negative))
+    return ModelFiles(folder, entry, config, read_weight_files(folder))
 
 
 def _adapter_elements(entry: TorchModelEntry) -> int:

@@ -6,12 +6,13 @@ Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transf
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from frameworks.errors import InvalidModel
 from frameworks.files import parse_json, read_json
+from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
@@ -25,7 +26,10 @@ _POOLING_FLAGS: dict[str, str] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _CLASSIFIES = "ForSequenceClassification"
-_MODULES_SERVED = ("Transformer", "Pooling", "Normalize")
+GENERATES = ("ForCausalLM", "LMHeadModel")
+"""Ends of the architectures that generate text."""
+_MODULES_SERVED = ("Transformer", "Pooling", "Normalize", "LogitScore")
+_ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
 _NO_LIMIT = 1_000_000
@@ -42,7 +46,8 @@ class TextConfig:
 
     `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
-    requests may choose instead of `prompt`, by name.
+    requests may choose instead of `prompt`, by name. `answers`: of a language model that scores pairs of texts.
+    `pair_messages`: the form of such a pair.
     """
 
     max_tokens: int
@@ -60,10 +65,21 @@ class TextConfig:
     shorter_sizes: tuple[int, ...] = ()
     reads_token_types: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    answers: Answers | None = None
+    pair_messages: PairMessages = field(default_factory=PairMessages)
 
     @property
     def classifies(self) -> bool:
-        return self.architecture.endswith(_CLASSIFIES)
+        return self.architecture.endswith(_CLASSIFIES) or self.answers is not None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text. A language model with a module for its output embeds, or scores pairs."""
+        return self.architecture.endswith(GENERATES) and self.pooling is None and self.answers is None
+
+    def with_answers(self, answers: Answers) -> "TextConfig":
+        """Return the configuration of a language model that scores pairs by these answers."""
+        return replace(self, answers=answers, labels=_ONE_LABEL, multi_label=True)
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -88,14 +104,12 @@ def read_text_config(folder: Path) -> TextConfig:
     pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
-    if pooling is not None or architecture.endswith(_CLASSIFIES):
-        _check_reads_plain_text(sentence, encoder)
     problem = config.get("problem_type")
     if problem == "regression" and architecture.endswith(_CLASSIFIES):
         raise InvalidModel(
             f"{encoder / 'config.json'}: problem_type is regression, which is not served; use a classifier"
         )
-    return TextConfig(
+    found = TextConfig(
         max_tokens=_max_tokens(config, tokenizer, sentence) or _truncation_of(encoder) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
@@ -113,7 +127,17 @@ def read_text_config(folder: Path) -> TextConfig:
         shorter_sizes=_shorter_sizes(config, encoder),
         reads_token_types=_reads_token_types(config, tokenizer),
         prompts=_prompts(folder / "config_sentence_transformers.json"),
+        pair_messages=read_pair_messages(sentence, encoder, bool(modules)),
     )
+    scoring = [read_answers(folder / path / "config.json") for kind, path in modules if kind == "LogitScore"]
+    if scoring:
+        if not found.generates:
+            raise InvalidModel(
+                f"{folder / 'modules.json'}: LogitScore: expected a causal language model, got {architecture or 'none'}"
+            )
+        found = found.with_answers(scoring[0])
+    _check_texts_are_plain(found, encoder)
+    return found
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
@@ -139,10 +163,10 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
     return next((content for name in names if (content := read_json(folder / name))), {})
 
 
-def _check_reads_plain_text(sentence: dict[str, Any], folder: Path) -> None:
-    """Raise InvalidModel for a model that reads its texts as messages, in its chat template."""
-    modalities = sentence.get("modality_config")
-    if isinstance(modalities, dict) and "message" in modalities:
+def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
+    """Raise InvalidModel for a model that reads single texts as messages, in its chat template."""
+    reads_texts = config.pooling is not None or (config.classifies and len(config.labels) > 1)
+    if reads_texts and config.pair_messages.is_used:
         raise InvalidModel(
             f"{folder}: modality_config: expected text, got message; texts in a chat template are not served"
         )
@@ -159,7 +183,9 @@ def _pooling(file: Path) -> Pooling:
             if config.get("include_prompt") is False:
                 raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
             return mode
-    raise InvalidModel(f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls, max and lasttoken are")
+    raise InvalidModel(
+        f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls, max and lasttoken are"
+    )
 
 
 def _prompt(file: Path) -> str:

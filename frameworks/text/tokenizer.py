@@ -202,6 +202,11 @@ class TextTokenizer:
         ]
         return encoding.ids, encoding.tokens, spans
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it; None for an unknown one."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return the strings of token ids. Raises InvalidInput, with the field `tokens`, for an unknown id."""
         return [self._name_of(token_id) for token_id in token_ids]
@@ -238,9 +243,11 @@ class TextTokenizer:
             f"text[{position}]", f"expected at most {self._config.max_tokens} tokens, got {num_tokens}; {_REMEDY}"
         )
 
-    def _encodings(self, texts: list[str] | list[tuple[str, str]], first: int) -> list[Encoding]:
+    def _encodings(
+        self, texts: list[str] | list[tuple[str, str]], first: int, add_special_tokens: bool = True
+    ) -> list[Encoding]:
         try:
-            encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts)
+            encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _not_unicode(texts, first) from error
         return encodings

@@ -278,17 +278,33 @@ def test_prompts_of_files_are_put_before_texts(tmp_path: Path) -> None:
         assert "one of passage, query" in refusal(running, "/embed", inputs="cat", prompt_name="document")["error"]
 
 
-def test_decoder_embeds_with_its_prompts(tmp_path: Path) -> None:
-    from tests.support.models.decoder_folders import HIDDEN_SIZE, PROMPTS, save_decoder_embedder
+def test_decoders_embed_and_rank(tmp_path: Path) -> None:
+    """The one that ranks has a process of its own."""
+    from tests.support.models.decoder_folders import HIDDEN_SIZE, PROMPTS, save_decoder_embedder, save_ranking_model
 
-    save_decoder_embedder(tmp_path / "decoder")
-    entry = f'[[models.torch_models]]\nname = "decoder"\npath = "{tmp_path / "decoder"}"\n'
-    with serving(tmp_path, entry) as running:
+    save_decoder_embedder(tmp_path / "embedder")
+    save_ranking_model(tmp_path / "ranker")
+    entry = '[[models.torch_models]]\nname = "{0}"\npath = "{1}/{0}"\n{2}\n'
+    ranking = 'score_tokens = ["no", "yes"]\nisolation = "process"'
+    with serving(
+        tmp_path, entry.format("embedder", tmp_path, "") + entry.format("ranker", tmp_path, ranking)
+    ) as running:
         client = running.wait_ready().client
         query = client.post("/embed", json={"inputs": "the cat", "prompt_name": "query"}).json()
-        body = {"model": "decoder", "input": [PROMPTS["query"] + "the cat", "the engine of steam"]}
+        body = {"model": "embedder", "input": [PROMPTS["query"] + "the cat", "the engine of steam"]}
         data = client.post("/v1/embeddings", json=body).json()["data"]
         assert len(data[0]["embedding"]) == HIDDEN_SIZE
         assert np.allclose(query[0], data[0]["embedding"], atol=1e-5)
-        assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "last_token"}}
+        info = client.get("/info", params={"model": "embedder"}).json()
+        assert info["model_type"] == {"embedding": {"pooling": "last_token"}}
+
+        ranked = client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS}).json()
+        scored = client.post("/v1/score", json={"model": "ranker", "text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
+        by_index = {each["index"]: each["score"] for each in ranked}
+        assert np.allclose([by_index[each["index"]] for each in scored], [each["score"] for each in scored], atol=1e-5)
+        assert [each["score"] for each in ranked] == sorted(by_index.values(), reverse=True)
+        assert 0 < min(by_index.values()) < max(by_index.values()) < 1
+        long = {"model": "ranker", "query": QUERY, "documents": ["a", "engine " * 400], "truncate": False}
+        assert "documents[1]: expected at most 320 tokens" in refusal(running, "/v1/rerank", **long)["error"]["message"]
+        assert "task" in refusal(running, "/v1/completions", model="ranker", prompt="a")["error"]["message"]
         running.check_log()

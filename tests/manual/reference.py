@@ -34,6 +34,7 @@ _TYPES_WITHOUT_SCHEMA = {
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
     "replicas": "integer or table",
+    "score_tokens": "list of two strings",
     "warm_up": "list of tables of values",
 }
 _LARGEST_COUNT = 2**31 - 1

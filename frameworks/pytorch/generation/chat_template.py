@@ -37,11 +37,12 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        variables: Mapping[str, str],
+        variables: Mapping[str, object],
         max_seconds: float = MAX_SECONDS,
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
-        """`variables`: what the template reads besides the messages, the names of the special tokens.
+        """`variables`: what the template reads besides the messages: the names of the special tokens, and those that
+        are to replace the variables of `render`.
 
         Raises InvalidModel for an invalid template.
         """
@@ -73,7 +74,7 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidInput("messages", "expected at least one message, got none")
-        variables: dict[str, Any] = {**self._variables, "documents": None, "add_generation_prompt": True}
+        variables: dict[str, Any] = {"documents": None, "add_generation_prompt": True, **self._variables}
         if reasoning_effort is not None:
             variables |= {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
         self._environment.begin()

@@ -195,6 +195,14 @@ class HuggingFaceTokenizer:
             )
 
 
+def read_chat_template(folder: Path, variables: Mapping[str, object]) -> ChatTemplate | None:
+    """Return the template of the folder's conversations, with these variables; None without one.
+
+    Raises InvalidModel as HuggingFaceTokenizer.
+    """
+    return _chat_template(_from_pretrained(folder), folder, "default", variables)
+
+
 def _from_pretrained(folder: Path) -> Any:
     """Return transformers' tokenizer of the folder, implemented in Rust."""
     file = folder / "tokenizer.json"
@@ -226,14 +234,16 @@ def _from_pretrained(folder: Path) -> Any:
     return pretrained
 
 
-def _chat_template(pretrained: Any, folder: Path, name: str) -> ChatTemplate | None:
-    """Return the folder's template; the one of this name if there are several."""
+def _chat_template(
+    pretrained: Any, folder: Path, name: str, more: Mapping[str, object] | None = None
+) -> ChatTemplate | None:
+    """Return the folder's template; the one of this name if there are several. `more`: variables of the template."""
     source = pretrained.chat_template
     if isinstance(source, dict):
         source = source.get(name)
     if source is None:
         return None
-    variables: dict[str, str] = pretrained.special_tokens_map
+    variables: dict[str, object] = {**pretrained.special_tokens_map, **(more or {})}
     try:
         return ChatTemplate(str(source), variables)
     except InvalidModel as error:

@@ -24,7 +24,7 @@ def reference(folder: Path, texts: list[str] = RAGGED, **options: Any) -> Array:
     """Return the embeddings of sentence-transformers in one batch, which is padded on the left."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     rows: Array = model.encode(texts, batch_size=len(texts), show_progress_bar=False, **options)
     return rows
 

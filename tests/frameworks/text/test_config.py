@@ -172,7 +172,9 @@ class TestSentenceTransformers:
     def test_unsupported_pooling_is_refused_by_name(self, tmp_path: Path, content: dict[str, object]) -> None:
         write_sentence_transformers(tmp_path)
         write_json(tmp_path / "1_Pooling" / "config.json", content)
-        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: pooling .* is not served; mean, cls, max and lasttoken"):
+        with pytest.raises(
+            InvalidModel, match=r"1_Pooling/config\.json: pooling .* is not served; mean, cls, max and lasttoken"
+        ):
             read_text_config(tmp_path)
 
     def test_texts_in_chat_template_are_refused(self, tmp_path: Path) -> None:

@@ -65,6 +65,46 @@ def test_any_value_of_any_key_is_handled(
     assert config.pooling in ("mean", "cls", "max", None)
 
 
+SCORE_KEYS = ("true_token_id", "false_token_id", "modality_config", "processing_kwargs", "architectures")
+parts = ("message", "format", "chat_template", "add_generation_prompt", "text")
+score_junk = st.recursive(
+    st.one_of(junk, st.booleans(), st.just("structured"), st.just("flat")),
+    lambda inner: st.dictionaries(st.sampled_from(parts), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(key=st.sampled_from(SCORE_KEYS), value=score_junk, other=score_junk)
+@example("processing_kwargs", {"chat_template": {"add_generation_prompt": 1}}, {"message": {}})
+@example("processing_kwargs", [1], {"message": {}})
+@example("true_token_id", True, None)
+def test_any_value_of_scoring_model_is_handled(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object, other: object
+) -> None:
+    """`other`: the modality_config beside the value."""
+    folder = tmp_path_factory.getbasetemp() / "any_scoring_value"
+    names = {"": "Transformer", "1_LogitScore": "LogitScore"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in names.items()]
+    write_json(folder / "modules.json", modules)
+    contents: dict[str, dict[str, object]] = {
+        "config.json": {"architectures": ["Qwen3ForCausalLM"]},
+        "1_LogitScore/config.json": {"true_token_id": 2, "false_token_id": 1},
+        "sentence_bert_config.json": {"modality_config": other},
+    }
+    for name, content in contents.items():
+        write_json(folder / name, {**content, key: value})
+    try:
+        config = read_text_config(folder)
+    except InvalidModel:
+        return
+    assert config.answers is not None
+    assert config.classifies
+    assert not config.generates
+    assert config.labels == ("LABEL_0",)
+    assert config.pair_messages.is_used in (True, False)
+    assert all(type(each) is bool for each in config.pair_messages.variables.values())
+
+
 @pytest.mark.parametrize(("architecture", "is_served"), [("BertForSequenceClassification", False), ("BertModel", True)])
 def test_regression_model_is_refused_as_classifier(tmp_path: Path, architecture: str, is_served: bool) -> None:
     """Its number is not a probability; the pipeline of transformers returns it unchanged."""
