@@ -7,8 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from app.grpc.call import Call, GrpcError
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
@@ -18,10 +16,10 @@ from app.grpc.streams import StreamPlaces, next_request
 from app.grpc.tensors import is_typed, parse_request
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
-from app.protocols.open_inference.infer_request import check_request
+from app.protocols.open_inference.generate_tensors import StreamedTensors
+from app.protocols.open_inference.infer_request import check_request, wants_text_in_parts
 from app.protocols.open_inference.infer_response import output_tensors
-from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
-from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
+from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from frameworks.engine.stream import read_in_time
 from frameworks.generation.types import Generation
 from frameworks.types import Answer
@@ -166,12 +164,12 @@ class _Stream:
         # Later requests do not wait for the end of a generated text.
         current.set_result(None)
         request_id, typed = received.message.id, is_typed(received)
+        responses = StreamedTensors(decoded)
         async with read_in_time(generation):
             async for piece in generation:
-                text = np.array([piece.text], dtype=object)
-                tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
-                is_last = piece.finish_reason is not None
-                await self._put(_stream_response(request_id, typed, tensors, record, is_last))
+                tensors = responses.add(piece, generation.usage)
+                if tensors is not None:
+                    await self._put(_stream_response(request_id, typed, tensors, record, responses.is_last))
 
 
 def _inference_call(
@@ -197,17 +195,11 @@ def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, find_spec: F
     message = received.message
     # The call's deadline also bounds the wait for a load.
     spec = find_spec(message.model_name, message.model_version or None, lambda: _earlier_ms(None, call))
-    parsed = parse_request(received)
-    request = check_request(parsed, spec)
-    if is_streamed and spec.generation is not None:
-        request = request._replace(stream=_wants_stream(parsed, request))
+    request = check_request(parse_request(received), spec)
+    if is_streamed and request.generation is not None:
+        request = request._replace(stream=wants_text_in_parts(request))
     timeout_ms = _earlier_ms(request.timeout_ms, call)
     return request if timeout_ms == request.timeout_ms else request._replace(timeout_ms=timeout_ms)
-
-
-def _wants_stream(parsed: ParsedRequest, request: InferRequest) -> bool:
-    """Return whether to stream the text: ModelStreamInfer does unless the request has `stream` false."""
-    return request.stream or all(tensor.name != STREAM_INPUT for tensor in parsed.inputs)
 
 
 def _earlier_ms(timeout_ms: float | None, call: Call) -> float | None:

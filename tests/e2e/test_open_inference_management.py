@@ -76,7 +76,7 @@ class TestDescriptions:
         ):
             metadata = client.get_model_metadata(name)
             assert metadata["inputs"][0]["name"] == first_input
-            assert metadata["outputs"] == [output]
+            assert metadata["outputs"][0] == output
         assert client.get_model_config("tiny-llama")["model_transaction_policy"] == {"decoupled": True}
 
     def test_unknown_model_refused(self, client: Any) -> None:

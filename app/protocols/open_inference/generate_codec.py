@@ -16,13 +16,9 @@ from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, 
 from app.protocols.errors import ErrorReply
 from app.protocols.long_json import parse_body
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.generate_request import (
-    GenerateTextRequest,
-    Options,
-    ParsedGenerate,
-    collect_options,
-    parse_generate,
-)
+from app.protocols.open_inference.generate_fields import GenerateTextRequest
+from app.protocols.open_inference.generate_options import Options, collect_options
+from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
 from app.protocols.open_inference.generate_response import (
     GenerateTextResponse,
     StreamedText,
@@ -79,9 +75,6 @@ class GenerateCodec(JsonCodec):
         if spec.generation is None:
             raise options.rename(InvalidInput("text_input", _explain_other_task(target.model, spec)))
         parsed = parse_generate(options, spec.generation)
-        if self.streams and parsed.include_input and parsed.stream is not False:
-            error = InvalidInput("exclude_input_in_output", "expected true for a stream, got false; leave it out")
-            raise options.rename(error)
         if not self.streams and parsed.stream:
             raise options.rename(InvalidInput("stream", "expected false, got true; post to generate_stream instead"))
         return DecodedGenerate(parsed, spec, self.streams, parsed.stream is not False)

@@ -45,7 +45,7 @@ def describe_response(parsed: ParsedGenerate, answer: GenerateAnswer, context: A
         "text_output": _each([prefix + choice.text for choice in choices]),
         "finish_reason": _each([choice.finish_reason for choice in choices]),
         **_counts(answer.usage),
-        **_logprobs(parsed, [choice.tokens for choice in choices], [_sum(choice.tokens) for choice in choices]),
+        **_logprobs(parsed, [choice.tokens for choice in choices], [sum_logprobs(choice.tokens) for choice in choices]),
     }
 
 
@@ -69,7 +69,7 @@ class StreamedText:
         tokens: list[Sequence[TokenText]] = [()] * self._num_choices
         reasons: list[FinishReason | None] = [None] * self._num_choices
         texts[piece.index], tokens[piece.index], reasons[piece.index] = piece.text, piece.tokens, piece.finish_reason
-        self._sums[piece.index] += _sum(piece.tokens)
+        self._sums[piece.index] += sum_logprobs(piece.tokens)
         event = {
             **self._head,
             "text_output": _each(texts),
@@ -141,11 +141,11 @@ def _logprobs(parsed: ParsedGenerate, tokens: Sequence[Sequence[TokenText]], sum
         fields["cumulative_logprob"] = _each(sums)
     if parsed.logprobs:
         # vLLM's backend returns the JSON in a string.
-        fields["logprobs"] = _each([list_to_json_string(of_choice, _top_tokens) for of_choice in tokens])
+        fields["logprobs"] = _each([list_to_json_string(of_choice, top_tokens) for of_choice in tokens])
     return fields
 
 
-def _top_tokens(token: TokenText) -> dict[str, dict[str, Any]]:
+def top_tokens(token: TokenText) -> dict[str, dict[str, Any]]:
     """Return the most likely tokens and the chosen one by token id; a chosen one beyond them has no rank."""
     found = {
         str(token_id): {"logprob": logprob, "rank": place, "decoded_token": text}
@@ -155,7 +155,8 @@ def _top_tokens(token: TokenText) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _sum(tokens: Sequence[TokenText]) -> float:
+def sum_logprobs(tokens: Sequence[TokenText]) -> float:
+    """Return the log probability of all tokens together."""
     return sum(token.logprob or 0.0 for token in tokens)
 
 

@@ -137,7 +137,7 @@ class InferCodec:
                 )
             request = decode_json(bytes(body[lead:end]), memoryview(body)[end:], target, find_spec)
         if request.stream:
-            raise NotSupported("inputs.stream: infer returns whole texts; send the request to generate_stream")
+            raise NotSupported("stream: infer returns whole texts; send the request to generate_stream")
         check_output_formats(request)
         return request
 

@@ -1,12 +1,14 @@
 """Check a parsed request against its model and build the request that the pipeline runs, for REST and gRPC."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from app.protocols.bodies import MAX_INT32
 from app.protocols.errors import ErrorReply, NotSupported
 from app.protocols.json_body import describe_value
-from app.protocols.open_inference.generate_request import MAX_TIMEOUT_US, collect_options, parse_generate
+from app.protocols.open_inference.generate_fields import MAX_TIMEOUT_US
+from app.protocols.open_inference.generate_options import collect_options
+from app.protocols.open_inference.generate_request import parse_generate
+from app.protocols.open_inference.generate_tensors import read_options
 from app.protocols.open_inference.infer_types import (
     InferRequest,
     InputTensor,
@@ -15,9 +17,10 @@ from app.protocols.open_inference.infer_types import (
     RequestedOutput,
 )
 from app.protocols.open_inference.signature import (
+    GENERATED_OUTPUT,
+    INDEX_OUTPUT,
     OPTIONS_INPUT,
     PROMPT_INPUT,
-    STREAM_INPUT,
     TEXT_INPUT,
     Signature,
     TensorSignature,
@@ -27,7 +30,6 @@ from app.protocols.open_inference.signature import (
 from app.protocols.shapes import check_shape
 from app.protocols.text_fields import MAX_TEXTS, check_dimensions
 from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
-from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -45,18 +47,13 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
     signature = _signature_for(parsed, spec)
     if signature.unsupported is not None:
         raise InvalidInput("inputs", signature.unsupported)
+    if spec.generation is not None:
+        return _check_generation(parsed, signature, spec)
     inputs = _inputs_by_name(parsed.inputs, signature)
     outputs = _requested_outputs(parsed, signature)
     parameters = parsed.parameters
-    request: TensorBatch | TextRequest | GenerateRequest
-    stream = False
-    if spec.generation is not None:
-        options = dict(parameters)
-        if OPTIONS_INPUT in inputs:
-            options[OPTIONS_INPUT] = _only_element(inputs[OPTIONS_INPUT], OPTIONS_INPUT)
-        request = _read_generation(_only_element(inputs[PROMPT_INPUT], PROMPT_INPUT), options, spec)
-        stream = STREAM_INPUT in inputs and bool(_only_element(inputs[STREAM_INPUT], STREAM_INPUT))
-    elif spec.text is not None and TEXT_INPUT in inputs:
+    request: TensorBatch | TextRequest
+    if spec.text is not None and TEXT_INPUT in inputs:
         request = _read_texts(inputs[TEXT_INPUT], parameters, spec.text)
     else:
         values: dict[str, Value] = {}
@@ -64,9 +61,15 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
         is_all = outputs is signature.all_outputs
         request = TensorBatch(values, signature.output_names if is_all else tuple([each.name for each in outputs]))
     if not parameters:
-        return InferRequest(request, spec, outputs, parsed.id, DEFAULT_PRIORITY, None, stream)
+        return InferRequest(request, spec, outputs, parsed.id, DEFAULT_PRIORITY, None)
     priority = read_priority(parameters)
-    return InferRequest(request, spec, outputs, parsed.id, priority, read_timeout_ms(parameters), stream)
+    return InferRequest(request, spec, outputs, parsed.id, priority, read_timeout_ms(parameters))
+
+
+def wants_text_in_parts(request: InferRequest) -> bool:
+    """Whether ModelStreamInfer sends a generated text in several responses."""
+    assert request.generation is not None
+    return request.generation.stream is not False or any(output.name == INDEX_OUTPUT for output in request.outputs)
 
 
 def read_priority(parameters: Parameters) -> int:
@@ -112,21 +115,51 @@ def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:
     return graph if names and TEXT_INPUT not in names and graph.inputs.keys() >= set(names) else signature
 
 
+def _check_generation(parsed: ParsedRequest, signature: Signature, spec: ModelSpec) -> InferRequest:
+    """Check a request for text: its options are inputs, parameters, or in `sampling_parameters`."""
+    assert spec.generation is not None
+    named = _requested_outputs(parsed, signature) if parsed.outputs else ()
+    for output in named:
+        if output.num_classes:
+            raise InvalidInput(f"outputs.{output.name}", "expected no classification of a generated text, got one")
+    tensors = read_options(parsed.inputs, signature.inputs)
+    body = {**parsed.parameters, PROMPT_INPUT: tensors.pop(PROMPT_INPUT)}
+    if OPTIONS_INPUT in tensors:
+        body[OPTIONS_INPUT] = tensors.pop(OPTIONS_INPUT)
+    options = collect_options(body, tensors=tensors).returning(output.name for output in named)
+    generation = parse_generate(options, spec.generation)
+    if not named:
+        binary = _read_boolean(parsed.parameters, "binary_data_output", "parameters.")
+        names = [name for name in signature.output_names if name == GENERATED_OUTPUT or name in generation.returned]
+        named = tuple([RequestedOutput(name, binary=binary) for name in names])
+    return InferRequest(
+        generation.request,
+        spec,
+        named,
+        parsed.id,
+        generation.priority,
+        generation.timeout_ms,
+        generation.stream is True,
+        generation,
+    )
+
+
 def _inputs_by_name(tensors: list[InputTensor], signature: Signature) -> dict[str, Array]:
     """Return the inputs in the model's order, so that requests in any order share batches and cached responses."""
     declared = signature.inputs
     inputs: dict[str, Array] = {}
     for name, datatype, value, _ in tensors:
-        expected = declared.get(name)
+        own_name = signature.other_names.get(name, name)
+        expected = declared.get(own_name)
         if expected is None:
             raise _unknown(name, declared, signature, "inputs")
-        if name in inputs:
+        if own_name in inputs:
             raise InvalidInput(f"inputs.{name}", "expected one tensor of this name, got two; leave one out")
         if datatype != expected.datatype:
             raise InvalidInput(f"inputs.{name}", f"expected {expected.datatype}, got {datatype}")
         if not signature.reads_texts:
             check_shape(value.shape, expected.shape, f"inputs.{name}")
-        inputs[name] = value
+        inputs[own_name] = value
     if len(inputs) == 1 == len(declared):
         return inputs
     for expected in declared.values():
@@ -165,13 +198,6 @@ def _unknown(
     return UnknownField.among(name, known, f"{within}.")
 
 
-def _read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:
-    """Read the parameters under the names of the generate extension; unknown ones have no effect."""
-    assert spec.generation is not None
-    options = collect_options({**parameters, PROMPT_INPUT: prompt})
-    return parse_generate(options, spec.generation).request
-
-
 def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextRequest:
     if texts.size > MAX_TEXTS:
         raise InvalidInput(
@@ -203,12 +229,6 @@ def _read_integer(parameters: Parameters, name: str, within: str, highest: int, 
         given = describe_value(value)
         raise InvalidInput(f"{within}{name}", f"expected an integer from {lowest} to {highest}, got {given}")
     return value
-
-
-def _only_element(value: Array, name: str) -> Any:
-    if value.size != 1:
-        raise InvalidInput(f"inputs.{name}", f"expected one element, as [1] or [1, 1], got shape {list(value.shape)}")
-    return value.reshape(-1)[0]
 
 
 def _describe(declared: Mapping[str, TensorSignature]) -> str:

@@ -9,6 +9,7 @@ import orjson
 from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.json_output import to_json_value
 from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
+from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
 from frameworks.errors import InvalidInput
@@ -74,7 +75,7 @@ def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
             labels = spec.text.labels
             datatype, value = "FP32", _scores(answer, labels)
         case GenerateAnswer():
-            datatype, value = "BYTES", _strings([choice.text for choice in answer.choices])
+            return generated_tensors(request, answer)
         case _:
             raise AssertionError(f"this protocol has no requests with answers of {type(answer)}")
     return [

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TextRequest
 
@@ -49,7 +50,8 @@ class ParsedRequest:
 class InferRequest(NamedTuple):
     """A request that was checked against the model of `spec`; a DecodedRequest of app/inference/pipeline.py.
 
-    `outputs`: in the order of the response. `timeout_ms` None: the request has no deadline.
+    `outputs`: in the order of the response. `timeout_ms` None: the request has no deadline. `generation`: the options
+    of a request for text, None for others.
     """
 
     request: TensorBatch | TextRequest | GenerateRequest
@@ -59,6 +61,7 @@ class InferRequest(NamedTuple):
     priority: int
     timeout_ms: float | None
     stream: bool = False
+    generation: ParsedGenerate | None = None
 
 
 class OutputTensor(NamedTuple):

@@ -1,6 +1,6 @@
 """Describe the inputs and outputs of a model in the protocol's terms, for request checks and for metadata."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,13 +10,15 @@ from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, V
 
 TEXT_INPUT = "text"
 """The input of embed and classify models; generation models have PROMPT_INPUT."""
+INPUT_TEXT = "input_text"
+"""Another name of TEXT_INPUT, which LiteLLM sends."""
 EMBEDDINGS_OUTPUT = "embeddings"
 SCORES_OUTPUT = "scores"
 
 PROMPT_INPUT = "text_input"
-STREAM_INPUT = "stream"
 OPTIONS_INPUT = "sampling_parameters"
 GENERATED_OUTPUT = "text_output"
+INDEX_OUTPUT = "sequence_index"
 
 
 class TensorSignature(NamedTuple):
@@ -38,7 +40,7 @@ class Signature:
 
     `reads_texts`: inputs are strings in any shape, read one by one. The protocol has no form for ONNX sequences, maps
     and optionals: `unsupported_types` holds their names and types. `unsupported`: why the protocol cannot serve the
-    model at all; None where it can.
+    model at all; None where it can. `other_names`: of inputs, with the name of each in `inputs`.
     """
 
     inputs: dict[str, TensorSignature]
@@ -46,9 +48,10 @@ class Signature:
     reads_texts: bool = False
     unsupported_types: Mapping[str, str] = field(default_factory=dict)
     unsupported: str | None = None
+    other_names: Mapping[str, str] = field(default_factory=dict)
     output_names: tuple[str, ...] = field(init=False)
     all_outputs: tuple[RequestedOutput, ...] = field(init=False)
-    """The outputs of a request that names none."""
+    """The outputs of a request that names none. A model that generates text returns fewer."""
     binary_only: frozenset[str] = field(init=False)
     """Outputs that JSON cannot represent."""
 
@@ -59,13 +62,29 @@ class Signature:
         object.__setattr__(self, "binary_only", frozenset(halves))
 
 
-_GENERATE = (
-    (
-        TensorSignature(PROMPT_INPUT, "BYTES", (1,)),
-        TensorSignature(STREAM_INPUT, "BOOL", (1,), required=False),
-        TensorSignature(OPTIONS_INPUT, "BYTES", (1,), required=False),
-    ),
+def _options(datatype: str, *names: str) -> tuple[TensorSignature, ...]:
+    return tuple(TensorSignature(name, datatype, (1,), required=False) for name in names)
+
+
+# Of Triton's vLLM backend. `generate_options` knows more options that may be inputs.
+_GENERATE_INPUTS = (
+    TensorSignature(PROMPT_INPUT, "BYTES", (1,)),
+    *_options("BOOL", "stream"),
+    *_options("BYTES", OPTIONS_INPUT),
+    *_options("BOOL", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob"),
+    *_options("BOOL", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens"),
+)
+# Those of Triton's vLLM backend, and then TensorRT-LLM's.
+_GENERATE_OUTPUTS = (
     TensorSignature(GENERATED_OUTPUT, "BYTES", (-1,)),
+    TensorSignature("finish_reason", "BYTES", (-1,)),
+    TensorSignature("cumulative_logprob", "FP32", (-1,)),
+    TensorSignature("logprobs", "BYTES", (-1,)),
+    TensorSignature("num_input_tokens", "UINT32", (1,)),
+    TensorSignature("num_output_tokens", "UINT32", (1,)),
+    TensorSignature("cum_log_probs", "FP32", (-1,)),
+    TensorSignature("output_log_probs", "FP32", (-1, -1)),
+    TensorSignature(INDEX_OUTPUT, "INT32", (-1, 1)),
 )
 USE_NATIVE_INFER = "send the request to POST /infer, which supports the type"
 
@@ -102,13 +121,14 @@ def supports_batching(spec: ModelSpec) -> bool:
 
 def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
     if spec.generation is not None:
-        return _of_texts(*_GENERATE)
+        return Signature(_by_name(_GENERATE_INPUTS), _by_name(_GENERATE_OUTPUTS), True)
     if spec.text is not None and not of_graph:
         if spec.task == "classify":
             output = TensorSignature(SCORES_OUTPUT, "FP32", (-1, len(spec.text.labels)))
         else:
             output = TensorSignature(EMBEDDINGS_OUTPUT, "FP32", (-1, spec.text.embedding_size or -1))
-        return _of_texts((TensorSignature(TEXT_INPUT, "BYTES", (-1,)),), output)
+        texts = TensorSignature(TEXT_INPUT, "BYTES", (-1,))
+        return Signature(_by_name([texts]), _by_name([output]), True, other_names={INPUT_TEXT: TEXT_INPUT})
     inputs = {value.name: _tensor(value, kind) for value in spec.inputs if (kind := _tensor_type(value))}
     outputs = {value.name: _tensor(value, value.type) for value in spec.outputs if isinstance(value.type, TensorType)}
     unsupported_types = {v.name: str(v.type) for v in spec.outputs if v.name not in outputs}
@@ -126,8 +146,8 @@ def explain_unsupported_type(kind: str) -> str:
     return f"this protocol does not support {kind}; {USE_NATIVE_INFER}"
 
 
-def _of_texts(inputs: tuple[TensorSignature, ...], output: TensorSignature) -> Signature:
-    return Signature({tensor.name: tensor for tensor in inputs}, {output.name: output}, True)
+def _by_name(tensors: Iterable[TensorSignature]) -> dict[str, TensorSignature]:
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def _tensor_type(value: ValueSpec) -> TensorType | None:

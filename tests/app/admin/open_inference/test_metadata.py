@@ -111,7 +111,7 @@ def test_output_without_protocol_type_is_omitted() -> None:
     [
         ("embed", {"text": ("BYTES", [-1])}, {"embeddings": ("FP32", [-1, 4])}, 8, [[], [4]]),
         ("classify", {"text": ("BYTES", [-1])}, {"scores": ("FP32", [-1, 2])}, 8, [[], [2]]),
-        ("generate", None, {"text_output": ("BYTES", [-1])}, 0, None),
+        ("generate", None, None, 0, None),
     ],
 )
 def test_text_model_inputs_and_outputs(spec: str, inputs: Any, outputs: Any, max_batch_size: int, dims: Any) -> None:
@@ -123,7 +123,7 @@ def test_text_model_inputs_and_outputs(spec: str, inputs: Any, outputs: Any, max
         {each["name"]: (each["datatype"], each["shape"]) for each in metadata[kind]} for kind in ("inputs", "outputs")
     ]
     assert inputs is None or tensors[0] == inputs
-    assert tensors[1] == outputs
+    assert outputs is None or tensors[1] == outputs
     assert configuration["max_batch_size"] == max_batch_size
     if dims is not None:
         assert [each["dims"] for each in (*configuration["input"], *configuration["output"])] == dims
@@ -209,3 +209,24 @@ def test_server_metadata_names_supported_extensions() -> None:
 def test_version_equals_version_in_pyproject() -> None:
     pyproject = (Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{VERSION}"\n' in pyproject
+
+
+def test_generation_inputs_and_outputs() -> None:
+    metadata, configuration = describe(SPECS["generate"])
+    names = [each["name"] for each in metadata["inputs"]]
+    assert names == [
+        "text_input", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason",
+        "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
+    ]  # fmt: skip
+    assert [each["optional"] for each in configuration["input"]] == [False] + [True] * 8
+    assert {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]} == {
+        "text_output": ("BYTES", [-1]),
+        "finish_reason": ("BYTES", [-1]),
+        "cumulative_logprob": ("FP32", [-1]),
+        "logprobs": ("BYTES", [-1]),
+        "num_input_tokens": ("UINT32", [1]),
+        "num_output_tokens": ("UINT32", [1]),
+        "cum_log_probs": ("FP32", [-1]),
+        "output_log_probs": ("FP32", [-1, -1]),
+        "sequence_index": ("INT32", [-1, 1]),
+    }

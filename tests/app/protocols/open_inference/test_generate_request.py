@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.open_inference.generate_request import (
-    GenerateTextRequest,
-    ParsedGenerate,
-    collect_options,
-    parse_generate,
-)
+from app.protocols.open_inference.generate_fields import GenerateTextRequest
+from app.protocols.open_inference.generate_options import collect_options
+from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
 from frameworks.errors import InvalidInput, RequestError
 from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping
 from tests.app.protocols.native.specs import GENERATION
@@ -72,6 +69,8 @@ def test_numbers_may_be_strings_or_lists() -> None:
         parse_generate(collect_options({"text_input": ["Once"], **as_lists}), GENERATION).request == EVERYTHING_PARSED
     )
     assert request(temperature="1e-1").sampling.temperature == 0.1
+    assert request(logit_bias='{"5": 1}').sampling.logit_bias == {5: 1.0}
+    assert request(runtime_top_k=[3], runtime_top_p=[0.5]) == request(top_k=3, top_p=0.5)
 
 
 def test_names_of_tensorrt_llm_are_accepted() -> None:
@@ -158,6 +157,8 @@ def test_error_has_the_name_of_the_caller(body: dict[str, Any], message: str) ->
         ({"skip_special_tokens": False}, "skip_special_tokens: not supported"),
         ({"beam_width": True}, "beam_width: not supported"),
         ({"image": ["AAAA"]}, "image: not supported; this server reads only text"),
+        ({"lora_name": "red"}, "lora_name: not supported; name the adapter in the name of the model"),
+        ({"logit_bias": "{"}, "logit_bias: expected JSON in the string, got an error"),
     ],
 )
 def test_invalid_or_unsupported_options_are_refused(body: Any, message: str) -> None:

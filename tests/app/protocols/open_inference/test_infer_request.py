@@ -210,6 +210,14 @@ def test_check_request_reads_options_of_triton_clients() -> None:
     )
 
 
+def test_check_request_accepts_name_of_litellm() -> None:
+    for spec in ("embed", "classify", "embed-onnx"):
+        assert checked(spec, texts("input_text", "a", "b")).request == TextRequest(["a", "b"])
+    assert refusal("embed", tensor("input_text", [1.0])) == "inputs.input_text: expected BYTES, got FP32"
+    both = texts("text", "a"), texts("input_text", "b")
+    assert refusal("embed", *both) == "inputs.input_text: expected one tensor of this name, got two; leave one out"
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_check_request_reads_stream(wanted: bool) -> None:
     assert checked(WRITER, texts("text_input", "a"), tensor("stream", [wanted], "bool")).stream is wanted
@@ -283,7 +291,10 @@ def test_signature_for_describes_each_task() -> None:
         ("scores", "FP32", (-1, 2), True)
     ]
     assert signature_for(SPECS["embed"]).outputs["embeddings"].shape == (-1, -1)
-    assert list(signature_for(WRITER).inputs) == ["text_input", "stream", "sampling_parameters"]
+    assert list(signature_for(WRITER).inputs)[:4] == [
+        "text_input", "stream", "sampling_parameters", "exclude_input_in_output",
+    ]  # fmt: skip
+    assert [each.required for each in signature_for(WRITER).inputs.values()] == [True] + [False] * 8
     assert signature_for(SPECS["mixed"]) is signature_for(SPECS["mixed"])
     assert signature_for(SPECS["embed-onnx"], of_graph=True).inputs["x"].datatype == "INT64"
     assert not supports_batching(SPECS["matrix"])

@@ -9,7 +9,6 @@ import pytest
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, RequestedOutput
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Usage
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.native.specs import SPECS
 
@@ -68,12 +67,6 @@ def test_output_tensors_of_scores_follow_labels() -> None:
     assert none.value.shape == (0, 2)
     (best,) = outputs_of(SPECS["classify"], request, answer, RequestedOutput("scores", 1))
     assert best.value.tolist() == [["0.750000:1:b"], ["0.500000:0:a"]]
-
-
-def test_output_tensors_of_generated_texts() -> None:
-    answer = GenerateAnswer([Choice("one", "stop"), Choice("two", "length")], Usage(1, 2))
-    (tensor,) = outputs_of(SPECS["generate"], GenerateRequest(("a",)), answer, RequestedOutput("text_output"))
-    assert (tensor.name, tensor.datatype, tensor.value.tolist()) == ("text_output", "BYTES", ["one", "two"])
 
 
 def test_classification_returns_values_with_index() -> None:
