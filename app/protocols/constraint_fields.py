@@ -4,9 +4,10 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from app.protocols.bodies import Body, OnlyTrue
+from app.protocols.field_policy import FieldPolicy, Refusal
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint
 
@@ -92,6 +93,34 @@ class StructuredOutputs(Body):
     choice: Choice = None
     json_: JsonSchema = Field(None, alias="json")
     json_object: bool | None = Field(None, description="true: the text is any JSON object.")
+
+
+_OTHER_FORMS = "send regex, choice or json"
+_OF_LIBRARY = "the server has one library of constraints: omit the field"
+# Fields of vLLM that the server does not have.
+_STRUCTURED = FieldPolicy(
+    {
+        "grammar": Refusal(_OTHER_FORMS),
+        "structural_tag": Refusal(_OTHER_FORMS),
+        "whitespace_pattern": Refusal(_OF_LIBRARY),
+        "disable_fallback": Refusal(_OF_LIBRARY, (False,)),
+        "disable_any_whitespace": Refusal(_OF_LIBRARY, (False,)),
+        "disable_additional_properties": Refusal(
+            'set "additionalProperties": false in the schema, and omit the field', (False,)
+        ),
+    }
+)
+
+
+def _without_neutral(value: Any, info: ValidationInfo) -> Any:
+    """Remove fields that ask for nothing. Raises InvalidInput for the others of vLLM."""
+    if type(value) is dict:
+        value = dict(value)
+        _STRUCTURED.apply(value, f"{info.field_name}.")
+    return value
+
+
+StructuredField = Annotated[StructuredOutputs | None, BeforeValidator(_without_neutral)]
 
 
 def to_constraint(body: ConstraintFields) -> Constraint | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from app.protocols.bodies import MAX_INT32
-from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
+from app.protocols.constraint_fields import ConstraintFields, StructuredField
 from app.protocols.generation_fields import MAX_TOP_LOGPROBS, NumChoices, SamplingFields, StoppingFields
 from frameworks.types import LAST_PRIORITY
 
@@ -56,10 +56,10 @@ class GenerateTextRequest(ConstraintFields, StoppingFields, SamplingFields):
         None, description="The number of most likely tokens in return_logprobs; true: 0."
     )
     return_logprobs: bool | None = Field(None, description="Return vLLM's logprobs, as JSON in a string.")
-    structured_outputs: StructuredOutputs | None = Field(
+    structured_outputs: StructuredField = Field(
         None, description="A constraint of the text, as an object or as its JSON in a string."
     )
-    guided_decoding: StructuredOutputs | None = Field(None, description="vLLM's former name of structured_outputs.")
+    guided_decoding: StructuredField = Field(None, description="vLLM's former name of structured_outputs.")
     guided_decoding_guide_type: Literal["json", "json_schema", "regex"] | None = Field(
         None, description="TensorRT-LLM's kind of constraint."
     )

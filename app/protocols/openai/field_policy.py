@@ -13,23 +13,63 @@ _IN_MESSAGE = "state it in a message, or limit the text by max_completion_tokens
 _IN_RESPONSE = "state it in a message, or limit the text by max_output_tokens"
 _OWN_TURN = "the model always answers in a new turn: omit the field"
 
-# Of vLLM's own fields those that its users send most.
+_NO_SPECIAL = "special tokens are never part of a text: omit the field"
+_NO_BEAMS = "texts are sampled, or greedy with temperature 0: omit the field"
+_READ_WHOLE = "a prompt is read whole: shorten it, and omit the field"
+_ONE_SERVER = "one server computes a prompt and its text: omit the field"
+_STRUCTURED = "send structured_outputs, or regex, choice or json_schema"
+
+# Of vLLM's own fields for text generation, those that the server does not have.
 _VLLM = {
-    "skip_special_tokens": Refusal("special tokens are never part of a text: omit the field", (True,)),
+    "skip_special_tokens": Refusal(_NO_SPECIAL, (True,)),
+    "spaces_between_special_tokens": Refusal(_NO_SPECIAL, (True,)),
     "include_stop_str_in_output": Refusal(
         "a text ends before its stop string: omit the field and append the string", (False,)
     ),
     "return_token_ids": Refusal("send logprobs and return_tokens_as_token_ids: omit the field", (False,)),
-    "use_beam_search": Refusal("texts are sampled, or greedy with temperature 0: omit the field", (False,)),
+    "return_token_offsets": Refusal("post the text to /tokenize with inputs, which returns them", (False,)),
+    "return_mm_kwargs": Refusal(_ONLY_TEXT_READ, (True, False)),
+    "use_beam_search": Refusal(_NO_BEAMS, (False,)),
+    "length_penalty": Refusal(_NO_BEAMS, (1, 1.0)),
+    "early_stopping": Refusal(_NO_BEAMS, (False,)),
+    "watermarking": Refusal("texts have no watermark: omit the field", (False,)),
+    "truncate_prompt_tokens": Refusal(_READ_WHOLE),
+    # They have no effect without truncate_prompt_tokens.
+    "truncation_side": Refusal(_READ_WHOLE, ("left", "right")),
+    "logprob_token_ids": Refusal("the most likely tokens are reported: send their number"),
+    "allowed_token_ids": Refusal("send regex, choice or json_schema, or a logit_bias"),
+    "bad_words": Refusal("give their tokens a logit_bias of -100", ([],)),
+    "logits_processors": Refusal("send logit_bias", ([],)),
+    "thinking_token_budget": Refusal("limit reasoning and text together by the maximum number of tokens", (-1,)),
+    "repetition_detection": Refusal("send repetition_penalty, or limit the number of tokens"),
+    "guided_json": Refusal(_STRUCTURED),
+    "guided_regex": Refusal(_STRUCTURED),
+    "guided_choice": Refusal(_STRUCTURED),
+    "guided_grammar": Refusal(_STRUCTURED),
+    "guided_decoding_backend": Refusal("the server has one: omit the field"),
+    "guided_whitespace_pattern": Refusal("omit the field"),
+    "request_id": Refusal("send the header x-request-id"),
+    "cache_salt": Refusal("tenants share no cached prompts: omit the field"),
+    "kv_transfer_params": Refusal(_ONE_SERVER, ({},)),
+    "ec_transfer_params": Refusal(_ONE_SERVER, ({},)),
+    "vllm_xargs": Refusal("the server has no extensions of vLLM: omit the field", ({},)),
+    "routed_experts_prompt_start": Refusal("the experts of tokens are not reported: omit the field", (0,)),
+    "stream_interval": Refusal("a piece is sent when it is generated: omit the field", (1,)),
 }
 _NEW_TURN = {
     "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
     "continue_final_message": Refusal(_OWN_TURN, (False,)),
 }
 
+_MEDIA = {
+    "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+    "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+}
+
 COMPLETIONS = FieldPolicy(
     {
         **_VLLM,
+        "prompt_embeds": Refusal("send a text or token ids as prompt"),
         "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
     }
 )
@@ -37,6 +77,11 @@ CHAT = FieldPolicy(
     {
         **_VLLM,
         **_NEW_TURN,
+        **_MEDIA,
+        "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
+        "documents": Refusal("put the documents into a message", ([],)),
+        "include_reasoning": Refusal("the reasoning is apart, in reasoning_content: omit the field", (True,)),
+        "return_prompt_text": Refusal("post the messages to /v1/tokenize: omit the field", (False,)),
         "functions": Refusal(_NO_FUNCTIONS, ([],)),
         "function_call": Refusal(_NO_FUNCTIONS, ("none", "auto")),
         "audio": Refusal(_ONLY_TEXT),
@@ -55,7 +100,7 @@ CHAT = FieldPolicy(
         "add_special_tokens": Refusal("the model's template writes the special tokens: omit the field", (False,)),
         "chat_template": Refusal("the model's own template is used: send a formatted prompt to /v1/completions"),
         "chat_template_kwargs": Refusal(
-            "the model's template receives only messages: send a formatted prompt to /v1/completions"
+            "the model's template receives only messages: send a formatted prompt to /v1/completions", ({},)
         ),
     }
 )
@@ -66,6 +111,12 @@ RESPONSES = FieldPolicy(
     {
         **_VLLM,
         **_NEW_TURN,
+        **_MEDIA,
+        "structured_outputs": Refusal('send "text": {"format": …}'),
+        "ignore_eos": Refusal("a response ends with the model's end token: use /v1/completions", (False,)),
+        "enable_response_messages": Refusal("the items of the response are in output: omit the field", (False,)),
+        "previous_input_messages": Refusal("send the items of earlier turns in input"),
+        "previous_response": Refusal("send the items of earlier turns in input"),
         "store": Refusal(
             "no response is stored: omit the field, and send the items of earlier turns in input", (False,)
         ),
@@ -96,6 +147,15 @@ RESPONSES = FieldPolicy(
         "stop": Refusal("this route has no stop strings: use /v1/chat/completions", ([],)),
     }
 )
+INPUT_TOKENS = FieldPolicy(
+    {
+        "previous_response_id": RESPONSES.refusals["previous_response_id"],
+        "conversation": RESPONSES.refusals["conversation"],
+        "truncation": RESPONSES.refusals["truncation"],
+        "personality": Refusal("state it in instructions, and omit the field"),
+        "messages": Refusal("send input"),
+    }
+)
 RESPONSES_REASONING = FieldPolicy(
     {
         "summary": Refusal(_ALL_REASONING, ("auto",)),
@@ -113,6 +173,7 @@ RESPONSES_TOOL = FieldPolicy(
         "output_schema": Refusal("describe the result in the description"),
     }
 )
+_USE_ACTIVATION = "send use_activation"
 _NOT_PADDED = "texts are not padded to a length: omit the field"
 _WHOLE = "a document is scored whole, truncated at the model's limit: send its parts as documents"
 
@@ -121,9 +182,11 @@ _POOLING = {
     "truncation_side": Refusal("a text is cut at its end: send the part that matters", ("right",)),
     "padding": Refusal(_NOT_PADDED, ("do_not_pad",)),
     "request_id": Refusal("send the header x-request-id"),
-    "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
-    "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+    **_MEDIA,
     "cache_salt": Refusal("tenants share no cached responses: omit the field"),
+    # Older names of vLLM.
+    "softmax": Refusal(_USE_ACTIVATION),
+    "activation": Refusal(_USE_ACTIVATION),
     "modality": Refusal(_ONLY_TEXT_READ, ("text",)),
 }
 _OF_INPUT = {
@@ -152,7 +215,7 @@ EMBEDDINGS = FieldPolicy(
         "task": Refusal("put the prompt of the task before each text"),
         "input_type": Refusal("put the prompt of the type before each text"),
         "late_chunking": Refusal("each text is embedded by itself: omit the field", (False,)),
-        "embedding_type": Refusal("send encoding_format", ("float",)),
+        "embedding_type": Refusal("send encoding_format", ("float", ["float"])),
         "return_multivector": Refusal("each text has one vector: omit the field", (False,)),
     }
 )
@@ -168,10 +231,11 @@ POOLING = FieldPolicy(
         **_OF_INPUT,
         **_ENCODED,
         "data": Refusal("send texts as input"),
-        "raw_scores": Refusal("send use_activation", (False,)),
+        "raw_scores": Refusal(_USE_ACTIVATION, (False,)),
+        "normalize": Refusal(_USE_ACTIVATION),
     }
 )
-SCORE = FieldPolicy(_PAIRS)
+SCORE = FieldPolicy({**_PAIRS, "label_token_ids": Refusal("the scores are those of the model's own head")})
 RERANK = FieldPolicy(
     {
         **_PAIRS,
@@ -182,6 +246,7 @@ RERANK = FieldPolicy(
         "relevant_spans": Refusal("scores are of whole documents: omit the field"),
         "max_chunks_per_doc": Refusal(_WHOLE),
         "rank_fields": Refusal("a document is one text: put the fields into it"),
+        "return_embeddings": Refusal("post the documents to /v1/embeddings", (False,)),
     }
 )
 TOKENIZE = FieldPolicy(
@@ -189,8 +254,7 @@ TOKENIZE = FieldPolicy(
         **_NEW_TURN,
         "chat_template": Refusal("the model's own template is used: send a formatted prompt"),
         "chat_template_kwargs": Refusal("the model's template receives only messages: send a formatted prompt", ({},)),
-        "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
-        "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+        **_MEDIA,
         "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),
     }
 )

@@ -100,6 +100,9 @@ def _plain(message: dict[str, Any], index: int) -> Any:
     if message.keys() != _MESSAGE_FIELDS:
         message = {name: value for name, value in message.items() if value is not None or name == "content"}
         _MESSAGE.apply(message, f"messages[{index}].")
+        if "reasoning" in message:
+            # vLLM's name of it.
+            message.setdefault("reasoning_content", message.pop("reasoning"))
         kind = CallingMessage if message.get("tool_calls") else OpenAiMessage
         if message.keys() != _MESSAGE_FIELDS:
             # One after another, so that other threads run between them.

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from app.protocols.bodies import MAX_INT32, Body, OnlyFalse
 from app.protocols.body_codec import RequestBody
-from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
+from app.protocols.constraint_fields import ConstraintFields, StructuredField
 from app.protocols.generation_fields import (
     MaxTokens,
     NumChoices,
@@ -42,6 +42,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = Field(None, description="Send the usage before [DONE].")
     include_obfuscation: OnlyFalse | None = None
+    continuous_usage_stats: OnlyFalse | None = None
 
 
 class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBody):
@@ -50,7 +51,7 @@ class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBo
     n: NumChoices = 1
     stream: Stream = False
     stream_options: StreamOptions | None = Field(None, description="Only for a streamed response.")
-    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's names of the constraints.")
+    structured_outputs: StructuredField = Field(None, description="vLLM's names of the constraints.")
     prompt_logprobs: TopLogprobs = Field(
         None,
         description="Report the log probability of each token of the prompt and of this number of most likely tokens.",
@@ -61,6 +62,7 @@ class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBo
     user: _Label = None
     safety_identifier: _Label = None
     prompt_cache_key: _Label = None
+    session_id: _Label = None
     metadata: _Label = None
 
 
@@ -107,6 +109,7 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
     strict: bool | None = Field(False, description="A call meets the schema even if the model need not call.")
+    defer_loading: OnlyFalse | None = None
 
 
 class ToolField(Body):
@@ -114,6 +117,7 @@ class ToolField(Body):
 
     type: Literal["function"]
     function: FunctionTool
+    defer_loading: OnlyFalse | None = None
 
 
 _Tools = Annotated[

@@ -24,6 +24,7 @@ CODECS = {route.path: route.codec for route in ROUTES if isinstance(route.codec,
 OF_VLLM: dict[str, object] = {
     "truncate_prompt_tokens": None, "truncation_side": None, "padding": None, "priority": 0, "cache_salt": None,
     "mm_processor_kwargs": None, "media_io_kwargs": None, "use_activation": None, "user": None,
+    "softmax": None, "activation": None, "request_id": None,
 }  # fmt: skip
 OF_INPUT: dict[str, object] = {
     **OF_VLLM, "add_special_tokens": True, "chat_template": None, "chat_template_kwargs": None,
@@ -41,18 +42,20 @@ DEFAULTS: dict[str, list[dict[str, object]]] = {
         {**OF_INPUT, **OF_VECTORS},
         {"encoding_format": "float", "user": None, "dimensions": 0, "modality": "text"},  # Infinity
         {"task": None, "late_chunking": False, "embedding_type": "float", "truncate": False},  # Jina
+        {"embedding_type": ["float"], "normalized": None, "return_multivector": False},
         {"input_type": None, "truncation": True},  # Voyage
     ],
     "/v1/rerank": [
         {**OF_PAIRS, "top_n": 0},
         {"return_documents": False, "raw_scores": False, "top_n": None},  # Infinity
         {"top_n": 3, "return_documents": True, "max_doc_length": None, "max_query_length": None},  # Jina
+        {"return_embeddings": False},
         {"max_tokens_per_doc": 4096, "rank_fields": None, "max_chunks_per_doc": None},  # Cohere
         {"truncation": True},  # Voyage
     ],
-    "/v1/score": [OF_PAIRS],
+    "/v1/score": [OF_PAIRS, {"label_token_ids": None}],
     "/v1/classify": [OF_INPUT, {"raw_scores": False}],
-    "/pooling": [{**OF_INPUT, **OF_VECTORS, "task": None}],
+    "/pooling": [{**OF_INPUT, **OF_VECTORS, "task": None, "normalize": None}],
     "/v1/tokenize": [
         {
             "add_special_tokens": True, "return_token_strs": False, "add_generation_prompt": True,
@@ -97,6 +100,10 @@ def test_fields_of_no_client_are_refused(path: str, field: str) -> None:
         ("task", "retrieval.query"),
         ("max_tokens_per_doc", 3),
         ("texts", ["a"]),
+        ("softmax", False),
+        ("label_token_ids", [1, 2]),
+        ("return_embeddings", True),
+        ("embedding_type", ["float", "binary"]),
     ],
 )
 def test_requests_for_other_answers_are_refused(path: str, field: str, value: object) -> None:
