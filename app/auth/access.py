@@ -62,6 +62,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
     "/v1/responses": _INFER,
+    "/v1/responses/input_tokens": _INFER,
     "/v1/messages": _INFER,
     "/v1/messages/count_tokens": _INFER,
     "/v1/embeddings": _INFER,

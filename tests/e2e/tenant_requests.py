@@ -29,6 +29,7 @@ HTTP_REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/completions", {"model": "{name}", "prompt": "a"}),
     ("POST", "/v1/chat/completions", {"model": "{name}", "messages": [{"role": "user", "content": "a"}]}),
     ("POST", "/v1/responses", {"model": "{name}", "input": "a"}),
+    ("POST", "/v1/responses/input_tokens", {"model": "{name}", "input": "a"}),
     ("POST", "/v1/embeddings", {"model": "{name}", "input": "a"}),
     ("POST", "/v1/rerank", {"model": "{name}", "query": "a", "documents": ["b"]}),
     ("POST", "/v1/score", {"model": "{name}", "text_1": "a", "text_2": "b"}),

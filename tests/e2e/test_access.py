@@ -40,6 +40,7 @@ HTTP = {
     "POST /v1/completions": "infer",
     "POST /v1/chat/completions": "infer",
     "POST /v1/responses": "infer",
+    "POST /v1/responses/input_tokens": "infer",
     "POST /v1/messages": "infer",
     "POST /v1/messages/count_tokens": "infer",
     "POST /v1/embeddings": "infer",

@@ -119,6 +119,21 @@ class TestCalls:
             (call.function.name, call.function.arguments) for call in chat.choices[0].message.tool_calls or ()
         ]
 
+    def test_counted_tokens_are_those_read(self, client: openai.OpenAI, model: str) -> None:
+        tools: list[Any] = TOOLS
+        prompts: list[dict[str, Any]] = [
+            {"input": "How warm is it?"},
+            {"input": [QUESTION], "instructions": "Use the tools.", "tools": tools, "tool_choice": "required"},
+            {"input": [QUESTION], "text": {"format": {"type": "json_object"}}, "parallel_tool_calls": False},
+        ]
+        for prompt in prompts:
+            counted = client.responses.input_tokens.count(model=model, **prompt)
+            answer = client.responses.create(model=model, max_output_tokens=1, **prompt)
+            assert answer.usage is not None
+            assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+        with pytest.raises(openai.BadRequestError, match="no response is stored"):
+            client.responses.input_tokens.count(model=model, input="a", previous_response_id="resp_1")
+
     def test_free_text_is_message(self, client: openai.OpenAI, model: str) -> None:
         for choice in ("auto", "none"):
             answer = ask(client, model, tool_choice=choice, max_output_tokens=20)
@@ -137,6 +152,25 @@ def test_thinking_is_reasoning_item(client: openai.OpenAI) -> None:
         "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
         == item.content[0].text
     )
+
+
+def reasoning_of_chat(client: openai.OpenAI, model: str, **options: Any) -> tuple[int | None, int]:
+    """Return the tokens of the thinking, and all generated ones."""
+    messages: Any = [QUESTION]
+    answer: Any = client.chat.completions.create(model=model, messages=messages, max_tokens=12, **options)
+    usage = list(answer)[-1].usage if "stream" in options else answer.usage
+    return usage.completion_tokens_details.reasoning_tokens, usage.completion_tokens
+
+
+def test_chat_counts_same_reasoning_tokens(client: openai.OpenAI) -> None:
+    for seed in (1, 2, 3):
+        usage = ask(client, "thinker", tools=[], max_output_tokens=12, extra_body={"seed": seed}).usage
+        counts = usage.output_tokens_details.reasoning_tokens, usage.output_tokens
+        assert counts[0] > 0
+        assert reasoning_of_chat(client, "thinker", seed=seed) == counts
+        streamed = reasoning_of_chat(client, "thinker", seed=seed, stream=True, stream_options={"include_usage": True})
+        assert streamed == counts
+    assert reasoning_of_chat(client, CALLERS[0], seed=1)[0] == 0
 
 
 def test_reasoning_before_forced_call_is_counted(client: openai.OpenAI) -> None:

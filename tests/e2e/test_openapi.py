@@ -34,6 +34,7 @@ ROUTES = {
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
     "/v1/responses": {"post"},
+    "/v1/responses/input_tokens": {"post"},
     "/v1/messages": {"post"},
     "/v1/messages/count_tokens": {"post"},
     "/v1/embeddings": {"post"},

@@ -14,6 +14,7 @@ from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
+    chat_usage_of,
     check_prompt_logprobs,
     check_stream_options,
     constraint_of,
@@ -22,7 +23,6 @@ from app.protocols.openai.generation import (
     prompt_logprobs_of,
     sends_usage,
     token_name,
-    usage_of,
 )
 from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.requests import ChatRequest, NamedTool
@@ -97,7 +97,7 @@ def _stopping_of(body: ChatRequest, generation: GenerationSpec) -> Stopping:
 def _num_top_logprobs(body: ChatRequest) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
-    if body.top_logprobs is not None:
+    if body.top_logprobs:
         raise InvalidInput("top_logprobs", 'expected "logprobs": true too, got none; send it or omit top_logprobs')
     return None
 
@@ -122,7 +122,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     if body.prompt_logprobs is not None:
         more = {"prompt_logprobs": prompt_logprobs_of(body, answer.choices[0].prompt_tokens)}
     head = _head(context, "chat.completion")
-    return orjson.dumps({**head, "choices": choices, "usage": usage_of(answer.usage), **more})
+    return orjson.dumps({**head, "choices": choices, "usage": chat_usage_of(answer.usage), **more})
 
 
 class _Stream:
@@ -159,7 +159,7 @@ class _Stream:
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
         if not self._include_usage:
             return [b"[DONE]"]
-        return [orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}), b"[DONE]"]
+        return [orjson.dumps({**self._head, "choices": [], "usage": chat_usage_of(usage)}), b"[DONE]"]
 
     def error(self, error: ErrorReply) -> list[bytes]:
         return [error_body(error)]

@@ -56,6 +56,11 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
+def chat_usage_of(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's `usage` of a chat, with the tokens of the model's thinking."""
+    return {**usage_of(usage), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+
+
 def finite(logprob: float | None) -> float:
     """Return a log probability that JSON can write: OpenAI writes -9999 for minus infinity."""
     return _MIN_LOGPROB if logprob is None else max(logprob, _MIN_LOGPROB)

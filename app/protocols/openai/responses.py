@@ -17,24 +17,33 @@ class CompletionUsage(ResponseBody):
     prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens`: prompt tokens found in the cache.")
 
 
+class ChatUsage(CompletionUsage):
+    """Prompt tokens, those of them found in the cache, generated tokens, and those of them that are reasoning."""
+
+    completion_tokens_details: dict[str, int] = Field(
+        description="`reasoning_tokens`: generated tokens of the model's thinking, with its marks."
+    )
+
+
 class _GenerationResponse(ResponseBody):
     id: str
     created: int = Field(description="Unix time in seconds.")
     model: str
     choices: list[dict[str, Any]] = Field(description="As OpenAI's, ordered by index.")
-    usage: CompletionUsage
 
 
 class CompletionsResponse(_GenerationResponse):
     """Each choice has `text`, `finish_reason` and, on request, `logprobs` and `prompt_logprobs`."""
 
     object: Literal["text_completion"]
+    usage: CompletionUsage
 
 
 class ChatResponse(_GenerationResponse):
     """Each choice has `message` (with `tool_calls` and `reasoning_content`), `finish_reason`, `logprobs`."""
 
     object: Literal["chat.completion"]
+    usage: ChatUsage
     prompt_logprobs: list[dict[str, Any] | None] | None = Field(
         None, description="On request: for each token of the prompt, token id to log probability, rank and text."
     )
@@ -83,6 +92,13 @@ class ResponseObject(ResponseBody):
     safety_identifier: str | None
     service_tier: Literal["default"]
     user: str | None
+
+
+class InputTokens(ResponseBody):
+    """The number of tokens of a conversation."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class TokenUsage(ResponseBody):

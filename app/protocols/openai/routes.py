@@ -11,6 +11,7 @@ from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.respond.codec import RESPONSES_CODEC
+from app.protocols.openai.respond.input_tokens import INPUT_TOKENS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
 from app.protocols.routes import Route, RouteDescription
@@ -28,6 +29,7 @@ ROUTES = (
     _route(COMPLETIONS_CODEC, "Continue prompts", responses.CompletionsResponse),
     _route(CHAT_CODEC, "Answer a conversation", responses.ChatResponse),
     _route(RESPONSES_CODEC, "Answer a conversation with typed items", responses.ResponseObject),
+    _route(INPUT_TOKENS_CODEC, "Count the tokens of a conversation", responses.InputTokens),
     *(
         _route(codec, summary, response, path)
         for codec, summary, response in (

@@ -84,18 +84,11 @@ class ResponseStreamOptions(Body):
     include_obfuscation: OnlyFalse | None = None
 
 
-class ResponsesRequest(SamplingFields, RequestBody):
-    """A conversation to continue. Nothing is stored: each request has the items of all earlier turns."""
+class ConversationBody(RequestBody):
+    """Fields that the prompt depends on. Nothing is stored: each request has the items of all earlier turns."""
 
-    input: str | InputItems = Field(description="A message of the user, or items.", examples=["Tell me a story."])
+    input: str | InputItems | None
     instructions: str | None = Field(None, description="A system message before the input.")
-    max_output_tokens: MaxTokens = Field(
-        None, description="Maximum number of generated tokens. Default: up to the end of the model's context."
-    )
-    include: Annotated[list[_Included], Field(fail_fast=True)] | None = Field(
-        None, description="Parts of the response that are left out otherwise. Reasoning is always included, as text."
-    )
-    top_logprobs: TopLogprobs = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
@@ -105,6 +98,27 @@ class ResponsesRequest(SamplingFields, RequestBody):
         None, description="Whether the model calls a function. Default: auto.", examples=["auto"]
     )
     parallel_tool_calls: bool | None = Field(True, description="Whether a response may have several calls.")
+
+
+class InputTokensRequest(ConversationBody):
+    """A conversation whose tokens are counted: input, instructions, or both."""
+
+    input: str | InputItems | None = Field(
+        None, description="A message of the user, or items.", examples=["Tell me a story."]
+    )
+
+
+class ResponsesRequest(SamplingFields, ConversationBody):
+    """A conversation to continue. Nothing is stored: each request has the items of all earlier turns."""
+
+    input: str | InputItems = Field(description="A message of the user, or items.", examples=["Tell me a story."])
+    max_output_tokens: MaxTokens = Field(
+        None, description="Maximum number of generated tokens. Default: up to the end of the model's context."
+    )
+    include: Annotated[list[_Included], Field(fail_fast=True)] | None = Field(
+        None, description="Parts of the response that are left out otherwise. Reasoning is always included, as text."
+    )
+    top_logprobs: TopLogprobs = None
     stream: Stream = False
     stream_options: ResponseStreamOptions | None = Field(None, description="Only for a streamed response.")
     metadata: _Metadata | None = Field(None, description="Repeated in the response.")

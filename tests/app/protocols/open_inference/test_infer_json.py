@@ -149,7 +149,7 @@ def test_decode_stream_is_not_supported() -> None:
         {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [True]},
     ]
     assert refusal("generate", {"inputs": inputs}, NotSupported).startswith(
-        "inputs.stream: infer returns whole texts; send"
+        "stream: infer returns whole texts; send"
     )
 
 

@@ -177,7 +177,7 @@ class TestMessages:
 
 class TestResponse:
     def test_response_has_each_choice(self) -> None:
-        given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4))
+        given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4, 2))
         body = encode(CHAT_CODEC, chat(n=2), given)
         assert {name: body[name] for name in ("id", "object", "created", "model")} == {
             "id": "chatcmpl-abc-1", "object": "chat.completion", "created": 1_700_000_000, "model": "llama"
@@ -192,6 +192,8 @@ class TestResponse:
         assert completion.usage is not None
         assert completion.usage.prompt_tokens_details is not None
         assert completion.usage.prompt_tokens_details.cached_tokens == 4
+        assert completion.usage.completion_tokens_details is not None
+        assert completion.usage.completion_tokens_details.reasoning_tokens == 2
 
     def test_logprobs(self) -> None:
         given = GenerateAnswer([Choice("é\ufffd", "stop", [*TOKENS])], Usage(5, 2))
@@ -238,13 +240,16 @@ class TestStream:
     def test_stream_usage_is_last_without_choices(self) -> None:
         request = chat(stream=True, stream_options={"include_usage": True})
         writer = CHAT_CODEC.stream_writer(request, CONTEXT)
-        payloads = [*writer.begin(Usage(5, 0)), *writer.piece(Piece(0, "a", "stop")), *writer.end(Usage(5, 3), 1.0)]
+        payloads = [*writer.begin(Usage(5, 0)), *writer.piece(Piece(0, "a", "stop"))]
+        payloads += writer.end(Usage(5, 3, 0, 2), 1.0)
         *chunks, last, done = events(payloads)
         assert [chunk["usage"] for chunk in chunks] == [None, None, None]
         usage = check_is(ChatCompletionChunk, last)
         assert usage.choices == []
         assert usage.usage is not None
         assert usage.usage.total_tokens == 8
+        assert usage.usage.completion_tokens_details is not None
+        assert usage.usage.completion_tokens_details.reasoning_tokens == 2
         assert done == b"[DONE]"
 
     def test_stream_sends_logprobs_with_their_piece(self) -> None:

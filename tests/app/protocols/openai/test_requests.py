@@ -41,6 +41,10 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "top_logprobs": {"input": "a", "include": ["message.output_text.logprobs"]},
         "tool_choice": {"input": "a", "tools": [{"type": "function", "name": "f"}]},
     },
+    "/v1/responses/input_tokens": {
+        "": {"input": "a"},
+        "tool_choice": {"input": "a", "tools": [{"type": "function", "name": "f"}]},
+    },
     "/v1/embeddings": {"": {"input": "a"}},
     "/v1/rerank": {"": {"query": "q", "documents": ["a"]}},
     "/v1/score": {
