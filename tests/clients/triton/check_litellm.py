@@ -39,5 +39,5 @@ def test_stream() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(litellm.APIError, match="max_tokens"):
+    with pytest.raises((litellm.APIError, litellm.BadRequestError), match="max_tokens"):
         complete("generate", max_tokens=0)

@@ -148,9 +148,7 @@ def test_decode_stream_is_not_supported() -> None:
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
         {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [True]},
     ]
-    assert refusal("generate", {"inputs": inputs}, NotSupported).startswith(
-        "stream: infer returns whole texts; send"
-    )
+    assert refusal("generate", {"inputs": inputs}, NotSupported).startswith("stream: infer returns whole texts; send")
 
 
 def test_decode_passes_timeout_to_find_spec() -> None:
