@@ -96,7 +96,7 @@ class StepScheduler:
             limited = self._fair_step(plan).schedule(held)
             self._queues.charge(plan.costs)
             self._queues.level(limited)
-        plan.parts.sort(key=lambda part: part.num_tokens > 1)
+        plan.parts.sort(key=lambda part: (part.num_tokens > 1, part.sequence.request.adapter_id))
         plan.copies = self._running.take_copies()
         return plan
 

@@ -88,7 +88,8 @@ class StepPart:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first.
+    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first. Decodes and
+    prompts are each sorted by adapter, so that rows of an adapter are adjacent.
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.

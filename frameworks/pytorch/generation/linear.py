@@ -33,6 +33,14 @@ def padded_rows(rows: int, device: torch.device) -> int:
     return -(-rows // step) * step
 
 
+def whole_rows(rows: int, device: torch.device) -> int:
+    """Return the largest number up to `rows` that `padded_rows` leaves as it is."""
+    if device.type != "cpu" or rows <= _MAX_EXACT_ROWS:
+        return rows
+    step = 1 << (rows.bit_length() - _ROUNDING_BITS)
+    return rows // step * step
+
+
 class Linear(Protocol):
     """Rows [rows, inputs] → [rows, outputs], in the dtype of the rows; with an operation fused into the product."""
 

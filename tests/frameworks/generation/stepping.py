@@ -39,6 +39,7 @@ def add(
     arrived_s: float = 0.0,
     tenant: Tenant = DEFAULT_TENANT,
     prompt_logprobs: int | None = None,
+    adapter_id: int = 0,
 ) -> Sequence:
     """`prompt`: the tokens, or their number; then no two sequences share a token."""
     if isinstance(prompt, int):
@@ -53,6 +54,7 @@ def add(
             arrived_s=arrived_s,
             tenant=tenant,
             prompt_logprobs=prompt_logprobs,
+            adapter_id=adapter_id,
         )
     )
 

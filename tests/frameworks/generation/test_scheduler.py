@@ -24,6 +24,15 @@ class TestStart:
         assert parts(step(scheduler)) == [(1, 6, 1), (0, 0, 5)]
         assert sorted(parts(step(scheduler))) == [(0, 5, 1), (1, 7, 1)]
 
+    def test_decodes_and_prompts_sorted_by_adapter(self) -> None:
+        scheduler = scheduler_of()
+        for number, adapter_id in enumerate([2, 0, 1, 2]):
+            add(scheduler, number, 6, adapter_id=adapter_id)
+        assert [each for each, _, _ in parts(step(scheduler))] == [1, 2, 0, 3]
+        for number, adapter_id in enumerate([1, 0], 4):
+            add(scheduler, number, 6, adapter_id=adapter_id)
+        assert [each for each, _, _ in parts(step(scheduler))] == [1, 2, 0, 3, 5, 4]
+
     def test_removed_sequence_frees_its_place_at_once(self) -> None:
         scheduler = scheduler_of(max_sequences=1)
         first = add(scheduler, 0, 5)

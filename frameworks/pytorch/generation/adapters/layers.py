@@ -1,20 +1,17 @@
 """Linear layers with adapters: the product of the base for all rows, and small products for rows with an adapter.
 
-The adapters of a layer are stacked by their ranks. Rows of different adapters share the products of a stack: the
-columns of other adapters are zeroed between A and B. So a step takes few products, however many adapters it has.
+The adapters of a layer with equal ranks are a stack. A step multiplies the rows of several adapters of a stack in one
+batched product. The grouped products follow S-LoRA (Sheng et al., MLSys 2024).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from frameworks.pytorch.generation.adapters.batches import Batch, Run, batches_of
 from frameworks.pytorch.generation.linear import Linear
-
-# Up to this factor, columns of absent adapters are computed along: one product is faster than several.
-_MOST_IDLE_COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,123 +38,125 @@ class AdaptableDecoder(Protocol):
 
 
 class Pair(NamedTuple):
-    """The products of one module: `a` [rank, inputs], `b` [rank, outputs] with the scale."""
+    """The products of one module: `a` [inputs, rank], `b` [rank, outputs] with the scale."""
 
     a: torch.Tensor
     b: torch.Tensor
 
 
-class Columns(NamedTuple):
-    """A product of all rows with a part of a stack, and where its columns are added.
-
-    `a`: [inputs, columns]. `owners`: the adapter of each column. `parts`: columns, outputs and B of each module; None
-    stands for all columns or outputs.
+class _Module(NamedTuple):
+    """A module of a stack. `first_column`, `rank`: its columns of A. `first_output`, `outputs`: of the layer.
+    `b`: [adapters, rank, outputs].
     """
 
-    a: torch.Tensor
-    owners: tuple[int, ...]
-    parts: list[tuple[slice | None, slice | None, torch.Tensor]]
+    name: str
+    first_column: int
+    rank: int
+    first_output: int
+    outputs: int
+    b: torch.Tensor
 
 
-class LayerStack:
-    """The adapters of one layer. `pairs`: by adapter and module, views of the stack."""
+class Stack:
+    """Adapters of one layer whose modules have equal ranks. `numbers`: of the adapters, in the order of the stack."""
 
     def __init__(self, layer: AdaptableLayer, adapters: Mapping[int, Mapping[str, Pair]]) -> None:
         """`adapters`: by number, each with the pairs of its modules. Copies them."""
-        found = [
-            [(number, pairs[module]) for number, pairs in adapters.items() if module in pairs]
-            for module, _ in layer.modules
-        ]
-        self._a = torch.cat([pair.a for module in found for _, pair in module])
-        self._b = [torch.cat([pair.b for _, pair in module]) if module else None for module in found]
-        self._owners = [[number for number, pair in module for _ in range(len(pair.a))] for module in found]
-        ends = [outputs for _, outputs in layer.modules]
-        self._outputs = [slice(sum(ends[:i]), sum(ends[: i + 1])) if len(ends) > 1 else None for i in range(len(ends))]
-        self.pairs: dict[tuple[int, str], Pair] = {}
-        first = 0
-        for (name, _), module, b in zip(layer.modules, found, self._b, strict=True):
-            start = 0
-            for number, pair in module:
-                assert b is not None
-                end = start + len(pair.a)
-                self.pairs[number, name] = Pair(self._a[first + start : first + end], b[start:end])
-                start = end
-            first += start
+        self.numbers = tuple(adapters)
+        self._modules: list[_Module] = []
+        a: list[torch.Tensor] = []
+        column = output = 0
+        for name, outputs in layer.modules:
+            pairs = [each[name] for each in adapters.values() if name in each]
+            if pairs:
+                a.append(torch.stack([pair.a for pair in pairs]))
+                b = torch.stack([pair.b for pair in pairs])
+                self._modules.append(_Module(name, column, b.shape[1], output, outputs, b))
+                column += b.shape[1]
+            output += outputs
+        # [adapters, inputs, columns]
+        self._a = a[0] if len(a) == 1 else torch.cat(a, 2)
+        self._is_whole_layer = len(layer.modules) == 1
 
-    def columns_of(self, present: frozenset[int]) -> list[Columns]:
-        """Return the products of a step with these adapters."""
-        wanted = sum(owner in present for owners in self._owners for owner in owners)
-        if not wanted:
-            return []
-        if len(self._a) <= _MOST_IDLE_COLUMNS * wanted:
-            return [self._all_columns()]
-        found: list[Columns] = []
-        first = 0
-        for owners, outputs, b in zip(self._owners, self._outputs, self._b, strict=True):
-            for start, end in _runs(owners, present):
-                assert b is not None
-                a = self._a[first + start : first + end].t()
-                found.append(Columns(a, tuple(owners[start:end]), [(None, outputs, b[start:end])]))
-            first += len(owners)
-        return found
+    def pairs_of(self, number: int) -> dict[str, Pair]:
+        """Return the pairs of an adapter by module, as views."""
+        place = self.numbers.index(number)
+        return {
+            each.name: Pair(self._a[place].narrow(1, each.first_column, each.rank), each.b[place])
+            for each in self._modules
+        }
 
-    def _all_columns(self) -> Columns:
-        owners = tuple(owner for module in self._owners for owner in module)
-        parts: list[tuple[slice | None, slice | None, torch.Tensor]] = []
-        first = 0
-        for module, outputs, b in zip(self._owners, self._outputs, self._b, strict=True):
-            if b is not None:
-                columns = slice(first, first + len(module)) if len(module) < len(owners) else None
-                parts.append((columns, outputs, b))
-            first += len(module)
-        return Columns(self._a.t(), owners, parts)
+    def add_to(self, product: torch.Tensor, rows: torch.Tensor, batch: Batch) -> None:
+        """Add the products of the batch's adapters to its rows. `product`: [rows, outputs]. `rows`: [rows, inputs]."""
+        target = _part(product, batch.start, batch.num_rows)
+        if batch.adapters == 1:
+            hidden = torch.mm(_part(rows, batch.start, batch.num_rows), self._a[batch.first])
+            for each in self._modules:
+                self._outputs_of(target, each).addmm_(self._columns_of(hidden, each), each.b[batch.first])
+            return
+        own = _part(rows, batch.start, batch.num_rows) if batch.taken is None else rows.index_select(0, batch.taken)
+        hidden = torch.bmm(own.view(batch.adapters, -1, own.shape[-1]), _part(self._a, batch.first, batch.adapters))
+        for each in self._modules:
+            b = _part(each.b, batch.first, batch.adapters)
+            if batch.taken is None and self._is_whole_layer:
+                target.view(batch.adapters, -1, each.outputs).baddbmm_(hidden, b)
+                continue
+            # In place, torch would compute parts of rows by one call for each adapter.
+            added = torch.bmm(self._columns_of(hidden, each), b).view(-1, each.outputs)
+            if batch.places is not None:
+                added = added.index_select(0, batch.places)
+            self._outputs_of(target, each).add_(added)
+
+    def _columns_of(self, hidden: torch.Tensor, module: _Module) -> torch.Tensor:
+        return hidden if len(self._modules) == 1 else hidden.narrow(-1, module.first_column, module.rank)
+
+    def _outputs_of(self, product: torch.Tensor, module: _Module) -> torch.Tensor:
+        return product if self._is_whole_layer else product.narrow(1, module.first_output, module.outputs)
 
 
-def _runs(owners: Sequence[int], present: frozenset[int]) -> Iterable[tuple[int, int]]:
-    """Yield start and end of adjacent columns whose adapters are present."""
-    for is_present, run in groupby(range(len(owners)), key=lambda column: owners[column] in present):
-        if is_present:
-            columns = list(run)
-            yield columns[0], columns[-1] + 1
+def _part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return a part along the first dimension; the tensor itself, without a call of torch, if that is all of it."""
+    return tensor if count == len(tensor) else tensor.narrow(0, first, count)
+
+
+def stacks_of(layer: AdaptableLayer, adapters: Mapping[int, Mapping[str, Pair]]) -> list[Stack]:
+    """Return the stacks of a layer; none without an adapter. `adapters`: by ascending number."""
+    by_ranks: dict[tuple[int, ...], dict[int, Mapping[str, Pair]]] = {}
+    for number, pairs in adapters.items():
+        ranks = tuple(len(pairs[name].b) if name in pairs else 0 for name, _ in layer.modules)
+        if any(ranks):
+            by_ranks.setdefault(ranks, {})[number] = pairs
+    return [Stack(layer, members) for members in by_ranks.values()]
 
 
 class StepProducts:
     """The products of one step's rows with the adapters. Used by one thread."""
 
     def __init__(
-        self,
-        columns: Sequence[list[Columns]],
-        row_adapters: torch.Tensor,
-        selected_rows: torch.Tensor | None,
+        self, stacks: Sequence[Sequence[Stack]], runs: Sequence[Run], selected: Sequence[Run], device: torch.device
     ) -> None:
-        """`columns`: of each layer. `row_adapters`: int64 [rows], 0 for a row without adapter. `selected_rows`: as of
-        StepLayout.
-        """
-        self._columns = columns
-        self._of_rows = row_adapters
-        self._of_selected = row_adapters if selected_rows is None else row_adapters.index_select(0, selected_rows)
-        self._masks: dict[tuple[bool, tuple[int, ...]], torch.Tensor | None] = {}
+        """`stacks`: of each layer. `runs`: of all rows. `selected`: of those in StepLayout.selected_rows."""
+        self._stacks = stacks
+        self._runs = runs, selected
+        self._device = device
+        self._batches: dict[tuple[bool, tuple[int, ...]], list[Batch]] = {}
+
+    def has(self, layer: int) -> bool:
+        """Whether an adapter of the model has the layer."""
+        return bool(self._stacks[layer])
 
     def add_to(self, product: torch.Tensor, rows: torch.Tensor, layer: int, is_selected: bool) -> None:
         """Add the products of a layer's adapters. `product`: [rows, outputs]. `rows`: [rows, inputs]."""
-        for a, owners, parts in self._columns[layer]:
-            hidden = torch.mm(rows, a)
-            mask = self._mask(is_selected, owners)
-            if mask is not None:
-                # Not a product: an infinite number of another adapter's column must not become NaN.
-                hidden.masked_fill_(mask, 0)
-            for columns, outputs, b in parts:
-                target = product if outputs is None else product[:, outputs]
-                target.addmm_(hidden if columns is None else hidden[:, columns], b)
+        for stack in self._stacks[layer]:
+            for batch in self._batches_of(stack.numbers, is_selected):
+                stack.add_to(product, rows, batch)
 
-    def _mask(self, is_selected: bool, owners: tuple[int, ...]) -> torch.Tensor | None:
-        """Return bool [rows, columns], true where the column is not of the row's adapter; None if it is everywhere."""
-        key = (is_selected, owners)
-        if key not in self._masks:
-            of_rows = self._of_selected if is_selected else self._of_rows
-            mask = of_rows[:, None] != torch.tensor(owners, device=of_rows.device)
-            self._masks[key] = mask if bool(mask.any()) else None
-        return self._masks[key]
+    def _batches_of(self, numbers: tuple[int, ...], is_selected: bool) -> list[Batch]:
+        key = (is_selected, numbers)
+        batches = self._batches.get(key)
+        if batches is None:
+            batches = self._batches[key] = batches_of(self._runs[is_selected], numbers, self._device)
+        return batches
 
 
 class AdaptedLinear:
@@ -178,17 +177,21 @@ class AdaptedLinear:
         return product
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._products() is None:
+        if self._adapting() is None:
             return self.base.fused_silu(rows)
         return torch.nn.functional.silu(self(rows), inplace=True)
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        return self.base.fused_mul(rows, factor) if self._products() is None else self(rows).mul_(factor)
+        return self.base.fused_mul(rows, factor) if self._adapting() is None else self(rows).mul_(factor)
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
         product = self.base.fused_add(rows, summand)
         self._adapt(product, rows)
         return product
+
+    def _adapting(self) -> StepProducts | None:
+        products = self._products()
+        return products if products is not None and products.has(self._index) else None
 
     def _adapt(self, product: torch.Tensor, rows: torch.Tensor) -> None:
         products = self._products()

@@ -7,28 +7,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.sequence import StepPart
 from frameworks.generation.types import AdapterSpec
 from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.generation.adapters.batches import runs_of
 from frameworks.pytorch.generation.adapters.files import AdapterFiles, read_adapter, read_tensors, warn_of_text_files
 from frameworks.pytorch.generation.adapters.layers import (
     AdaptableDecoder,
-    AdaptableLayer,
     AdaptedLinear,
-    Columns,
-    LayerStack,
     Pair,
+    Stack,
     StepProducts,
+    stacks_of,
 )
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.step_layout import StepLayout
-
-# Combinations of adapters whose products are kept.
-_MAX_COMBINATIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +34,6 @@ class _Module:
     layer: int
     inputs: int
     outputs: int
-
-
-class _Stacks:
-    """All adapters at one moment. Never changed, so a step that runs keeps those that it began with."""
-
-    def __init__(self, layers: Sequence[AdaptableLayer], adapters: Mapping[int, Mapping[str, Pair]]) -> None:
-        self.numbers = frozenset(adapters)
-        self.layers = [
-            LayerStack(layer, adapters)
-            if any(module in pairs for module, _ in layer.modules for pairs in adapters.values())
-            else None
-            for layer in layers
-        ]
-        self._columns: dict[frozenset[int], list[list[Columns]]] = {}
-
-    def columns_of(self, present: frozenset[int]) -> list[list[Columns]]:
-        """Return the products of each layer in a step with these adapters."""
-        columns = self._columns.get(present)
-        if columns is None:
-            if len(self._columns) >= _MAX_COMBINATIONS:
-                self._columns.clear()
-            columns = [[] if stack is None else stack.columns_of(present) for stack in self.layers]
-            self._columns[present] = columns
-        return columns
-
-    def pairs(self) -> dict[int, dict[str, Pair]]:
-        """Return the pairs of each adapter by module, as views."""
-        found: dict[int, dict[str, Pair]] = {number: {} for number in sorted(self.numbers)}
-        for stack in self.layers:
-            for (number, module), pair in {} if stack is None else stack.pairs.items():
-                found[number][module] = pair
-        return found
 
 
 class AdapterSet:
@@ -88,7 +52,8 @@ class AdapterSet:
         self._base = base
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._stacks: _Stacks | None = None
+        # Of each layer; empty without adapters. Never changed, so a step that runs keeps those that it began with.
+        self._stacks: list[list[Stack]] = []
         self._products: StepProducts | None = None
 
     def needed_bytes(self, folder: Path) -> int:
@@ -108,8 +73,7 @@ class AdapterSet:
             pairs = self._pairs(files)
             with self._lock:
                 number = next(self._numbers)
-                known = {} if self._stacks is None else self._stacks.pairs()
-                self._use(_Stacks(self._layers, known | {number: pairs}))
+                self._use(self._pairs_by_number() | {number: pairs})
         except RuntimeError as error:
             ours = map_device_error(error, f"{folder}: the weights of the adapter", self._device)
             if isinstance(ours, OutOfMemory):
@@ -121,39 +85,44 @@ class AdapterSet:
     def detach(self, number: int) -> None:
         """Forget an adapter, which no sequence has."""
         with self._lock:
-            known = {} if self._stacks is None else self._stacks.pairs()
+            known = self._pairs_by_number()
             known.pop(number, None)
-            self._use(_Stacks(self._layers, known) if known else None)
+            self._use(known)
 
     @contextmanager
     def in_step(self, parts: Sequence[StepPart], layout: StepLayout) -> Iterator[None]:
         """Compute the step of these parts within the block."""
         stacks = self._stacks
-        if stacks is None or not any(part.sequence.request.adapter_id for part in parts):
+        adapters = [part.sequence.request.adapter_id for part in parts]
+        if not stacks or not any(adapters):
             yield
             return
-        numbers = [part.sequence.request.adapter_id for part in parts]
-        # Rows behind the tokens have no adapter.
-        row_adapters = np.zeros(len(layout.token_ids), dtype=np.int64)
-        row_adapters[: layout.num_tokens] = np.repeat(numbers, [part.num_tokens for part in parts])
-        self._products = StepProducts(
-            stacks.columns_of(frozenset(numbers) & stacks.numbers),
-            torch.from_numpy(row_adapters).to(self._device),
-            layout.selected_rows,
-        )
+        runs = selected = runs_of(adapters, [part.num_tokens for part in parts], self._device)
+        if layout.selected_rows is not None:
+            selected = runs_of(adapters, [part.num_logits for part in parts], self._device)
+        self._products = StepProducts(stacks, runs, selected, self._device)
         try:
             yield
         finally:
             self._products = None
 
-    def _use(self, stacks: _Stacks | None) -> None:
+    def _pairs_by_number(self) -> dict[int, dict[str, Pair]]:
+        """Return the pairs of each adapter by module, as views, by ascending number."""
+        found: dict[int, dict[str, Pair]] = {}
+        for stack in itertools.chain.from_iterable(self._stacks):
+            for number in stack.numbers:
+                found.setdefault(number, {}).update(stack.pairs_of(number))
+        return dict(sorted(found.items()))
+
+    def _use(self, adapters: Mapping[int, Mapping[str, Pair]]) -> None:
         """Replace the stacks, and the layers of the decoder where the first adapter begins or the last one ends."""
-        had, self._stacks = self._stacks, stacks
-        if (had is None) == (stacks is None):
+        had = bool(self._stacks)
+        self._stacks = [stacks_of(layer, adapters) for layer in self._layers] if adapters else []
+        if had == bool(adapters):
             return
         for index, layer in enumerate(self._layers):
             linear = getattr(layer.owner, layer.attribute)
-            if stacks is not None:
+            if adapters:
                 linear = AdaptedLinear(linear, index, layer.selects_rows, lambda: self._products)
             else:
                 linear = linear.base
@@ -189,6 +158,6 @@ class AdapterSet:
         for module, (a, b) in read_tensors(files).items():
             if not bool(a.isfinite().all() and b.isfinite().all()):
                 raise InvalidModel(f"{files.folder}: {module}: expected finite weights, got infinite ones or NaN")
-            scaled = (b.float() * files.config.scale_of(module)).t().contiguous()
-            pairs[module] = Pair(a.to(self._device, self._dtype), scaled.to(self._device, self._dtype))
+            scaled = (b.float() * files.config.scale_of(module)).t()
+            pairs[module] = Pair(a.t().to(self._device, self._dtype), scaled.to(self._device, self._dtype))
         return pairs

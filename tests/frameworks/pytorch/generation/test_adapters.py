@@ -81,6 +81,12 @@ def test_four_adapters_and_base_match_merged(made_once: FolderMaker, tmp_path: P
     check(made_once(save_causal_model), tmp_path, "llama", FOUR, 16, **sizes)
 
 
+def test_adapters_of_equal_ranks_match_merged(made_once: FolderMaker, tmp_path: Path) -> None:
+    """Their rows share batched products, with unequal numbers of rows."""
+    loras = tuple(Lora(seed) for seed in range(1, 5))
+    check(made_once(save_causal_model), tmp_path, "llama", loras, 4, blocks=40, max_batch_size=16)
+
+
 def test_transformers_decoder_matches_merged(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +114,7 @@ def test_families_match_merged(
 
 
 def test_absent_adapters_of_many_change_nothing(made_once: FolderMaker, tmp_path: Path) -> None:
-    """One of eight adapters is in the step, so its columns are computed alone."""
+    """One of eight adapters is in the step, so its product is computed alone."""
     loras = tuple(Lora(seed) for seed in range(1, 9))
     folder = made_once(save_causal_model)
     model = load_generating(folder, blocks=40, adapters=entries_of(tmp_path, loras, causal_model()))
