@@ -22,6 +22,7 @@ from tests.bench.engines import measure_engines
 from tests.bench.fairness import measure_fairness
 from tests.bench.fairness_generation import measure_fairness_generation
 from tests.bench.generation import measure_generation
+from tests.bench.generation_adapters import measure_generation_adapters
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
 from tests.bench.grpc_requests import measure_grpc
 from tests.bench.hostile import measure_hostile
@@ -99,7 +100,11 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
         "engines": [lambda: measure_engines(folder, image, vector, _MODELS)],
-        "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
+        "generation": [
+            lambda: measure_generation(folder),
+            lambda: measure_generation_adapters(folder),
+            lambda: measure_generation_on_gpu(folder),
+        ],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],

@@ -76,18 +76,23 @@ def measure_generation(folder: Path) -> list[Row]:
 
 @contextmanager
 def serving(
-    folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu"
+    folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu", after: str = ""
 ) -> Iterator[RunningServer]:
-    """Start Roundhouse with the Llama as `llama`. `more`: further lines of the config file."""
-    with roundhouse(config=llama_config(folder, model, dtype, more, device), cores=None) as server:
+    """Start Roundhouse with the Llama as `llama`. `more`, `after`: as of `llama_config`."""
+    with roundhouse(config=llama_config(folder, model, dtype, more, device, after), cores=None) as server:
         yield server
 
 
-def llama_config(folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu") -> Path:
-    """Write the config file of a server with one Llama, named `llama`; return its path. `more`: further lines."""
+def llama_config(
+    folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu", after: str = ""
+) -> Path:
+    """Write the config file of a server with one Llama, named `llama`; return its path.
+
+    `more`: further lines. `after`: lines behind the table of the model.
+    """
     config = folder / f"{model.name}-{dtype}.toml"
     entry = f'[[models.torch_models]]\nname = "{_MODEL}"\npath = "{model}"\ndtype = "{dtype}"\ndevice = "{device}"\n'
-    config.write_text(f"{more}\n{entry}", encoding="utf-8")
+    config.write_text(f"{more}\n{entry}{after}", encoding="utf-8")
     return config
 
 
