@@ -45,15 +45,18 @@ step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 # One more than there are CPUs: tests of servers wait for timeouts and restarts.
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)))
 # A report of the first failures beats a run that is ended at the time limit of CI.
-PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --maxfail 10 --dist loadfile --no-loadscope-reorder
+PYTEST  := $(BIN)/python -m tests.support.attempts --numprocesses $(WORKERS) --maxprocesses 8 --maxfail 10 --dist loadfile --no-loadscope-reorder
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
+
+# Nightly tests have limits of their own.
+NIGHTLY := --nightly -o faulthandler_timeout=0
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 # Only the files that hold such tests, because each worker imports every file. tests/test_markers.py checks the rule. Few
 # workers: more would spend longer on their imports than on the tests.
-ISA_TESTS := --maxprocesses 2 -m isa $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
+ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -86,8 +89,8 @@ test: dev models check
 	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
 
 test-all: dev models check
-	$(PYTEST) --nightly
-	$(OLDER_CPU) $(PYTEST) --nightly $(ISA_TESTS)
+	$(PYTEST) $(NIGHTLY)
+	$(OLDER_CPU) $(PYTEST) $(NIGHTLY) $(ISA_TESTS)
 	$(BIN)/python -m tests.clients.run
 
 # In environments of their own below .cache/clients.

@@ -1,8 +1,10 @@
 """Client certificates over real sockets: they are required, and name tenants."""
 
+import http.client
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +44,32 @@ def test_client_certificate_is_required(tmp_path: Path) -> None:
 def test_removed_authority_is_refused(tmp_path: Path) -> None:
     old, new = Authority("old"), Authority("new")
     with tls_serving(tmp_path, old) as server:
-        kept = server.client(old.issue("search"))
-        assert kept.get("/health/live").status_code == 200
-        (tmp_path / "clients.pem").write_bytes(new.pem)
         pair = new.issue("search")
-        wait_until(lambda: _is_served(server, pair))
+        with _kept_connection(server, old.issue("search")) as get:
+            (tmp_path / "clients.pem").write_bytes(new.pem)
+            wait_until(lambda: get() and _is_served(server, pair))
+            # An open connection stays.
+            assert get()
         _assert_refused(server, old.issue("search"))
         assert server.call(pair) == b"\x08\x01"
-        # An open connection stays.
-        assert kept.get("/health/live").status_code == 200
-        kept.close()
+
+
+@contextmanager
+def _kept_connection(server: TlsServer, pair: Pair) -> Iterator[Callable[[], bool]]:
+    """Yield a function that sends a request, always over the same connection."""
+    connection = http.client.HTTPSConnection("localhost", server.server.port, timeout=120, context=server.context(pair))
+    with closing(connection):
+        connection.connect()
+        # Without it, a new connection would replace one that the server closed.
+        connection.auto_open = 0
+
+        def get() -> bool:
+            connection.request("GET", "/health/live")
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status == 200
+
+        yield get
 
 
 def _is_served(server: TlsServer, pair: Pair) -> bool:

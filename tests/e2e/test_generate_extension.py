@@ -93,10 +93,9 @@ def test_constraint_is_followed(client: httpx.Client) -> None:
 def test_disconnect_frees_sequence(client: httpx.Client, server: RunningServer) -> None:
     gone = server.sample("roundhouse_requests_total", model=MODEL, code="499")
     with client.stream("POST", "generate_stream", json=ENDLESS) as answer:
-        next(events_of(answer))
-        wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) > 0)
-    wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
+        assert not next(events_of(answer))["done"]
     wait_until(lambda: server.sample("roundhouse_requests_total", model=MODEL, code="499") == gone + 1)
+    wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
 
 
 def test_deadline_ends_generation(client: httpx.Client, server: RunningServer) -> None:

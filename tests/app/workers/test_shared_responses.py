@@ -27,7 +27,8 @@ class TestRuns:
             model = Model()
             tasks = [worker.send(model, tensor(1, 2)) for worker in workers for _ in range(10)]
             await server.asked(3)
-            assert (model.num_runs, [worker.joined for worker in workers]) == (1, [9, 9, 9])
+            await soon(lambda: model.num_runs == 1)
+            assert [worker.joined for worker in workers] == [9, 9, 9]
             model.gate.set()
             assert [answer["y"].tolist() for answer in await outcomes(*tasks)] == [[1]] * 30
             assert sum(worker.hits["m", ""] for worker in workers) == 29
