@@ -29,6 +29,9 @@ MODELS = ROOT / "models"
 GRPC_PORT = "ROUNDHOUSE_SERVER__GRPC_PORT"
 """The variable to set to `free_port()` in tests of gRPC."""
 
+_DEFAULTS = {GRPC_PORT: "0", "ROUNDHOUSE_PERFORMANCE__INTRA_OP_THREADS": "1"}
+"""Servers of several tests share the cores: with more threads, each operator would wait for a core several times."""
+
 READY_WITHIN_S = 300.0
 WAIT_S = 120.0
 """How long tests wait for a condition. Only an error takes as long, on any machine."""
@@ -56,7 +59,7 @@ class RunningServer:
     ) -> None:
         """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `fork`: None for a real start."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
-        variables = own | {GRPC_PORT: "0"} | (environ or {})
+        variables = own | _DEFAULTS | (environ or {})
         self.process: Process
         if fork is None:
             process = subprocess.Popen(

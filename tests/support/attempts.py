@@ -20,7 +20,7 @@ import pytest
 MOST_FAILURES = 5
 """With more failed tests, the first attempt decides."""
 PLUGIN = "tests.support.attempts"
-REPORT = "ROUNDHOUSE_FAILED_TESTS"
+REPORT = "FAILED_TESTS_FILE"
 """The environment variable that names the file for the failed tests."""
 
 
