@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -96,6 +97,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
     from tests.support.scheduling import SharedServerScheduling
 
     return SharedServerScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """Name the test at once, for a run that is ended before its summary."""
+    print(f"\nits process crashed or hung: {crashitem}", file=sys.__stdout__, flush=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

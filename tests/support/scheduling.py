@@ -3,6 +3,7 @@
 import ast
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
@@ -12,7 +13,41 @@ SHARED_CLUSTER = "files with the Ray cluster"
 RAY_MARK = "pytest.mark.ray"
 
 
-class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
+class CrashTolerantScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Run whole files in one process, and go on after a process that crashed.
+
+    pytest-xdist runs the test that crashed its process again in the next process. It also hands that process the files
+    that are done, and waits for their tests for ever.
+    """
+
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test that ran while the process crashed, if it has crashed, and queue those that follow it."""
+        units: dict[str, dict[str, bool]] = self.assigned_work.pop(node)
+        pending = [name for unit in units.values() for name, is_done in unit.items() if not is_done]
+        if not pending:
+            return None
+        crashed = pending[0]
+        for scope, unit in units.items():
+            rest = {name: False for name, is_done in unit.items() if not is_done and name != crashed}
+            if rest:
+                self.workqueue[scope] = rest
+        for each in self.assigned_work:
+            self._reschedule(each)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        """Queue files until the process can run one more test, or tell it that no other follows.
+
+        A process runs a test only when it knows the next one.
+        """
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
+        if not self.workqueue and not node.shutting_down:
+            node.shutdown()
+
+
+class SharedServerScheduling(CrashTolerantScheduling):
     """Run whole files in one process, and all files that share the server of tests/e2e/conftest.py in the same one.
 
     Each process that runs such a file starts that server, which takes 8 to 11 s of CPU time. The files that share the
