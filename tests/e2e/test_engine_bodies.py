@@ -22,7 +22,9 @@ MODELS = ("apart", "killed")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("bodies")
-    with serving(folder, onnx_entries(folder, dict.fromkeys(MODELS, onnx_graphs.identity())) + ISOLATED) as running:
+    # One row: a request of many short rows would be run in thousands of batches.
+    graph = onnx_graphs.identity(shape=("n", COUNT))
+    with serving(folder, onnx_entries(folder, dict.fromkeys(MODELS, graph)) + ISOLATED) as running:
         yield running.wait_ready()
         wait_at_rest(running, len(MODELS))
         running.check_log()
@@ -30,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def request_of(model: str, values: np.ndarray, tensors: int = 1) -> tuple[str, bytes, dict[str, str]]:
     """Return path, body and headers; the answer is binary too."""
-    entry = {"name": "x", "shape": [values.size], "datatype": "FP32", "parameters": {"binary_data_size": values.nbytes}}
+    size = {"binary_data_size": values.nbytes}
+    entry = {"name": "x", "shape": [1, values.size], "datatype": "FP32", "parameters": size}
     outputs = [{"name": "y", "parameters": {"binary_data": True}}]
     header = json.dumps({"inputs": [entry] * tensors, "outputs": outputs}).encode()
     headers = {

@@ -83,7 +83,7 @@ async def test_killed_client_spares_others(tmp_path: Path) -> None:
             process.kill()
             assert await asyncio.gather(*answers) == [6.0] * 8
         assert process.returncode == -signal.SIGKILL
-        await soon(lambda: child.num_fds() == before)
+        await soon(lambda: child.num_fds() <= before)
         assert await ask(whole.owner, 4.0) == 8.0
 
 
@@ -92,12 +92,13 @@ async def test_killed_client_spares_others(tmp_path: Path) -> None:
 async def test_connections_leave_no_descriptor(tmp_path: Path) -> None:
     async with shared(tmp_path, clients=0) as whole:
         child, own = psutil.Process(whole.processes[0].pid), psutil.Process()
-        before = [own.num_fds(), child.num_fds()]
+        before = (own.num_fds(), child.num_fds())
         for _ in range(3):
             client = await whole.attach()
             assert await ask(client.engine, 1.0, 8192) == 2.0
             await client.engine.close()
-        await soon(lambda: [own.num_fds(), child.num_fds()] == before)
+        # Garbage of earlier tests may close descriptors of its own.
+        await soon(lambda: own.num_fds() <= before[0] and child.num_fds() <= before[1])
 
 
 @in_loop
