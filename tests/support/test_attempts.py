@@ -26,13 +26,13 @@ def test_hanging():
 """
 
 
-def attempts(folder: Path, tests: str, *options: str) -> tuple[int, str]:
+def attempts(folder: Path, tests: str, *options: str, **variables: str) -> tuple[int, str]:
     """Return the exit code and the output of a run of these tests."""
     (folder / "test_here.py").write_text("import contextlib, pathlib, time, pytest\n" + tests, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     command = [sys.executable, "-m", "tests.support.attempts", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ["PYTHONPATH"] = str(ROOT)
+    environ |= {"PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
         [*command, "-c", str(folder / "pytest.ini"), *options, "--", "test_here.py"],
         cwd=folder,
@@ -84,3 +84,13 @@ def test_hanging_process_is_ended_and_named(tmp_path: Path) -> None:
     assert code == 0, output
     assert "test_hanging" in output.partition("unstable: ")[2]
     assert "Timeout (0:00:10)!" in output
+
+
+def test_run_beyond_limit_names_its_tests(tmp_path: Path) -> None:
+    slow = "def test_good(): pass\ndef test_slow(): time.sleep(600)\n"
+    code, output = attempts(tmp_path, slow, "--numprocesses", "2", TESTS_LIMIT_S="40")
+    assert code == pytest.ExitCode.INTERRUPTED, output
+    assert "took longer than 40 s" in output
+    still_running = output.partition("these tests were still running:")[2]
+    assert "test_here.py::test_slow" in still_running
+    assert "test_good" not in still_running
