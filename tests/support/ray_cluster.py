@@ -1,8 +1,10 @@
 """One local Ray cluster for all tests of a process: `ray_cluster` in tests/conftest.py starts and ends it."""
 
 import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NUM_CPUS = 8
 OBJECT_STORE_BYTES = 80 * 1024**2
+CALL_S = 120.0
+"""Limit of a call of Ray. Many have none, and an answer that is lost would hold the process for ever."""
 # Of Ray: the metrics of replicas arrive soon, and no usage is reported.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,10 +51,31 @@ def local_cluster() -> Iterator[None]:
         serve.start(proxy_location="Disabled")
         yield
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
+        started(serve.shutdown).result(CALL_S)
+        started(ray.shutdown).result(CALL_S)
         for name in _ENVIRONMENT.keys() - before.keys():
             del os.environ[name]
+
+
+def started(call: Callable[..., Any], *arguments: Any, **options: Any) -> "Future[Any]":
+    """Start a call of Ray in a thread of its own, for which no process waits at its end."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call(*arguments, **options))
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="ray call", daemon=True).start()
+    return answer
+
+
+def delete_application(name: str) -> None:
+    """Delete an application of Serve. Raises TimeoutError where Ray does not answer in time."""
+    from ray import serve
+
+    started(serve.delete, name).result(CALL_S)
 
 
 def replica_actors(deployment: str) -> dict[str, Any]:

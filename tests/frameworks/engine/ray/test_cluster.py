@@ -20,7 +20,7 @@ from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch
 from tests.support.loops import in_loop, soon, task
 from tests.support.models.onnx_graphs import add, save
-from tests.support.ray_cluster import replica_actors
+from tests.support.ray_cluster import delete_application, replica_actors, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 SETTINGS = EngineSettings("adder", BatchLimits(8), 1.0)
@@ -32,13 +32,11 @@ CLUSTER_S = 120.0
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[ReplicaConfig]:
     """The config of a model that adds rows; its application is deleted after the test."""
-    from ray import serve
-
     path = save(add(), tmp_path / "model.onnx")
     entry = OnnxModelEntry(name="adder", path=path)
     settings = RegistrySettings(max_model_size=None, cache_dir=tmp_path / "cache", ageing_ms=1000.0)
     yield ReplicaConfig("onnx", entry, SETTINGS, settings, (("1", str(path)),))
-    serve.delete("adder")
+    delete_application("adder")
 
 
 @asynccontextmanager
@@ -49,7 +47,8 @@ async def deployed_group(config: ReplicaConfig, replicas: Any) -> AsyncIterator[
     from frameworks.engine.ray.deployment import Scaling, deployed, model_deployment
 
     application = model_deployment(config, replicas, num_cpus=0.1, drain_s=10.0)
-    handle = await asyncio.to_thread(serve.run, application, name="adder", route_prefix=None)
+    running = started(serve.run, application, name="adder", route_prefix=None)
+    handle = await asyncio.wait_for(asyncio.wrap_future(running), CLUSTER_S)
     counts = RunCounts()
     may_be_empty = isinstance(replicas, Scaling) and not replicas.minimum
     there = deployed(handle, may_be_empty=may_be_empty)
@@ -59,6 +58,11 @@ async def deployed_group(config: ReplicaConfig, replicas: Any) -> AsyncIterator[
         group.check_integrity()
     finally:
         await group.close()
+
+
+async def replicas() -> dict[str, Any]:
+    """Return the actors of the running replicas by their names."""
+    return await asyncio.wait_for(asyncio.wrap_future(started(replica_actors, NAME)), CLUSTER_S)
 
 
 async def ask(group: ReplicaGroup, value: float) -> float:
@@ -84,7 +88,7 @@ async def _check_loss_under_load(config: ReplicaConfig) -> None:
 
         load = [task(ask_always()) for _ in range(16)]
         await soon(lambda: len(answers) > 200)
-        before = await asyncio.to_thread(replica_actors, NAME)
+        before = await replicas()
         assert len(before) == 2
         name, actor = next(iter(before.items()))
         ray.kill(actor)
@@ -96,7 +100,7 @@ async def _check_loss_under_load(config: ReplicaConfig) -> None:
         await asyncio.gather(*load)
         assert set(answers) == {2.0}
         assert counts.restarts == {"replica": 1}
-        after = await asyncio.to_thread(replica_actors, NAME)
+        after = await replicas()
         assert name not in after
 
 
