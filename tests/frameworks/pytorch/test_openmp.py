@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from frameworks.pytorch.openmp import _library, release_threads
+from frameworks.pytorch.openmp import _library, _mkl_setter, release_threads, single_threaded_mkl
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux's")
 
@@ -74,3 +74,40 @@ def test_release_spares_other_threads() -> None:
 
 def test_release_without_threads() -> None:
     assert in_thread(release_threads, release_threads) == [None, None]
+
+
+needs_mkl = pytest.mark.skipif(_mkl_setter() is None, reason="torch has no MKL here")
+
+
+@needs_mkl
+def test_single_threaded_mkl_starts_no_thread() -> None:
+    """A product within the block needs no second thread; one behind it does."""
+    square = torch.ones(400, 400)
+
+    def multiply() -> float:
+        torch.set_num_threads(2)
+        return float((square @ square)[0, 0])
+
+    def multiply_alone() -> float:
+        torch.set_num_threads(2)
+        with single_threaded_mkl():
+            return float((square @ square)[0, 0])
+
+    before, alone, during, shared, after = in_thread(num_threads, multiply_alone, num_threads, multiply, num_threads)
+    assert alone == shared == 400
+    assert isinstance(before, int)
+    assert during == before
+    assert after == before + 1
+
+
+@needs_mkl
+def test_single_threaded_mkl_restores_threads_after_error() -> None:
+    set_threads = _mkl_setter()
+    assert set_threads is not None, "torch for Linux shows MKL's functions"
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError), single_threaded_mkl():
+            1 / 0  # noqa: B018
+        assert set_threads(2) == 2
+    finally:
+        torch.set_num_threads(1)

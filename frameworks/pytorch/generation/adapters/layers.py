@@ -12,6 +12,11 @@ import torch
 
 from frameworks.pytorch.generation.adapters.batches import Batch, Run, batches_of
 from frameworks.pytorch.generation.linear import Linear
+from frameworks.pytorch.openmp import single_threaded_mkl
+
+# Larger products are split over threads. One core computes this many multiplications in 0.1 ms; threads that share a
+# smaller product wait longer for each other where another thread or process has one of the cores.
+_MAX_SINGLE_THREADED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class Stack:
         # [adapters, inputs, columns]
         self._a = a[0] if len(a) == 1 else torch.cat(a, 2)
         self._is_whole_layer = len(layer.modules) == 1
+        # Multiplications of a row in its largest product.
+        self._row_multiplications = max(layer.inputs * column, *(each.rank * each.outputs for each in self._modules))
 
     def pairs_of(self, number: int) -> dict[str, Pair]:
         """Return the pairs of an adapter by module, as views."""
@@ -88,6 +95,13 @@ class Stack:
 
     def add_to(self, product: torch.Tensor, rows: torch.Tensor, batch: Batch) -> None:
         """Add the products of the batch's adapters to its rows. `product`: [rows, outputs]. `rows`: [rows, inputs]."""
+        if rows.device.type == "cpu" and batch.num_rows * self._row_multiplications <= _MAX_SINGLE_THREADED:
+            with single_threaded_mkl():
+                self._add_to(product, rows, batch)
+        else:
+            self._add_to(product, rows, batch)
+
+    def _add_to(self, product: torch.Tensor, rows: torch.Tensor, batch: Batch) -> None:
         target = _part(product, batch.start, batch.num_rows)
         if batch.adapters == 1:
             hidden = torch.mm(_part(rows, batch.start, batch.num_rows), self._a[batch.first])

@@ -103,6 +103,30 @@ def test_products_of_any_rows_match_each_row(dtype: torch.dtype, tolerance: floa
         torch.testing.assert_close(product.float(), expected, atol=4 * tolerance, rtol=tolerance)
 
 
+def test_large_and_small_products_match() -> None:
+    """The same rows in steps below and above the size that one thread computes."""
+    drawn = torch.Generator().manual_seed(0)
+    pairs = {
+        number: {"query": Pair(torch.randn(512, 8, generator=drawn), torch.randn(8, 512, generator=drawn))}
+        for number in (1, 2, 3)
+    }
+    stacks = stacks_of(AdaptableLayer(None, "linear", (("query", 512),), 512), pairs)
+    rows = torch.randn(900, 512, generator=drawn)
+
+    def added(counts: tuple[int, ...]) -> torch.Tensor:
+        runs = runs_of((1, 2, 3), counts, CPU)
+        product = torch.zeros(sum(counts), 512)
+        StepProducts([stacks], runs, [], CPU).add_to(product, rows, 0, is_selected=False)
+        return product
+
+    large, small = added((300, 300, 300)), added((4, 4, 4))
+    for place, each in enumerate(pairs.values()):
+        a, b = each["query"]
+        for product, count in ((large, 300), (small, 4)):
+            own = slice(place * count, (place + 1) * count)
+            torch.testing.assert_close(product[own], rows[own] @ a @ b, atol=1e-3, rtol=1e-4)
+
+
 def test_stacks_give_their_adapters_back() -> None:
     pairs = {
         number: {
