@@ -2,8 +2,8 @@
 # Build the images without a Docker engine, start each like a container, send it requests and stop it. The results go to
 # build-check.json. A test compares the inputs recorded there with the current ones: run this script when it fails.
 #
-#   docker/build-check.sh [onnx] [cpu] [cuda]      all three by default; minutes each, cuda needs 40 GB of disk
-#   docker/build-check.sh --inputs                 print the hash of all inputs of the images
+#   docker/build-check.sh [onnx] [cpu] [ray] [cuda] all by default; minutes each, cuda needs 40 GB of disk
+#   docker/build-check.sh --inputs [ray]            print the hash of all inputs of the images, or of the image with Ray
 #
 # Needs root on Debian with buildah, debootstrap and iproute2, and the Python version of that Debian. A Debian root made
 # by debootstrap replaces the two base images. Settings of pip and debootstrap apply, so mirrors work; TORCH_INDEX_URL is
@@ -20,21 +20,22 @@ RECORD=docker/build-check.json
 
 main() {
     if [[ "${1:-}" == --inputs ]]; then
-        inputs
+        inputs "${2:-}"
         return
     fi
     check_tools
     trap 'rm -rf "$BUILD_CHECK_DIR/storage" "$BUILD_CHECK_DIR/run"' EXIT
     make_base
-    [[ $# -gt 0 ]] || set -- onnx cpu cuda
+    [[ $# -gt 0 ]] || set -- onnx cpu ray cuda
     local variant
     for variant in "$@"; do check "$variant"; done
 }
 
-# Hash all inputs of the images except the code of this repository.
+# Hash all inputs of the images except the code of this repository; with `ray` also those of docker/ray.Dockerfile.
 inputs() {
     local file device frameworks
     {
+        [[ "${1:-}" != ray ]] || cat docker/ray.Dockerfile docker/ray-constraints.txt
         for file in .dockerignore docker/Dockerfile docker/constraints.txt docker/{requirements,healthcheck}.py \
             docker/config/*.toml; do
             echo "$file"
@@ -81,9 +82,9 @@ check() {
     local variant=$1 target=cpu frameworks=all image=localhost/roundhouse:$1 started container root log
     case $variant in
         onnx) frameworks=onnx ;;
-        cpu) ;;
+        cpu | ray) ;;
         cuda) target=cuda ;;
-        *) echo "expected onnx, cpu or cuda, got $variant" >&2; exit 2 ;;
+        *) echo "expected onnx, cpu, ray or cuda, got $variant" >&2; exit 2 ;;
     esac
     fetch_wheels "$variant" "$target" "$frameworks"
     say "$variant: building"
@@ -93,12 +94,18 @@ check() {
         tail -n 40 "$log" >&2
         exit 1
     }
+    if [[ $variant == ray ]]; then
+        add_ray "$image" "$BUILD_CHECK_DIR/wheels-ray" >> "$log" 2>&1 || {
+            tail -n 40 "$log" >&2
+            exit 1
+        }
+    fi
     say "$variant: built in $((SECONDS - started)) s; starting it"
     container=$(buildah_here from "$image")
     root=$(buildah_here mount "$container")
     buildah_here inspect --type image "$image" > "$BUILD_CHECK_DIR/$variant-image.json"
     # In its own network and mount namespaces, where the image's address and port are free and not reachable from outside.
-    unshare --net --mount "$PYTHON" -m tests.docker.container_check "$variant" "$(inputs)" "$root" \
+    unshare --net --mount "$PYTHON" -m tests.docker.container_check "$variant" "$(inputs "$variant")" "$root" \
         "$BUILD_CHECK_DIR/$variant-image.json" "$RECORD"
     buildah_here rm "$container" > /dev/null
     buildah_here rmi --force "$image" > /dev/null
@@ -115,13 +122,16 @@ fetch_wheels() {
     torch=$(sed -n 's/^torch==//p' docker/constraints.txt)
     "$PYTHON" docker/requirements.py "$device" "$frameworks" > "$BUILD_CHECK_DIR/$variant-requirements.txt"
     case $variant in
-        cpu)
+        cpu | ray)
             exact=("torch===$torch+cpu")
             "${download[@]}" --no-deps --retries 1 --index-url "$TORCH_INDEX_URL" "${exact[@]}"
             ;;
         cuda) exact=("torch===$torch") ;;
     esac
     "${download[@]}" --requirement "$BUILD_CHECK_DIR/$variant-requirements.txt" setuptools "${exact[@]}"
+    if [[ $variant == ray ]]; then
+        "${download[@]}" --constraint docker/ray-constraints.txt 'ray[serve,data]'
+    fi
 }
 
 build() {
@@ -130,6 +140,14 @@ build() {
         --target "$target" --tag "$image" --volume "$wheels:/mnt:ro" \
         --build-arg BASE_IMAGE="$BASE" --build-arg CPU_BASE_IMAGE="$BASE" --build-arg FRAMEWORKS="$frameworks" \
         --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/mnt .
+}
+
+# Build docker/ray.Dockerfile from the image, under the same name.
+add_ray() {
+    local image=$1 wheels=$2
+    buildah_here bud --isolation chroot --network host --pull-never --format docker --file docker/ray.Dockerfile \
+        --tag "$image" --volume "$wheels:/mnt:ro" --build-arg IMAGE="$image" \
+        --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/mnt docker
 }
 
 buildah_here() {

@@ -19,6 +19,8 @@ from statistics import median
 from typing import Any, Self
 
 READY_WITHIN_S = 60
+RAY_WITHIN_S = 300
+RAY_NODE = "ray start --head --num-cpus=4 --include-dashboard=false --object-store-memory=100000000"
 STARTS = 3
 DIGIT = {
     "input_data": [
@@ -110,9 +112,13 @@ class Image:
 class Container:
     """A process tree of its own whose first process is the image's command."""
 
-    def __init__(self, image: Image, arguments: Sequence[str]) -> None:
-        """`arguments`: those of `docker run` after the name of the image; none: the CMD of the image."""
-        words = image.config["Entrypoint"] + list(arguments or image.config["Cmd"])
+    def __init__(self, image: Image, arguments: Sequence[str], entrypoint: Sequence[str] | None = None) -> None:
+        """`arguments`: those of `docker run` after the name of the image; none: the CMD of the image.
+
+        `entrypoint`: replaces that of the image.
+        """
+        entry = image.config["Entrypoint"] if entrypoint is None else list(entrypoint)
+        words = entry + list(arguments or image.config["Cmd"])
         apart = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={image.root / 'proc'}"]
         self.started_s = time.monotonic()
         self.process = subprocess.Popen([*apart, *image.command(words)], stderr=subprocess.PIPE)
@@ -121,12 +127,15 @@ class Container:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            # All processes of the namespace end with its first one. The change of the user has undone --kill-child.
+            os.kill(self.first_process(), signal.SIGKILL)
         self.process.kill()
         self.process.wait()
 
-    def seconds_to_ready(self) -> float:
+    def seconds_to_ready(self, within_s: float = READY_WITHIN_S) -> float:
         """Return the time from the start until /health/ready answers 200."""
-        while time.monotonic() - self.started_s < READY_WITHIN_S:
+        while time.monotonic() - self.started_s < within_s:
             if self.process.poll() is not None:
                 raise SystemExit(f"the server ended: {self.rest_of_log()}")
             try:
@@ -187,6 +196,8 @@ def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> i
     found["ready_with_one_onnx_model_s"] = round(
         median(start_once(image, ["serve", ONE_MODEL]) for _ in range(STARTS)), 2
     )
+    if variant == "ray":
+        found["ready_on_ray_s"] = round(try_ray(image), 2)
     noted = json.loads(Path(record).read_text(encoding="utf-8")) if Path(record).exists() else {}
     Path(record).write_text(json.dumps(noted | {variant: found}, indent=2) + "\n", encoding="utf-8")
     print(json.dumps({variant: found}, indent=2))
@@ -217,6 +228,17 @@ def start_once(image: Image, arguments: Sequence[str]) -> float:
     with Container(image, arguments) as container:
         seconds = container.seconds_to_ready()
         container.stop(image.config["StopSignal"])
+    return seconds
+
+
+def try_ray(image: Image) -> float:
+    """Start a node of Ray in the image, deploy the models there and send requests. Returns the seconds until ready."""
+    script = f"{RAY_NODE} && roundhouse deploy /app/config.toml --address 127.0.0.1:6379 && exec sleep infinity"
+    with Container(image, ["-c", script], ["sh"]) as container:
+        seconds = container.seconds_to_ready(RAY_WITHIN_S)
+        assert answer_of("digits", DIGIT)["output_data"] == [3]
+        question = {"prompt": "A list is", "max_tokens": 20, "temperature": 0}
+        assert answer_of("tiny-llama", question)["text"]
     return seconds
 
 

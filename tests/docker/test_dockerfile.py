@@ -17,7 +17,7 @@ from tests.e2e.server import ROOT, serving, wait_until
 
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, flags=re.DOTALL | re.MULTILINE))
-VARIANTS = ("onnx", "cpu", "cuda")
+VARIANTS = ("onnx", "cpu", "ray", "cuda")
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,8 @@ def test_hadolint_accepts_dockerfile(name: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_image_record_matches_current_inputs(variant: str) -> None:
     recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
-    today = run("docker/build-check.sh", "--inputs", PYTHON=sys.executable).stdout.strip()
+    words = ("--inputs", "ray") if variant == "ray" else ("--inputs",)
+    today = run("docker/build-check.sh", *words, PYTHON=sys.executable).stdout.strip()
     assert recorded["inputs"] == today, f"the inputs of the images have changed: run docker/build-check.sh {variant}"
 
 
@@ -61,7 +62,12 @@ def test_image_holds_size_and_start_limits(variant: str, limit_mb: int) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_manual_states_size_of_each_image(variant: str) -> None:
     recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
-    target = {"onnx": "`--target cpu`, `FRAMEWORKS=onnx`", "cpu": "`--target cpu`", "cuda": "`--target cuda`"}[variant]
+    target = {
+        "onnx": "`--target cpu`, `FRAMEWORKS=onnx`",
+        "cpu": "`--target cpu`",
+        "ray": "`docker/ray.Dockerfile` on `--target cpu`",
+        "cuda": "`--target cuda`",
+    }[variant]
     assert f"\n| {target} | {recorded['image_mb']:,} MB |" in (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
 
 
