@@ -44,6 +44,7 @@ class StepScheduler:
         self._ageing_s = ageing_s
         self._splits_prompts = splits_prompts
         self._max_scored_tokens = max_scored_tokens
+        self._has_paused = False
         self._running = RunningSequences(pool)
         self._queues = TenantQueues()
 
@@ -124,12 +125,52 @@ class StepScheduler:
         self._queues.check_integrity()
 
     def _plan_of_one_tenant(self, plan: StepPlan, queue: TenantQueue) -> None:
+        num_decodes = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
+        budget = self._budget_in_pause(queue, num_decodes)
+        if budget:
+            self._plan_prompts(plan, queue, budget, num_decodes)
+        # Without a block for the prompt nothing is planned, and the decodes continue.
+        self._has_paused = bool(plan.parts)
+        if self._has_paused:
+            return
         for sequence in list(self.running):
             if sequence.num_uncomputed_tokens == 1 and sequence.blocks and self._has_block_for_next(sequence, queue):
                 plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
         num_decodes = len(plan.parts)
+        budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
+        self._plan_prompts(plan, queue, budget, num_decodes)
+
+    def _budget_in_pause(self, queue: TenantQueue, num_decodes: int) -> int:
+        """Return the prompt tokens of a step in which the decodes pause; 0: they do not pause.
+
+        They pause for a prompt that is complete after this step, but would need several steps beside them. So its first
+        token is earlier, and the others wait no longer than beside a part of a long prompt. They never pause twice in
+        a row.
+        """
+        if self._has_paused or not num_decodes:
+            return 0
+        most = min(self._max_num_batched_tokens, self.cost.max_tokens_in_pause(num_decodes))
+        beside = self.cost.max_prompt_tokens(num_decodes)
+        return most if beside < self._num_missing_tokens(queue) <= most else 0
+
+    def _num_missing_tokens(self, queue: TenantQueue) -> int:
+        """Return how many tokens of the next prompt have to be computed; 0 if no prompt can be completed in a step."""
+        prompts = (sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1)
+        sequence = next(prompts, None)
+        cached_tokens = 0
+        if sequence is None and len(self.running) < self._max_sequences:
+            sequence = queue.waiting.first
+            if sequence is not None:
+                cached_tokens = len(self._running.match(sequence).blocks) * self.pool.block_tokens
+        if sequence is None or sequence.num_scored < sequence.num_to_score:
+            return 0
+        return sequence.num_uncomputed_tokens - cached_tokens
+
+    def _plan_prompts(self, plan: StepPlan, queue: TenantQueue, budget: int, num_decodes: int) -> None:
+        """Plan parts of running prompts, and start waiting ones. `num_decodes`: in this step, or that pause for it."""
         queue.blocked = None
-        budget = most = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
+        most = budget
+        num_parts = len(plan.parts)
         for sequence in self.running:
             if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.has_room_for(sequence):
                 budget -= plan.add_part(sequence, budget)
@@ -137,7 +178,7 @@ class StepScheduler:
             budget = self._schedule_waiting(plan, queue, budget)
         prompt_tokens = most - budget
         each = self.cost.prompt_token_cost(num_decodes) if prompt_tokens else 0.0
-        plan.costs[queue.share] = num_decodes + prompt_tokens * each
+        plan.costs[queue.share] = num_parts + prompt_tokens * each
 
     def _fair_step(self, plan: StepPlan) -> FairStep:
         num_decodes = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)

@@ -52,6 +52,16 @@ class WaitingQueue(Generic[Waiting]):
                 return sequence
         return None
 
+    @property
+    def first(self) -> Waiting | None:
+        """The first sequence, which stays; None if the queue is empty."""
+        while self._by_order:
+            sequence = self._by_id.get(self._by_order[0][1])
+            if sequence is not None:
+                return sequence
+            heapq.heappop(self._by_order)
+        return None
+
     def sequences(self) -> list[Waiting]:
         """Return the queued sequences, in no order."""
         return list(self._by_id.values())

@@ -155,7 +155,8 @@ class GeneratingModel:
                 else:
                     failed.append((sequence.sequence_id, chosen))
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
-            parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
+            prompts = len(plan.parts) - texts
+            parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s, prompts)
         costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
         stats = self._stats(parts)
         return StepResult(tokens, plan.begun, failed, stats, len(plan.parts), costs, tuple(scored), tuple(ended))

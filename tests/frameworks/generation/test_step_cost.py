@@ -84,10 +84,32 @@ def test_step_of_zero_seconds_not_learned() -> None:
     assert taught.max_prompt_tokens(4) == learned(*steady).max_prompt_tokens(4)
 
 
+def test_pause_bounded_by_steps_of_decodes() -> None:
+    # 20 ms for the decodes and 0.1 ms for each prompt token: 48 ms are 480 tokens.
+    cost = learned((4, 0, 0.020), (4, 100, 0.030), most=1000)
+    assert cost.max_tokens_in_pause(4) == pytest.approx(480, abs=1)
+    assert learned((4, 0, 0.020), (4, 100, 0.030), most=300).max_tokens_in_pause(4) == 300
+
+
+def test_no_pause_before_measurements() -> None:
+    assert StepCost(512).max_tokens_in_pause(4) == 0
+    assert learned((4, 0, 0.020)).max_tokens_in_pause(4) == 0
+    assert learned((0, 100, 0.1)).max_tokens_in_pause(4) == 0
+
+
+def test_price_of_part_learned_beside_tokens() -> None:
+    """10 ms for a part and 0.1 ms for each token: 32 ms are 220 tokens."""
+    lengths = [16, 200, 40, 120, 20, 300] * 10
+    cost = learned((4, 0, 0.020), *[(4, tokens, 0.030 + 1e-4 * tokens) for tokens in lengths])
+    assert cost.max_prompt_tokens(4) == pytest.approx(220, rel=0.05)
+
+
 seconds = st.just(0.0) | st.floats(1e-6, 100)
 steps = st.tuples(st.integers(0, 64), st.integers(0, 2048), seconds).filter(lambda step: step[0] + step[1])
 
 
 @given(st.lists(steps, max_size=20), st.integers(MIN_PROMPT_TOKENS, 4096), st.integers(0, 64))
 def test_bound_holds_for_any_measurements(seen: list[tuple[int, int, float]], most: int, texts: int) -> None:
-    assert MIN_PROMPT_TOKENS <= learned(*seen, most=most).max_prompt_tokens(texts) <= most
+    cost = learned(*seen, most=most)
+    assert MIN_PROMPT_TOKENS <= cost.max_prompt_tokens(texts) <= most
+    assert 0 <= cost.max_tokens_in_pause(texts) <= most

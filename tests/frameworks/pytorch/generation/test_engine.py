@@ -162,7 +162,7 @@ class TestStandingReady:
         assert model._parts is not None
         cost = model._parts.scheduler.cost
         assert cost._texts_s
-        assert cost._prompt_token_s is not None
+        assert cost._prompts.token_s is not None
 
     def test_warm_up_reads_vocabulary_for_constraints(
         self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,49 @@
+"""Learn what prompts cost in a step: a price for each part of a prompt, and one for each token. Pure."""
+
+# Weight of a price of 0 for a part. Steps with parts of equal lengths do not tell the prices apart; then the tokens
+# have all of the cost.
+_TOWARDS_ZERO = 0.02
+
+
+class PromptPrices:
+    """Fit seconds = parts · part_s + tokens · token_s by least squares, with exponentially falling weights."""
+
+    def __init__(self, newest_share: float, max_outlier: float) -> None:
+        """`newest_share`: weight of the newest step, of all. `max_outlier`: a step counts as at most so many times the
+        expected seconds.
+        """
+        self._newest_share = newest_share
+        self._max_outlier = max_outlier
+        # Moments of the relative observations: parts², parts · tokens, tokens², and both against the seconds.
+        self._moments = [0.0] * 5
+        self.part_s = 0.0
+        """Seconds of a part without its tokens."""
+        self.token_s: float | None = None
+        """Seconds of each token; None before the first measurement."""
+
+    def learn(self, parts: int, tokens: int, seconds: float) -> None:
+        """Record `tokens` of `parts` prompts that added `seconds` to a step; all are above 0."""
+        if self.token_s is not None:
+            seconds = min(seconds, self._max_outlier * (parts * self.part_s + tokens * self.token_s))
+        # Relative to the tokens, so that a long step does not outweigh short ones.
+        part, second = parts / tokens, seconds / tokens
+        share = 1.0 if self.token_s is None else self._newest_share
+        for place, product in enumerate((part * part, part, 1.0, part * second, second)):
+            self._moments[place] += share * (product - self._moments[place])
+        self._solve()
+
+    def fitting_tokens(self, seconds: float) -> int:
+        """Return how many tokens of one prompt take so many seconds; 0 before measurements."""
+        if self.token_s is None:
+            return 0
+        return max(0, int((seconds - self.part_s) / self.token_s))
+
+    def _solve(self) -> None:
+        squares, mixed, ones, part_seconds, seconds = self._moments
+        squares *= 1 + _TOWARDS_ZERO
+        determinant = squares * ones - mixed * mixed
+        part_s = (part_seconds * ones - mixed * seconds) / determinant if determinant > 0 else 0.0
+        token_s = seconds - mixed * part_s
+        if part_s <= 0 or token_s <= 0:
+            part_s, token_s = 0.0, seconds
+        self.part_s, self.token_s = part_s, token_s
