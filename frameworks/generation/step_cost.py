@@ -5,7 +5,7 @@ from frameworks.generation.prompt_prices import PromptPrices
 # A step with prompt tokens may take so many times as long as the decodes alone.
 _MAX_SLOWDOWN = 2.6
 # Decodes may pause for so many of their steps, for a prompt that is then complete.
-_MAX_PAUSE = 2.4
+_MAX_PAUSE = 3.0
 # Every step computes at least so many prompt tokens: without any, a prompt would never be measured, nor start.
 MIN_PROMPT_TOKENS = 16
 _NEWEST_SHARE = 0.2
