@@ -23,6 +23,7 @@ from tests.bench.fairness import measure_fairness
 from tests.bench.fairness_generation import measure_fairness_generation
 from tests.bench.generation import measure_generation
 from tests.bench.generation_adapters import measure_generation_adapters
+from tests.bench.generation_llama_cpp import measure_generation_llama_cpp
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
 from tests.bench.grpc_requests import measure_grpc
 from tests.bench.hostile import measure_hostile
@@ -105,6 +106,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
             lambda: measure_generation_adapters(folder),
             lambda: measure_generation_on_gpu(folder),
         ],
+        "llama-cpp": [lambda: measure_generation_llama_cpp(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,13 +39,14 @@ name = "one"
 path = {texts}
 
 [[models.onnx_models]]
+name = "digits"
+path = {tensors}
+"""
+_WITH_TWO = """
+[[models.onnx_models]]
 name = "two"
 path = {texts}
 replicas = 2
-
-[[models.onnx_models]]
-name = "digits"
-path = {tensors}
 """
 
 
@@ -73,16 +75,35 @@ class ServerOnRay:
 
 @contextmanager
 def roundhouse_on_ray(folder: Path, texts: Path, tensors: Path) -> Iterator[ServerOnRay]:
-    """Deploy the models `one`, `two` (with two replicas) and `digits`; they are ready when the block begins."""
+    """Deploy the models `one` and `digits`, as many as the peer has; they are ready when the block begins."""
     with cluster_of(1, _CPUS) as cluster:
-        port = free_port()
-        config = folder / "ray.toml"
-        paths = {name: orjson.dumps(str(path)).decode() for name, path in (("texts", texts), ("tensors", tensors))}
-        config.write_text(_CONFIG.format(port=port, **paths), encoding="utf-8")
-        done = cluster.deploy(config, _DEPLOYED_S)
-        if done.returncode:
-            raise RuntimeError(f"roundhouse deploy exited with {done.returncode}: {done.stderr[-500:]}")
-        yield _answering(cluster, port, "/health/ready")
+        yield _deployed(cluster, folder / "ray.toml", _config(free_port(), texts, tensors))
+
+
+def with_two_replicas(server: ServerOnRay, folder: Path, texts: Path, tensors: Path) -> ServerOnRay:
+    """Deploy the model `two` with two replicas beside the others. Idle replicas take CPU time, so they start late."""
+    config = _config(server.server.port, texts, tensors) + _filled(_WITH_TWO, texts=texts)
+    return _deployed(server.cluster, folder / "ray-two.toml", config)
+
+
+def _config(port: int, texts: Path, tensors: Path) -> str:
+    return _filled(_CONFIG, texts=texts, tensors=tensors, port=port)
+
+
+def _filled(text: str, **values: Path | int) -> str:
+    quoted = {
+        name: orjson.dumps(str(each)).decode() if isinstance(each, Path) else each for name, each in values.items()
+    }
+    return text.format(**quoted)
+
+
+def _deployed(cluster: RayCluster, path: Path, config: str) -> ServerOnRay:
+    path.write_text(config, encoding="utf-8")
+    done = cluster.deploy(path, _DEPLOYED_S)
+    if done.returncode:
+        raise RuntimeError(f"roundhouse deploy exited with {done.returncode}: {done.stderr[-500:]}")
+    port = int(tomllib.loads(config)["server"]["port"])
+    return _answering(cluster, port, "/health/ready")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.bench import wrk
 from tests.bench.cores import ALL_CORES, LOAD_CORES, on_cores
 from tests.bench.corpus import DECK, mixed_texts
 from tests.bench.load import closed_loop, request_of
-from tests.bench.ray_clusters import PEER, ServerOnRay, plain_ray_serve, roundhouse_on_ray
+from tests.bench.ray_clusters import PEER, ServerOnRay, plain_ray_serve, roundhouse_on_ray, with_two_replicas
 from tests.bench.rounds import in_turn, ratio
 from tests.bench.servers import RunningServer, roundhouse
 from tests.bench.table import Row, percent
@@ -58,11 +58,11 @@ def measure_ray(folder: Path, models: Path) -> list[Row]:
         _check_same_answers(ours.server, peer.server)
         ours.pin_all()
         peer.pin_all()
-        return [
+        rows = [
             _text_row(_text_loads(ours.server, peer.server)),
             *_tensor_rows(ours.server, peer.server, alone),
-            _scaling_row(ours),
         ]
+        return [*rows, _scaling_row(with_two_replicas(ours, folder, texts, tensors))]
 
 
 def _check_same_answers(ours: RunningServer, peer: RunningServer) -> None:
