@@ -59,7 +59,7 @@ class Linear(Protocol):
         ...
 
 
-class _UnfusedLinear(ABC):
+class UnfusedLinear(ABC):
     """A product whose following operation is a second pass over it."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class _UnfusedLinear(ABC):
         return self(rows).add_(summand)
 
 
-class PlainLinear(_UnfusedLinear):
+class PlainLinear(UnfusedLinear):
     """Weights [outputs, inputs] in torch's own order."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -111,7 +111,7 @@ class PackedLinear:
         return product
 
 
-class QuantizedLinear(_UnfusedLinear):
+class QuantizedLinear(UnfusedLinear):
     """int8 weights. Each row is rounded to int8 by its own largest number, so it depends on no other row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
