@@ -35,7 +35,8 @@ from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
 Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU"]
-Dtype = Literal["f32", "f16", "bf16", "int8"]
+Dtype = Literal["f32", "f16", "bf16", "int8", "int4"]
+Kernels = Literal["auto", "plain", "onednn", "mkl", "fbgemm", "torch", "float32", "weight-only"]
 VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 Isolation = Literal["none", "process"]
 ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "pythonic"]
@@ -293,8 +294,11 @@ class TorchModelEntry(ModelEntry):
     model_type: Annotated[str, Field(min_length=1)] | None = None
     """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
     dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
-    """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. None: the fastest type of
-    the device."""
+    """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. `"int4"`: language models
+    on a CPU. None: the fastest type of the device."""
+    kernels: Kernels = "auto"
+    """Language models on a CPU: kernel of the products. `"auto"` measures at load which is fastest for each shape; a
+    name forces one."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
     `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
@@ -358,7 +362,7 @@ class PerformanceSettings(BaseModel):
     enable_tensorrt: bool = False
     """Whether TensorRT is used where it is installed."""
     enable_quantization: bool = True
-    """Whether `quantized` and `dtype = "int8"` are applied; if not, a warning names the model."""
+    """Whether `quantized`, `dtype = "int8"` and `dtype = "int4"` are applied; if not, a warning names the model."""
     isolation: Isolation = "none"
     """Where models run that have no `isolation` of their own."""
 

@@ -149,13 +149,27 @@ class KernelTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductTrial:
+    """The kernel of the layers of one shape, and the measured ones. `layers`: their number. `trials`: empty where
+    nothing was measured, for one kernel alone or a small shape.
+    """
+
+    outputs: int
+    inputs: int
+    layers: int
+    kernel: str
+    trials: tuple[KernelTrial, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationReport:
     """A quantised model compared with its original on warm-up inputs.
 
     `cosine_min` and `cosine_mean`: over the rows of the outputs. `speedup`: median time of the original divided by that
     of the quantised model. `bytes_before`, `bytes_after`: size of the weights. `original_ms`, `quantized_ms`: those
     times, of all warm-up inputs. `kernel`: the int8 product that is used, of the measured `kernels`. `weights`: the
-    range that they are rounded to, of frameworks.quantization.ranges.
+    range that they are rounded to, of frameworks.quantization.ranges. `perplexity`, `perplexity_original`: of a
+    language model on a text that it was not trained on.
     """
 
     scheme: str
@@ -169,6 +183,8 @@ class QuantizationReport:
     kernel: str = ""
     weights: str = ""
     kernels: tuple[KernelTrial, ...] = ()
+    perplexity: float | None = None
+    perplexity_original: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +197,8 @@ class ModelSpec:
     made-up rows, so the rows of requests are compared until they decide; short runs are off until then.
     `runs_by_shape`: the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None
     without a declared sequence axis.
-    `quantization`: None for a model that is not quantised. `generation`: only of a generating model.
+    `quantization`: None for a model that is not quantised. `generation`: only of a generating model. `products`: of a
+    generating model on a CPU, the kernels of its linear layers.
     """
 
     framework: str
@@ -201,6 +218,7 @@ class ModelSpec:
     sequence: SequenceSpec | None = None
     quantization: QuantizationReport | None = None
     generation: GenerationSpec | None = None
+    products: tuple[ProductTrial, ...] = ()
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

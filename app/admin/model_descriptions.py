@@ -25,10 +25,10 @@ class TensorDescription(ResponseBody):
 
 
 class KernelTiming(ResponseBody):
-    """One product of the model's largest layer, measured when the model was loaded. The first is the original's."""
+    """One product of a layer, measured when the model was loaded. `original`: that of a model without quantization."""
 
     kernel: str
-    weights: str = Field(description="Range of the weights, as in `quantization`; empty for the original.")
+    weights: str = Field(description="Range of the weights, as in `quantization`; empty for other weights.")
     error: float = Field(description="Root mean square error of a product, relative to the original's.")
     milliseconds: dict[str, float] = Field(
         description="By number of rows, on one thread; fewer numbers for a product that is far slower than others."
@@ -53,6 +53,20 @@ class Quantization(ResponseBody):
         description="Range of the weights in which no sum saturates on this CPU: whole, paired or halved."
     )
     kernels: list[KernelTiming] = Field(description="Measured products; empty for ONNX models and on a GPU.")
+    perplexity: float | None = Field(
+        description="Language models: perplexity on a text that no model was trained on; null for other models."
+    )
+    perplexity_original: float | None = Field(description="The same of the original.")
+
+
+class ProductTiming(ResponseBody):
+    """The kernel of the layers of one shape of a language model on a CPU."""
+
+    outputs: int
+    inputs: int
+    layers: int = Field(description="Number of the layers of this shape.")
+    kernel: str
+    trials: list[KernelTiming] = Field(description="Measured kernels; empty for one kernel alone and for small shapes.")
 
 
 class RequestCounts(ResponseBody):
@@ -76,6 +90,9 @@ class ModelDescription(ResponseBody):
     dtype: str | None
     quantized: bool
     quantization: Quantization | None
+    kernels: list[ProductTiming] = Field(
+        description="Kernels of a language model on a CPU, most weights first; empty for other models."
+    )
     memory_bytes: int | None
     attention: str | None = Field(
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
@@ -202,6 +219,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "dtype": spec.dtype if spec else None,
         "quantized": bool(spec and spec.quantization),
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
+        "kernels": [asdict(each) for each in spec.products] if spec else [],
         "memory_bytes": slot.memory_bytes if spec else None,
         "attention": _attention(spec),
         "warm_up": _warm_up(spec),

@@ -27,8 +27,6 @@ from frameworks.types import KernelTrial
 log = structlog.get_logger(__name__)
 
 ENCODER_ROWS = (16, 128)
-GENERATOR_ROWS = (1, 16, 128)
-"""A text that is generated alone, a full batch of them, and a part of a prompt."""
 ORIGINAL = "original"
 # The outputs of a larger layer are cut: 128 rows of it take float32 a few milliseconds.
 _MAX_ELEMENTS = 1 << 20
@@ -36,8 +34,8 @@ _MAX_ELEMENTS = 1 << 20
 _HOPELESS = 4.0
 # Relative to the error of weights and rows that are rounded to 127 steps. `HALVED` has 1.6.
 _MAX_ERROR = 2.0
-# With its scale; a layer of float32 has four.
-_MAX_BYTES_PER_WEIGHT = 2
+MAX_BYTES_PER_WEIGHT = 2
+"""With its scale; a layer of float32 has four."""
 _SAMPLE_ROWS = 8
 _OUTLIER = 30.0
 # Rows, inputs and outputs for which products of the largest numbers are checked: whole and broken vectors.
@@ -66,7 +64,7 @@ class Int8Choice:
     def speedup(self) -> float:
         """Return how many times as fast the product is as the original's, in the geometric mean over the rows."""
         original, chosen = self.milliseconds
-        return _geometric_mean([original[rows] / chosen[rows] for rows in original]) if original else 1.0
+        return geometric_mean([original[rows] / chosen[rows] for rows in original]) if original else 1.0
 
 
 def choose_int8(
@@ -84,11 +82,11 @@ def choose_int8(
     kernels = _small_kernels(shape)
     errors = {kernel.name: _error(weight, kernel.pack(weight)) for kernel in kernels}
     times = _times(shape, weight.dtype, tuple(row_counts), make_original, measure or shortest_seconds)
-    limit = _MAX_ERROR * _error(weight, Int8Kernel(WidenedProduct, WHOLE).pack(weight))
+    limit = largest_error(weight)
     usable = [each for each in kernels if errors[each.name] <= limit and len(times[each.name]) == len(row_counts)]
     trials = [_trial(ORIGINAL, "", 0.0, times[ORIGINAL])]
     trials += [_trial(each.name, each.weight_range.name, errors[each.name], times[each.name]) for each in kernels]
-    return Int8Choice(min(usable, key=lambda each: _geometric_mean([*times[each.name].values()])), tuple(trials))
+    return Int8Choice(min(usable, key=lambda each: geometric_mean([*times[each.name].values()])), tuple(trials))
 
 
 def log_choice(choice: Int8Choice, model: str) -> None:
@@ -115,7 +113,7 @@ def log_choice(choice: Int8Choice, model: str) -> None:
 
 def _small_kernels(shape: tuple[int, int]) -> list[Int8Kernel]:
     """Return the products that keep the memory of int8: FBGEMM fills up the inputs of a small layer."""
-    most = _MAX_BYTES_PER_WEIGHT * prod(shape)
+    most = MAX_BYTES_PER_WEIGHT * prod(shape)
     return [each for each in exact_kernels() if each.product.held_bytes(*shape) <= most]
 
 
@@ -193,14 +191,23 @@ def _with_rounding(product: Int8Product) -> Product:
 
 
 def _error(weight: torch.Tensor, product: Int8Product) -> float:
-    """Return the root mean square of the rows' errors, relative to each row's product. Half of the rows have one large
-    number, as those of language models.
-    """
-    rows = torch.randn(_SAMPLE_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    rows[::2, 0] *= _OUTLIER
+    """Return the root mean square of the rows' errors, relative to each row's product."""
+    rows = sample_rows(weight.shape[1])
     exact = torch.nn.functional.linear(rows, weight.float())
     errors = (_with_rounding(product)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
     return float(errors.square().mean().sqrt())
+
+
+def largest_error(weight: torch.Tensor) -> float:
+    """Return the largest error that a product of these weights [outputs, inputs] may have to be chosen."""
+    return _MAX_ERROR * _error(weight, Int8Kernel(WidenedProduct, WHOLE).pack(weight))
+
+
+def sample_rows(inputs: int) -> torch.Tensor:
+    """Return random rows, float32 [rows, inputs]. Half of them have one large number, as those of language models."""
+    rows = torch.randn(_SAMPLE_ROWS, inputs, generator=torch.Generator().manual_seed(0))
+    rows[::2, 0] *= _OUTLIER
+    return rows
 
 
 def _trial(name: str, weights: str, error: float, times: Mapping[int, float]) -> KernelTrial:
@@ -208,5 +215,6 @@ def _trial(name: str, weights: str, error: float, times: Mapping[int, float]) ->
     return KernelTrial(name, weights, round(error, 5), milliseconds)
 
 
-def _geometric_mean(numbers: Sequence[float]) -> float:
+def geometric_mean(numbers: Sequence[float]) -> float:
+    """Return the mean by which ratios are averaged."""
     return prod(numbers) ** (1 / len(numbers))

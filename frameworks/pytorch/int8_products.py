@@ -89,7 +89,7 @@ class FbgemmProduct(Int8Product):
     name = "fbgemm"
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
-        with _fbgemm_engine():
+        with fbgemm_engine():
             quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), _zero_points(len(scale)), 0)
             self._packed = torch.ops.quantized.linear_prepack(quantized, None)
 
@@ -164,7 +164,7 @@ def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def _fbgemm_engine() -> Iterator[None]:
+def fbgemm_engine() -> Iterator[None]:
     """Select FBGEMM within the block, and silence torch's advice to leave its quantised dtypes, in which alone FBGEMM
     takes weights.
     """

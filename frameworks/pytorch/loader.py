@@ -27,7 +27,7 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8"}
+DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 def page_in_kernels(device: Device) -> None:

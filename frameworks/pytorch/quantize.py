@@ -64,13 +64,14 @@ def held_bytes(model: torch.nn.Module) -> int:
     return products + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_int8_runs_on(device: Device, folder: Path) -> None:
-    """Raise InvalidModel for a device without a product of int8 matrices in torch."""
-    if device.kind not in ("cpu", "cuda"):
-        raise InvalidModel(
-            f'{folder}: dtype: expected a CPU or CUDA device for "int8", got {device.id}; set device = "cpu" or '
-            'dtype = "f16"'
-        )
+def check_bits_run_on(dtype: str, device: Device, folder: Path) -> None:
+    """Raise InvalidModel for a device without a product of such weights in torch. `dtype`: int8 or int4."""
+    if device.kind == "cpu" or (dtype == "int8" and device.kind == "cuda"):
+        return
+    devices = "a CPU or CUDA device" if dtype == "int8" else "a CPU"
+    raise InvalidModel(
+        f'{folder}: dtype: expected {devices} for "{dtype}", got {device.id}; set device = "cpu" or dtype = "f16"'
+    )
 
 
 def quantize_encoder(

@@ -14,7 +14,7 @@ from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
-from frameworks.pytorch.quantize import check_int8_runs_on
+from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
@@ -25,6 +25,7 @@ from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from frameworks.pytorch.generation.engine import GeneratingModel
+    from frameworks.pytorch.generation.linear_makers import Bits
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -95,9 +96,9 @@ class TorchRegistry:
         files = _read(entry, path)
         check_weight_bytes(path, files.weights.file_bytes, self._max_model_bytes)
         _check_kind(files)
-        is_int8 = self._wants_int8(entry)
-        if is_int8:
-            check_int8_runs_on(device, files.folder)
+        bits = self._wanted_bits(entry)
+        if bits is not None:
+            check_bits_run_on(bits, device, files.folder)
         dtype = (entry.dtype if entry.dtype in DTYPES else None) or default_dtype(device, files.weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         if files.config.generates:
@@ -108,9 +109,9 @@ class TorchRegistry:
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
-            return [load_generator(files.folder, entry, device, dtype, is_int8, performance)]
+            return [load_generator(files.folder, entry, device, dtype, bits, performance)]
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
-        return load_encoders(files, loading, self._copies if is_int8 else None)
+        return load_encoders(files, loading, None if bits is None else self._copies)
 
     def _max_rows(self, entry: TorchModelEntry) -> int:
         return entry.max_batch_size or self._performance.max_batch_size
@@ -133,12 +134,13 @@ class TorchRegistry:
         return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes
 
     def _quantizes(self, entry: TorchModelEntry) -> bool:
-        return entry.dtype == "int8" and self._performance.enable_quantization
+        return entry.dtype in ("int8", "int4") and self._performance.enable_quantization
 
-    def _wants_int8(self, entry: TorchModelEntry) -> bool:
-        if entry.dtype == "int8" and not self._performance.enable_quantization:
+    def _wanted_bits(self, entry: TorchModelEntry) -> "Bits | None":
+        if not self._performance.enable_quantization and entry.dtype in ("int8", "int4"):
             log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
-        return self._quantizes(entry)
+            return None
+        return "int8" if entry.dtype == "int8" else "int4" if entry.dtype == "int4" else None
 
 
 def _check_kind(files: ModelFiles) -> None:
@@ -162,6 +164,12 @@ def _check_kind(files: ModelFiles) -> None:
     unsuitable = [key for key in keys if getattr(files.entry, key) not in (None, ())]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
+    if files.entry.kernels != "auto" and not generates:
+        raise InvalidModel(f"{folder}: kernels: expected only for models that generate text; remove it")
+    if files.entry.dtype == "int4" and not generates:
+        raise InvalidModel(
+            f'{folder}: dtype: expected "int4" only for models that generate text; set dtype = "int8" or remove it'
+        )
     if files.entry.score_tokens is not None and config.answers is None:
         found = config.architecture or config.model_type
         raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")

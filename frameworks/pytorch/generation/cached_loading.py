@@ -19,10 +19,10 @@ from memory.sizes import format_size
 def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
     """`reason`: why paged attention does not serve the model. Raises InvalidModel, OutOfMemory."""
     folder, entry = load.folder, load.entry
-    if load.is_int8:
+    if load.bits is not None:
         raise InvalidModel(
-            f'{folder}: dtype: expected "f32", "f16" or "bf16", got "int8": the model runs with transformers\' own '
-            f"modules, because {reason}; choose one of them"
+            f'{folder}: dtype: expected "f32", "f16" or "bf16", got "{load.bits}": the model runs with '
+            f"transformers' own modules, because {reason}; choose one of them"
         )
     limits = read_limits(folder)
     model: Any = load_causal_model(folder, load.dtype, load.device, load.performance.enable_memory_mapping)

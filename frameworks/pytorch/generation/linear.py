@@ -13,12 +13,13 @@ import torch
 
 from frameworks.pytorch import kernels
 from frameworks.pytorch.int8_choice import Product
-from frameworks.pytorch.int8_products import Int8Kernel
-from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE, Int8Linear
+from frameworks.pytorch.int8_products import Int8Kernel, fbgemm_engine, round_rows
+from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
 
 # Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
 _MAX_EXACT_ROWS = 32
 _ROUNDING_BITS = 4
+_MKL_ROWS_HINT = 16
 
 
 def padded_rows(rows: int, device: torch.device) -> int:
@@ -111,16 +112,53 @@ class PackedLinear:
         return product
 
 
+class MklLinear(UnfusedLinear):
+    """float32 weights in MKL's order."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`weight`: [outputs, inputs]. Raises RuntimeError where torch has no MKL."""
+        self.weight: torch.Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS_HINT)
+        self.bias = bias
+        # The operator reads nothing but the shape of the weights in their own order.
+        self._shape = weight.new_zeros(1).expand(weight.shape)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        # Another number of rows than that of the packing would be multiplied by the weights in their own order.
+        product: torch.Tensor = torch.ops.mkl._mkl_linear(rows, self.weight, self._shape, self.bias, len(rows))
+        return product
+
+
+class HalfLinear(UnfusedLinear):
+    """Weights of float16 that FBGEMM multiplies in float32: half of the bytes to read, and no instructions needed for
+    narrow products.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`weight`: [outputs, inputs]. Raises RuntimeError where torch has no FBGEMM."""
+        with fbgemm_engine():
+            self._packed = torch.ops.quantized.linear_prepack_fp16(
+                weight.float().contiguous(), None if bias is None else bias.float()
+            )
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
+        return product.to(rows.dtype)
+
+
 class QuantizedLinear(UnfusedLinear):
     """int8 weights. Each row is rounded to int8 by its own largest number, so it depends on no other row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
         """`weight`: [outputs, inputs]."""
-        self._linear = Int8Linear(weight, bias, kernel)
+        self._product = kernel.pack(weight)
+        self._bias = None if bias is None else bias.detach().float()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = self._linear(rows)
-        return product
+        whole, scale = round_rows(rows.float())
+        product = self._product(whole).mul_(scale)
+        if self._bias is not None:
+            product.add_(self._bias)
+        return product.to(rows.dtype)
 
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]

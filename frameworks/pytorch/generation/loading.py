@@ -14,6 +14,7 @@ from frameworks.generation.tools.formats import TextFormat, format_of_template, 
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.cached_loading import load_cached
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
+from frameworks.pytorch.generation.linear_makers import Bits
 from frameworks.pytorch.generation.paged_loading import load_paged
 from frameworks.pytorch.generation.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling import Sampler
@@ -22,6 +23,7 @@ from frameworks.pytorch.generation.shape import NotPaged, read_limits
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.loader import DTYPE_NAMES
+from frameworks.quantization.held_out_text import HELD_OUT_TEXT
 from frameworks.settings import TorchModelEntry
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
@@ -34,11 +36,11 @@ def load_generator(
     entry: TorchModelEntry,
     device: Device,
     dtype: str,
-    is_int8: bool,
+    bits: Bits | None,
     performance: GeneratorPerformance,
 ) -> GeneratingModel:
-    """Load the model. `dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: whether the linear layers have int8
-    weights.
+    """Load the model. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None
+    for those of the dtype.
 
     Raises InvalidModel, OutOfMemory.
     """
@@ -49,7 +51,8 @@ def load_generator(
         )
     vocabulary_size = read_limits(folder).vocabulary_size
     tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
-    load = GeneratorLoad(folder, entry, device, dtype, is_int8, performance)
+    text_ids = () if bits is None else tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True))
+    load = GeneratorLoad(folder, entry, device, dtype, bits, performance, text_ids)
     served = _served(load)
     spec = _spec(load, served, vocabulary_size, tokenizer)
     sequences = performance.max_sequences
@@ -106,9 +109,10 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
         inputs=(ValueSpec("prompt", TensorType("string", ())),),
         outputs=(ValueSpec("text", TensorType("string", ())),),
         device=load.device.id,
-        dtype=DTYPE_NAMES["int8" if load.is_int8 else load.dtype],
+        dtype=DTYPE_NAMES[load.bits or load.dtype],
         memory_bytes=served.memory_bytes,
         quantization=served.quantization,
+        products=served.products,
         generation=GenerationSpec(
             max_context_tokens=served.max_context_tokens,
             vocabulary_size=vocabulary_size,

@@ -6,9 +6,10 @@ from pathlib import Path
 from frameworks.devices import Device
 from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.generation.adapters.set import AdapterSet
+from frameworks.pytorch.generation.linear_makers import Bits
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.settings import TorchModelEntry
-from frameworks.types import QuantizationReport
+from frameworks.types import ProductTrial, QuantizationReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +26,24 @@ class GeneratorPerformance:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorLoad:
-    """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: whether the linear layers have int8 weights."""
+    """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None for those
+    of the dtype. `text_ids`: tokens of a text whose perplexity tells how accurate quantised weights are.
+    """
 
     folder: Path
     entry: TorchModelEntry
     device: Device
     dtype: str
-    is_int8: bool
+    bits: Bits | None
     performance: GeneratorPerformance
+    text_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
     `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
-    `unpaged_because`: why not by paged attention.
+    `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
     """
 
     runner: StepRunner
@@ -50,3 +54,4 @@ class ServedModel:
     adapters: AdapterSet | None = None
     splits_prompts: bool = True
     unpaged_because: str | None = None
+    products: tuple[ProductTrial, ...] = ()

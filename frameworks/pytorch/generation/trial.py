@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,9 +15,9 @@ from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.perplexity import decoder_perplexity, max_text_tokens, model_perplexity
 from frameworks.pytorch.generation.shape import NotPaged
 from frameworks.pytorch.generation.step_layout import LayoutMaker
-from frameworks.pytorch.int8_choice import Int8Choice
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
@@ -30,19 +29,16 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class WeightBytes:
-    """Weight bytes of a model in its dtype, and with int8 weights if it is served so."""
-
-    as_is: int
-    as_int8: int | None = None
-
-
 class Trial:
     """The reference logits of one text, computed before the model is changed."""
 
-    def __init__(self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int) -> None:
-        """Compute the original's logits. Raises InvalidModel if the model does not run, OutOfMemory."""
+    def __init__(
+        self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int, text_ids: tuple[int, ...] = ()
+    ) -> None:
+        """Compute the original's logits. `text_ids`: of a text whose perplexity is compared; empty for none.
+
+        Raises InvalidModel if the model does not run, OutOfMemory.
+        """
         self.folder = folder
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
@@ -52,6 +48,7 @@ class Trial:
         # Any tokens suffice, if they differ.
         self.token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
         ids = torch.tensor([self.token_ids], device=model.device)
+        self._text_ids = text_ids[: min(max_tokens, max_text_tokens(model))]
 
         def original() -> torch.Tensor:
             with torch.inference_mode():
@@ -60,6 +57,7 @@ class Trial:
 
         try:
             logits, self._original_s = _timed(original)
+            self._perplexity = model_perplexity(model, self._text_ids)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             self.check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
@@ -83,23 +81,22 @@ class Trial:
         return _TOLERANCE[self._dtype]
 
     def report(
-        self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes, choice: Int8Choice
+        self, decoder: Decoder, layouts: LayoutMaker, scheme: str, bytes_before: int, bytes_after: int
     ) -> QuantizationReport:
-        """Measure how far a decoder with int8 weights is from the model."""
+        """Measure how far a decoder with quantised weights is from the model."""
         own, own_s = self._run_decoder(decoder, layouts)
         cosines = row_cosines(self._logits, own)
         return QuantizationReport(
-            scheme="int8 per channel, dynamic int8 rows",
+            scheme,
             cosine_min=round(float(cosines.min()), 6),
             cosine_mean=round(float(cosines.mean()), 6),
             speedup=round(self._original_s / max(own_s, 1e-9), 3),
-            bytes_before=sizes.as_is,
-            bytes_after=sizes.as_is if sizes.as_int8 is None else sizes.as_int8,
+            bytes_before=bytes_before,
+            bytes_after=bytes_after,
             original_ms=round(1e3 * self._original_s, 3),
             quantized_ms=round(1e3 * own_s, 3),
-            kernel=choice.kernel.name,
-            weights=choice.kernel.weight_range.name,
-            kernels=choice.trials,
+            perplexity=decoder_perplexity(decoder, layouts, self._text_ids),
+            perplexity_original=self._perplexity,
         )
 
     def _run_decoder(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:

@@ -1,0 +1,126 @@
+"""The products that a CPU has for the linear layers of a generating model, by the dtype of the weights.
+
+Which is fastest is measured: see kernel_choice. Each name is a value of the setting `kernels`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from frameworks.pytorch import kernels
+from frameworks.pytorch.generation.group_weights import round_to_groups
+from frameworks.pytorch.generation.linear import (
+    HalfLinear,
+    MakeLinear,
+    MklLinear,
+    PackedLinear,
+    PlainLinear,
+    QuantizedLinear,
+)
+from frameworks.pytorch.generation.weight_only import (
+    INT8_INPUTS_MULTIPLE,
+    Int4WeightLinear,
+    Int8WeightLinear,
+    int4_bytes,
+    packs_int4,
+)
+from frameworks.pytorch.int8_choice import exact_kernels
+from frameworks.pytorch.int8_products import Int8Kernel
+
+INT4_GROUP = 32
+ORIGINAL = "original"
+_FBGEMM_BLOCK = 512
+# Relative to the largest weight: float32 sums of a few hundred products are no more exact.
+_MAX_HALF_ERROR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernel:
+    """A product. `held_bytes`: of outputs and inputs. `fits`: whether it multiplies these weights, [outputs, inputs],
+    without a loss that the dtype does not have. `weights`: name of the range that int8 weights are rounded to.
+    `shares`: the layer reads the given weights, and holds no copy.
+    """
+
+    name: str
+    make: MakeLinear
+    held_bytes: Callable[[int, int], int]
+    fits: Callable[[torch.Tensor], bool] = lambda _: True
+    weights: str = ""
+    shares: bool = False
+
+
+def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
+    """Return the products of weights of this dtype that are not quantised, the usual one first."""
+    size = dtype.itemsize
+    plain = CpuKernel("plain", PlainLinear, partial(_dense_bytes, size), shares=True)
+    found = [plain]
+    if kernels.packs(dtype):
+        found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size)))
+    if dtype == torch.float32:
+        found += [CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)), HALF]
+    return tuple(each for each in found if _works(each.name, dtype, each.make))
+
+
+def int8_kernels() -> tuple[CpuKernel, ...]:
+    """Return the products of int8 weights that this CPU has, those of float rows first."""
+    found = [_int8_kernel(each) for each in exact_kernels()]
+    return (INT8_WEIGHT_ONLY, *found) if _works("int8", torch.float32, INT8_WEIGHT_ONLY.make) else tuple(found)
+
+
+def int4_kernels() -> tuple[CpuKernel, ...]:
+    """Return the products of int4 weights that this CPU has."""
+    return (INT4_WEIGHT_ONLY,) if _works("int4", torch.float32, INT4_WEIGHT_ONLY.make) else ()
+
+
+def half_is_exact(weight: torch.Tensor) -> bool:
+    """Return whether float16 holds these weights as exactly as float32 sums need it."""
+    half = weight.half()
+    if not bool(half.isfinite().all()):
+        return False
+    return bool((half.float() - weight).abs().max() <= _MAX_HALF_ERROR * weight.abs().max())
+
+
+def _int8_kernel(kernel: Int8Kernel) -> CpuKernel:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> QuantizedLinear:
+        return QuantizedLinear(weight, bias, kernel)
+
+    return CpuKernel(kernel.name, make, kernel.product.held_bytes, weights=kernel.weight_range.name)
+
+
+def _make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Int4WeightLinear:
+    return Int4WeightLinear(round_to_groups(weight, 4, INT4_GROUP), bias)
+
+
+def _works(_name: str, dtype: torch.dtype, make: MakeLinear) -> bool:
+    """Return whether this build of torch has the product on this CPU."""
+    try:
+        return make(torch.ones(64, 64, dtype=dtype), None)(torch.ones(1, 64, dtype=dtype)).shape == (1, 64)
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def _dense_bytes(itemsize: int, outputs: int, inputs: int) -> int:
+    return outputs * inputs * itemsize
+
+
+def _half_bytes(outputs: int, inputs: int) -> int:
+    return outputs * -(-inputs // _FBGEMM_BLOCK) * _FBGEMM_BLOCK * torch.float16.itemsize
+
+
+def _int8_bytes(outputs: int, inputs: int) -> int:
+    return outputs * (inputs + torch.float32.itemsize + torch.bfloat16.itemsize)
+
+
+HALF = CpuKernel("fbgemm", HalfLinear, _half_bytes, half_is_exact)
+INT8_WEIGHT_ONLY = CpuKernel(
+    "weight-only", Int8WeightLinear, _int8_bytes, lambda weight: weight.shape[1] % INT8_INPUTS_MULTIPLE == 0, "whole"
+)
+INT4_WEIGHT_ONLY = CpuKernel(
+    "weight-only",
+    _make_int4,
+    lambda outputs, inputs: int4_bytes(outputs, inputs, INT4_GROUP),
+    lambda weight: packs_int4(weight.shape[0], weight.shape[1], INT4_GROUP),
+    "grouped",
+)

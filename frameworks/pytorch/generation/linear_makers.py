@@ -1,0 +1,126 @@
+"""Make the linear layers of a generating model as its entry asks: in its dtype, in 8 bits or in 4."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from frameworks.errors import InvalidModel
+from frameworks.pytorch.generation.cpu_kernels import (
+    HALF,
+    CpuKernel,
+    float_kernels,
+    int4_kernels,
+    int8_kernels,
+)
+from frameworks.pytorch.generation.kernel_choice import KernelChooser
+from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
+from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
+from frameworks.pytorch.int8_products import Int8Kernel, TorchProduct
+from frameworks.types import ProductTrial
+
+Bits = Literal["int8", "int4"]
+
+
+class LinearMaker:
+    """Makes the layers of one model, and counts their bytes. Used by one thread.
+
+    The head of a model of 4 bits has 8: its errors are those of the logits.
+    """
+
+    def __init__(self, model: Any, folder: Path, bits: Bits | None, kernels: str = "auto") -> None:
+        """`model`: of transformers, on its device. `bits`: None for its dtype. `kernels`: the setting.
+
+        Raises InvalidModel for a kernel that this CPU or this dtype does not have.
+        """
+        self._bits = bits
+        self._is_on_cpu = model.device.type == "cpu"
+        tables = {each.weight.data_ptr() for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+        self._tables = frozenset(tables)
+        head = model.get_output_embeddings()
+        self._head = None if head is None else head.weight.data_ptr()
+        products = _products(model)
+        tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        replaced = {id(each): each for each in products if each.data_ptr() not in tables}
+        # Transposed weights of GPT-2's layers are views.
+        self._each_once: int = sum(tensor.nbytes for tensor in tensors.values())
+        self._kept_bytes: int = self._each_once - sum(each.nbytes for each in replaced.values())
+        self._tied_bytes: int = sum(each.nbytes for each in products if each.data_ptr() in tables)
+        self._plain_bytes = 0
+        usual = list(float_kernels(model.dtype)) if self._is_on_cpu else []
+        self._is_tied_copied = bool(usual) and not usual[0].shares
+        self._choosers: list[KernelChooser] = []
+        if self._is_on_cpu:
+            self._choosers = [
+                self._chooser(found, usual, model.dtype.itemsize) for found in _lists(bits, usual, kernels, folder)
+            ]
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Make a layer of weights [outputs, inputs]."""
+        if not self._is_on_cpu:
+            return self._make_on_accelerator(weight, bias)
+        is_head = weight.data_ptr() == self._head and self._bits == "int4"
+        choosers = self._choosers[-1:] if is_head else self._choosers
+        return next(each for each in choosers if each.fits(weight))(weight, bias)
+
+    @property
+    def products(self) -> tuple[ProductTrial, ...]:
+        """The kernel of each shape of a CPU's layers, most weights first."""
+        found = [each for chooser in self._choosers for each in chooser.products]
+        return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
+
+    @property
+    def original_bytes(self) -> int:
+        """Bytes of the weights in the model's dtype. Weights that are also an embedding table are held twice if
+        the linear layer packs them.
+        """
+        return self._each_once + (self._tied_bytes if self._is_tied_copied else 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights, with those of the layers made so far."""
+        return self._kept_bytes + self._plain_bytes + sum(each.held_bytes for each in self._choosers)
+
+    def _chooser(self, kernels: Sequence[CpuKernel], usual: Sequence[CpuKernel], itemsize: int) -> KernelChooser:
+        if self._bits is None:
+            return KernelChooser(kernels, max_bytes=itemsize, shared=self._tables)
+        original = [*usual[:1], *(each for each in usual if each is HALF)]
+        # The bound of errors is that of int8; int4 has one kernel alone.
+        max_error = largest_error if len(kernels) > 1 else None
+        return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, max_error=max_error)
+
+    def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        if self._bits == "int8" and can_quantize(weight):
+            self._plain_bytes += TorchProduct.held_bytes(*weight.shape)
+            return QuantizedLinear(weight, bias, Int8Kernel(TorchProduct))
+        if weight.data_ptr() not in self._tables:
+            self._plain_bytes += weight.nbytes
+        return PlainLinear(weight, bias)
+
+
+def _lists(bits: Bits | None, usual: Sequence[CpuKernel], name: str, folder: Path) -> list[Sequence[CpuKernel]]:
+    """Return the kernels for the weights; then those for weights that the first do not fit.
+
+    `name`: of the kernel to use, or auto. Raises InvalidModel for a name that is not among the first kernels.
+    """
+    found: list[Sequence[CpuKernel]] = [usual] if bits is None else [int8_kernels()]
+    if bits == "int4":
+        found.insert(0, int4_kernels())
+    if name != "auto":
+        chosen = [each for each in found[0] if each.name == name]
+        if not chosen:
+            names = ", ".join(f'"{each.name}"' for each in found[0]) or "none"
+            raise InvalidModel(
+                f'{folder}: kernels: expected "auto" or a kernel of this dtype on this CPU ({names}), got "{name}"; '
+                "choose one of them"
+            )
+        found.insert(0, chosen)
+    return found
+
+
+def _products(model: Any) -> list[torch.Tensor]:
+    """Return the weights of all products, [outputs, inputs]."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    return [module.weight for module in linears]
