@@ -75,30 +75,36 @@ def _rounded(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
         scale = (groups.abs().amax(2) / LARGEST_INT8).clamp_(min=_TINY)
         values = torch.round(groups / scale[..., None])
         return GroupWeights(values.to(torch.int8).reshape(weight.shape), scale, None, bits, group)
-    values, scale, shift = _nearest_int4(groups)
-    return GroupWeights((values - 8).to(torch.int8).reshape(weight.shape), scale[..., 0], shift[..., 0], bits, group)
+    # Sums over the first dimension are fast, those over a short last one are not.
+    values, scale, shift = _nearest_int4(groups.reshape(-1, group).t().contiguous())
+    shape = groups.shape[:2]
+    whole = (values - 8).to(torch.int8).t().reshape(weight.shape)
+    return GroupWeights(whole, scale.reshape(shape), shift.reshape(shape), bits, group)
 
 
 def _nearest_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return whole numbers from 0 to 15, scales, and shifts for numbers that are 8 less: [outputs, groups, 1] each.
+    """Return whole numbers from 0 to 15, [group, groups]; scales, and shifts for numbers that are 8 less, [groups].
 
-    For each range the numbers are rounded, then scale and shift are those of the least squares.
+    For each range the numbers are rounded, then scale and shift are those of the least squares. `groups`: [group,
+    groups].
     """
-    least, largest = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
-    middle, mean = (least + largest) / 2, groups.mean(2, keepdim=True)
+    least, largest = groups.amin(0), groups.amax(0)
+    middle, mean = (least + largest) / 2, groups.mean(0)
+    centred = groups - mean
     best_error = torch.full_like(mean, torch.inf)
-    best = torch.zeros_like(groups), torch.ones_like(mean), torch.zeros_like(mean)
+    best_values, best_scale, best_shift = torch.zeros_like(groups), torch.ones_like(mean), torch.zeros_like(mean)
     for share in _INT4_RANGES:
         scale = ((largest - least) * (share / 15)).clamp_(min=_TINY)
-        values = ((groups - middle) / scale).add_(7.5).round_().clamp_(0, 15)
-        spread = values - values.mean(2, keepdim=True)
-        squares = spread.square().sum(2, keepdim=True)
-        fitted = (spread * (groups - mean)).sum(2, keepdim=True) / squares.clamp(min=_TINY)
-        fitted = torch.where(squares > 0, fitted, scale)
-        shift = mean - fitted * (values.mean(2, keepdim=True) - 8)
-        error = torch.addcmul(shift - 8 * fitted, values, fitted).sub_(groups).square_().sum(2, keepdim=True)
+        values = ((groups - middle) * scale.reciprocal()).add_(7.5).round_().clamp_(0, 15)
+        mean_value = values.mean(0)
+        spread = values - mean_value
+        squares, products = (spread * spread).sum(0), (spread * centred).sum(0)
+        fitted = torch.where(squares > 0, products / squares.clamp(min=_TINY), scale)
+        # Of the squares of what the fitted line leaves.
+        error = (centred - spread * fitted).square_().sum(0)
         is_better = error < best_error
         best_error = torch.where(is_better, error, best_error)
-        found = values, fitted, shift
-        best = tuple(torch.where(is_better, new, old) for new, old in zip(found, best, strict=True))  # type: ignore[assignment]
-    return best
+        best_values = torch.where(is_better, values, best_values)
+        best_scale = torch.where(is_better, fitted, best_scale)
+        best_shift = torch.where(is_better, mean - fitted * (mean_value - 8), best_shift)
+    return best_values, best_scale, best_shift

@@ -26,11 +26,12 @@ MIN_LIMIT_S = 0.5
 LOAD_SHARE = 0.02
 """The trials take this share of the load, and at least MIN_LIMIT_S."""
 # The outputs of a larger layer are cut.
-_MAX_ELEMENTS = 1 << 20
+_MAX_ELEMENTS = 1 << 19
+_OUTPUT_STEP = 64
 # The call takes longer than the product: all kernels are alike, and chance would choose.
 _MIN_ELEMENTS = 1 << 15
-# Layers that are multiplied by turns: together they do not stay in the CPU's cache, as those of a model do not.
-_COPIES = 6
+# Layers that are multiplied by turns, so that none stays in the cache of a core, as those of a model do not.
+_COPIES = 2
 # A kernel replaces an earlier one of the list only if it takes less than this share of its time.
 _CLEARLY_FASTER = 0.9
 # A kernel this many times slower than the fastest is not timed with more rows.
@@ -119,11 +120,12 @@ class KernelChooser:
         if len(timed) == 1 or weight.numel() < _MIN_ELEMENTS or self._spent_s >= limit_s:
             return _Choice(self._likely(usable), weights)
         started_s = time.perf_counter()
-        cut = weight.detach()[: max(1, _MAX_ELEMENTS // weight.shape[1])]
-        times, errors, exact = self._times(cut, timed), dict[str, float](), usable
+        cut = weight.detach()[: _cut_outputs(weight.shape[1])]
+        layers = {each.name: [each.make(cut.clone(), None) for _ in range(_COPIES)] for each in timed}
+        times, errors, exact = self._times(cut, timed, layers), dict[str, float](), usable
         if self._max_error is not None:
             limit = self._max_error(cut)
-            errors = {each.name: _error(each, cut) for each in usable}
+            errors = {each.name: _error(layers[each.name][0], cut) for each in usable}
             exact = [each for each in usable if errors[each.name] <= limit] or usable
         self._spent_s += time.perf_counter() - started_s
         return _Choice(fastest(exact, times), weights, times, errors)
@@ -138,12 +140,13 @@ class KernelChooser:
         names = [choice.kernel.name for choice in self._choices.values() if choice.times]
         return max(usable, key=lambda each: names.count(each.name))
 
-    def _times(self, weight: torch.Tensor, timed: Sequence[CpuKernel]) -> Times:
+    def _times(self, weight: torch.Tensor, timed: Sequence[CpuKernel], layers: Mapping[str, Sequence[Linear]]) -> Times:
+        inputs, dtype = weight.shape[1], weight.dtype
         if self._measure is not None:
-            return time_kernels(weight, timed, self._measure)
+            return time_layers(layers, inputs, dtype, self._measure)
         key = (*weight.shape, weight.dtype, *((each.name, each.weights) for each in timed))
         if key not in _measured:
-            _measured[key] = time_kernels(weight, timed, shortest_seconds)
+            _measured[key] = time_layers(layers, inputs, dtype, shortest_seconds)
         return _measured[key]
 
 
@@ -159,12 +162,12 @@ def fastest(usable: Sequence[CpuKernel], times: Times) -> CpuKernel:
     return best
 
 
-def time_kernels(weight: torch.Tensor, timed: Sequence[CpuKernel], measure: Measure) -> Times:
-    """Return the seconds of each kernel by the number of rows. `weight`: [outputs, inputs]."""
-    products = {each.name: [each.make(weight.clone(), None) for _ in range(_COPIES)] for each in timed}
+def time_layers(layers: Mapping[str, Sequence[Linear]], inputs: int, dtype: torch.dtype, measure: Measure) -> Times:
+    """Return the seconds of each kernel by the number of rows. `layers`: of each kernel, multiplied by turns."""
+    products = dict(layers)
     times: dict[str, dict[int, float]] = {name: {} for name in products}
     for count in TRIAL_ROWS:
-        rows = torch.ones(count, weight.shape[1], dtype=weight.dtype)
+        rows = torch.ones(count, inputs, dtype=dtype)
         found = measure({name: _by_turns(copies, rows) for name, copies in products.items()})
         for name, seconds in found.items():
             times[name][count] = seconds
@@ -215,11 +218,16 @@ def _by_turns(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], obje
     return run
 
 
-def _error(kernel: CpuKernel, weight: torch.Tensor) -> float:
+def _cut_outputs(inputs: int) -> int:
+    """Return the outputs of a layer that is timed: a number that every kernel multiplies."""
+    return max(1, _MAX_ELEMENTS // inputs // _OUTPUT_STEP) * _OUTPUT_STEP
+
+
+def _error(layer: Linear, weight: torch.Tensor) -> float:
     """Return the root mean square of the rows' errors, relative to each row's product."""
     rows = sample_rows(weight.shape[1])
     exact = torch.nn.functional.linear(rows, weight.float())
-    errors = (kernel.make(weight, None)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
+    errors = (layer(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
     return float(errors.square().mean().sqrt())
 
 
@@ -228,7 +236,7 @@ def _product(key: tuple[object, ...], layers: int, choice: _Choice) -> ProductTr
     assert isinstance(outputs, int)
     assert isinstance(inputs, int)
     # A cut layer was timed; the whole takes as much longer as it is larger.
-    times = max(1.0, outputs / max(1, _MAX_ELEMENTS // inputs))
+    times = max(1.0, outputs / _cut_outputs(inputs))
     trials = tuple(
         KernelTrial(
             name,

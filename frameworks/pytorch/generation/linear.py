@@ -13,7 +13,7 @@ import torch
 
 from frameworks.pytorch import kernels
 from frameworks.pytorch.int8_choice import Product
-from frameworks.pytorch.int8_products import Int8Kernel, fbgemm_engine, round_rows
+from frameworks.pytorch.int8_products import Int8Kernel, fbgemm_engine
 from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
 
 # Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
@@ -154,8 +154,7 @@ class QuantizedLinear(UnfusedLinear):
         self._bias = None if bias is None else bias.detach().float()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        whole, scale = round_rows(rows.float())
-        product = self._product(whole).mul_(scale)
+        product = self._product.of_floats(rows.float())
         if self._bias is not None:
             product.add_(self._bias)
         return product.to(rows.dtype)

@@ -14,7 +14,7 @@ from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.linear_makers import LinearMaker
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
-from frameworks.pytorch.generation.quantization_report import report_quantization, warn_if_less_accurate
+from frameworks.pytorch.generation.quantization_report import MIN_COSINE, report_quantization, warn_if_less_accurate
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
@@ -48,7 +48,8 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         trial.check(decoder, layouts)
     else:
         report = report_quantization(load.bits, trial, decoder, layouts, maker)
-        check_cosine(report, entry.min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
+        min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
+        check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
         warn_if_less_accurate(report, load.bits, entry.name)
     adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder)
     return ServedModel(

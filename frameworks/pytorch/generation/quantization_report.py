@@ -13,6 +13,8 @@ from frameworks.types import QuantizationReport
 
 log = structlog.get_logger(__name__)
 
+MIN_COSINE: dict[Bits, float | None] = {"int8": None, "int4": 0.9}
+"""Of the logits, without `min_cosine` in the entry; None: that of other models."""
 MAX_PERPLEXITY = {"int8": 1.005, "int4": 1.05}
 """Times the original's: more is warned of."""
 
