@@ -150,7 +150,8 @@ class KernelTrial:
 
 @dataclass(frozen=True, slots=True)
 class ProductTrial:
-    """The kernel of the layers of one shape, and the measured ones. `layers`: their number. `trials`: empty where
+    """The kernel of the layers of one shape, and the measured ones. `layers`: their number. `weights`: the range that
+    they are rounded to, empty without quantisation. `trials`: empty where
     nothing was measured, for one kernel alone or a small shape.
     """
 
@@ -158,6 +159,7 @@ class ProductTrial:
     inputs: int
     layers: int
     kernel: str
+    weights: str = ""
     trials: tuple[KernelTrial, ...] = ()
 
 

@@ -66,6 +66,7 @@ class ProductTiming(ResponseBody):
     inputs: int
     layers: int = Field(description="Number of the layers of this shape.")
     kernel: str
+    weights: str = Field(description="Range of the weights, as in `quantization`; empty for other weights.")
     trials: list[KernelTiming] = Field(description="Measured kernels; empty for one kernel alone and for small shapes.")
 
 

@@ -14,6 +14,7 @@ TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.
 FIGURES = {
     *("scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"),
     *("original_ms", "quantized_ms", "kernel", "weights", "kernels"),
+    *("perplexity", "perplexity_original"),
 }
 
 

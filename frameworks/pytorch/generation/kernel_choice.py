@@ -191,7 +191,11 @@ def sum_milliseconds(trials: Sequence[ProductTrial]) -> tuple[Mapping[str, float
 
 
 def log_trials(trials: Sequence[ProductTrial], model: str, dtype: str) -> None:
-    """Log the chosen kernels, and warn of quantised ones that are slower than the original's."""
+    """Log the chosen kernels, and warn of quantised ones that are slower than the original's. Does nothing where none
+    was measured.
+    """
+    if not any(each.trials for each in trials):
+        return
     chosen = {f"{each.outputs}x{each.inputs}": each.kernel for each in trials}
     original_ms, quantized_ms = sum_milliseconds(trials)
     figures = {"original_ms": original_ms, "quantized_ms": quantized_ms} if original_ms else {}
@@ -246,4 +250,4 @@ def _product(key: tuple[object, ...], layers: int, choice: _Choice) -> ProductTr
         )
         for name, seconds in choice.times.items()
     )
-    return ProductTrial(outputs, inputs, layers, choice.kernel.name, trials)
+    return ProductTrial(outputs, inputs, layers, choice.kernel.name, choice.kernel.weights, trials)

@@ -24,12 +24,11 @@ def report_quantization(
 ) -> QuantizationReport:
     """Compare a decoder, whose layers `maker` made, with the original."""
     products = maker.products
-    kernel = products[0].kernel if products else "torch"
+    kernel, weights = (products[0].kernel, products[0].weights) if products else ("torch", "whole")
     rows = "bfloat16 rows" if kernel == "weight-only" else "dynamic int8 rows"
     scheme = f"int8 per channel, {rows}" if bits == "int8" else f"int4 in groups of {INT4_GROUP}, {rows}"
     report = trial.report(decoder, layouts, scheme, maker.original_bytes, maker.held_bytes)
     trials = products[0].trials if products else ()
-    weights = next((each.weights for each in trials if each.kernel == kernel), "")
     return replace(report, kernel=kernel, weights=weights, kernels=trials)
 
 

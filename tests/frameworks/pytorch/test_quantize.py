@@ -10,7 +10,7 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
-from frameworks.pytorch.quantize import Int8Linear, check_int8_runs_on
+from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
@@ -111,7 +111,7 @@ def test_unwritable_cache_refused(made_once: FolderMaker, tmp_path: Path) -> Non
 
 def test_device_without_int8_refused_with_remedy() -> None:
     with pytest.raises(InvalidModel, match=r'got mps; set device = "cpu" or dtype = "f16"'):
-        check_int8_runs_on(Device("mps", 0, "Apple", 1, 1), Path("m"))
+        check_bits_run_on("int8", Device("mps", 0, "Apple", 1, 1), Path("m"))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

@@ -28,7 +28,7 @@ def load_generating(folder: Path, *, blocks: int | None = None, enable_mapping: 
     if dtype != "default":
         entry["dtype"] = dtype
     if blocks is not None:
-        cache = read_shape(folder, "f32" if dtype in ("default", "int8") else dtype).cache
+        cache = read_shape(folder, "f32" if dtype in ("default", "int8", "int4") else dtype).cache
         entry["kv_cache_bytes"] = blocks * BLOCK_TOKENS * cache.token_bytes
     registry = TorchRegistry(PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, enable_mapping)
     settings = TorchModelEntry(name="m", path=folder, **entry)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from frameworks.pytorch.generation.group_linear import make_group_linear
+from frameworks.pytorch.generation.group_linear import WidenedGroupLinear, make_group_linear
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
+
+pytestmark = pytest.mark.isa
 
 INPUTS, OUTPUTS = 64, 24
 
@@ -13,16 +15,40 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_rounding_is_within_half_a_step(bits: int) -> None:
+def test_eight_bits_within_half_a_step() -> None:
     weight = random(OUTPUTS, INPUTS, seed=1)
-    rounded = round_to_groups(weight, bits, 32)
+    rounded = round_to_groups(weight, 8, 32)
     error = (rounded.dense() - weight).abs().reshape(OUTPUTS, 2, 32).amax(2)
     assert bool((error <= rounded.scale / 2 * (1 + 1e-4)).all())
     assert float(error.max()) > 0
-    limit = 1 << bits - 1
-    assert -limit <= int(rounded.values.min())
-    assert int(rounded.values.max()) < limit
+    assert int(rounded.values.abs().max()) == 127
+
+
+def squared_errors(weight: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+    return (dense - weight).square().reshape(OUTPUTS, 2, 32).sum(2)
+
+
+def test_four_bits_better_than_whole_range() -> None:
+    """Against steps that are spread from the least to the largest number of each group, a reference of its own."""
+    weight = random(OUTPUTS, INPUTS, seed=1)
+    groups = weight.reshape(OUTPUTS, 2, 32)
+    least, step = groups.amin(2, keepdim=True), (groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)) / 15
+    spread = (((groups - least) / step).round() * step + least).reshape(OUTPUTS, INPUTS)
+    rounded = round_to_groups(weight, 4, 32)
+    assert (int(rounded.values.min()), int(rounded.values.max())) == (-8, 7)
+    ours = squared_errors(weight, rounded.dense())
+    assert float(ours.min()) > 0
+    assert float(ours.sum()) < 0.95 * float(squared_errors(weight, spread).sum())
+
+
+def test_four_bits_keep_sixteen_numbers_exactly() -> None:
+    steps = torch.arange(16.0).repeat(OUTPUTS, INPUTS // 16) * 0.25 - 1.5
+    assert torch.allclose(round_to_groups(steps, 4, 32).dense(), steps, atol=0.06)
+
+
+def test_equal_numbers_are_kept() -> None:
+    constant = torch.full((OUTPUTS, INPUTS), 0.3)
+    assert torch.allclose(round_to_groups(constant, 4, 32).dense(), constant, atol=1e-6)
 
 
 def test_scale_of_other_shape_is_refused() -> None:
@@ -31,10 +57,21 @@ def test_scale_of_other_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_group_product_matches_double_precision(bits: int, rows: int) -> None:
-    weights, bias = round_to_groups(random(OUTPUTS, INPUTS, seed=1), bits, 32), random(OUTPUTS, seed=2)
+@pytest.mark.parametrize(
+    ("bits", "group", "outputs"), [(4, 32, 48), (4, 64, 48), (4, 16, 48), (4, 32, 24), (8, 32, 48)]
+)
+def test_group_product_near_double_precision(bits: int, group: int, outputs: int, rows: int) -> None:
+    """Rows and scales are rounded to bfloat16, and where torch has no product of the groups, weights to 8 bits."""
+    weights, bias = round_to_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
     given = random(rows, INPUTS, seed=3)
     expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
     found = make_group_linear(weights, bias)(given).double()
+    assert float((found - expected).abs().max() / expected.abs().max()) < 0.02
+
+
+def test_widened_groups_match_double_precision() -> None:
+    weights, bias = round_to_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32), random(OUTPUTS, seed=2)
+    given = random(3, INPUTS, seed=3)
+    expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
+    found = WidenedGroupLinear(weights, bias)(given).double()
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
