@@ -68,7 +68,7 @@ def test_quantised_kernels_are_near(has_bias: bool, rows: int) -> None:
 
 
 def test_x86_has_every_weight_only_kernel() -> None:
-    if not torch.backends.mkl.is_available():
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("no MKL in this build: another architecture")
     assert int8_kernels()[0] is INT8_WEIGHT_ONLY
     assert int4_kernels() == (INT4_WEIGHT_ONLY,)
