@@ -126,7 +126,7 @@ class TorchRegistry:
         from frameworks.pytorch.generation.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
 
         try:
-            shape = read_shape(files.folder, dtype)
+            shape = read_shape(files.folder, dtype, files.entry.kv_cache_dtype)
         except NotPaged:
             return max_cache_bytes(files.entry, kind)
         is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
@@ -164,8 +164,9 @@ def _check_kind(files: ModelFiles) -> None:
     unsuitable = [key for key in keys if getattr(files.entry, key) not in (None, ())]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
-    if files.entry.kernels != "auto" and not generates:
-        raise InvalidModel(f"{folder}: kernels: expected only for models that generate text; remove it")
+    named = [key for key in ("kernels", "kv_cache_dtype") if getattr(files.entry, key) != "auto"]
+    if named and not generates:
+        raise InvalidModel(f"{folder}: {named[0]}: expected only for models that generate text; remove it")
     if files.entry.dtype == "int4" and not generates:
         raise InvalidModel(
             f'{folder}: dtype: expected "int4" only for models that generate text; set dtype = "int8" or remove it'

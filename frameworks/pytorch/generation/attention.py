@@ -45,6 +45,9 @@ class BlockAttention:
         `query`: [rows, query heads, head size]. `key_value`: [rows, 2 * heads, head size], the keys first. `window`:
         number of visible tokens, the token itself included.
         """
+        cached = self._cache.shape.dtype
+        if query.dtype != cached:
+            return self(layer, query.to(cached), key_value.to(cached), window, scale, softcap).to(query.dtype)
         layout = self.layout
         assert layout is not None
         num_rows = query.shape[0]

@@ -24,6 +24,11 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
             f'{folder}: dtype: expected "f32", "f16" or "bf16", got "{load.bits}": the model runs with '
             f"transformers' own modules, because {reason}; choose one of them"
         )
+    if entry.kv_cache_dtype != "auto":
+        raise InvalidModel(
+            f'{folder}: kv_cache_dtype: expected "auto", got "{entry.kv_cache_dtype}": the model runs with '
+            f"transformers' own caches, because {reason}; remove it"
+        )
     limits = read_limits(folder)
     model: Any = load_causal_model(folder, load.dtype, load.device, load.performance.enable_memory_mapping)
     torch.set_num_threads(load.performance.intra_op_threads)

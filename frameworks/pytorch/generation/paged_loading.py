@@ -30,7 +30,7 @@ from memory.sizes import format_size
 def load_paged(load: GeneratorLoad) -> ServedModel:
     """Raises InvalidModel, OutOfMemory; NotPaged where paged attention does not serve the model."""
     folder, entry, device = load.folder, load.entry, load.device
-    shape = read_shape(folder, load.dtype)
+    shape = read_shape(folder, load.dtype, entry.kv_cache_dtype)
     model: Any = load_causal_model(folder, load.dtype, device, load.performance.enable_memory_mapping)
     torch.set_num_threads(load.performance.intra_op_threads)
     place = torch.device(device.id)
@@ -45,7 +45,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
     if load.bits is None:
-        trial.check(decoder, layouts)
+        trial.check(decoder, layouts, shape.cache.dtype)
     else:
         report = report_quantization(load.bits, trial, decoder, layouts, maker)
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine

@@ -57,8 +57,9 @@ def read_limits(folder: Path) -> TextLimits:
         raise InvalidModel(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
 
 
-def read_shape(folder: Path, dtype: str) -> GeneratorShape:
-    """As read_limits, with the shape of the attention. `dtype`: in which the model is served.
+def read_shape(folder: Path, dtype: str, kv_dtype: str = "auto") -> GeneratorShape:
+    """As read_limits, with the shape of the attention. `dtype`: in which the model is served. `kv_dtype`: of its keys
+    and values, auto for the same.
 
     Raises InvalidModel, and NotPaged where the layers have no keys and values of one shape.
     """
@@ -70,7 +71,9 @@ def read_shape(folder: Path, dtype: str) -> GeneratorShape:
         heads = int(config.num_attention_heads)
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-        cache = CacheShape(int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype])
+        cache = CacheShape(
+            int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype if kv_dtype == "auto" else kv_dtype]
+        )
         shared = limits.vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
     except Exception as error:
         raise NotPaged(f"its config.json has no single shape of attention: {error}") from error

@@ -63,11 +63,13 @@ class Trial:
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
 
-    def check(self, decoder: Decoder, layouts: LayoutMaker) -> None:
-        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory."""
+    def check(self, decoder: Decoder, layouts: LayoutMaker, kv_dtype: torch.dtype) -> None:
+        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory. `kv_dtype`: of its keys
+        and values.
+        """
         own, _ = self._run_decoder(decoder, layouts)
         off = self.off(own)
-        if not off <= self.tolerance:
+        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype]):
             raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
 
     def off(self, logits: Any, first: int = 0) -> float:
