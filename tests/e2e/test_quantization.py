@@ -37,6 +37,10 @@ quantized = true
 name = "tiny"
 path = "{tmp_path / "tiny"}"
 dtype = "int8"
+[[models.torch_models]]
+name = "writer"
+path = "{MODELS / "tiny-llama"}"
+dtype = "int4"
 """
     with serving(tmp_path, config) as server:
         server.wait_ready()
@@ -50,6 +54,13 @@ dtype = "int8"
             assert figures["bytes_after"] <= models[name]["memory_bytes"]
             assert min(figures["original_ms"], figures["quantized_ms"]) > 0
             assert figures["weights"] in ("whole", "paired", "halved")
+        writer = server.client.get("/models/writer").json()
+        accuracy = writer["quantization"]
+        assert accuracy["scheme"].startswith("int4")
+        assert 0 < accuracy["perplexity"] <= 1.05 * accuracy["perplexity_original"]
+        assert sum(each["layers"] for each in writer["kernels"]) == 31
+        assert {each["inputs"] for each in writer["kernels"]} == {192, 512}
+        assert models["tiny"]["quantization"]["perplexity"] is None
         assert (models["int8"]["quantization"]["kernel"], models["int8"]["quantization"]["kernels"]) == (
             "onnxruntime",
             [],
