@@ -61,19 +61,21 @@ def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
     if kernels.packs(dtype):
         found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size)))
     if dtype == torch.float32:
-        found += [CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)), HALF]
-    return tuple(each for each in found if _works(each.name, dtype, each.make))
+        found.append(CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)))
+    if dtype in (torch.float32, torch.float16):
+        found.append(HALF)
+    return tuple(each for each in found if _works(dtype, each.make))
 
 
 def int8_kernels() -> tuple[CpuKernel, ...]:
     """Return the products of int8 weights that this CPU has, those of float rows first."""
     found = [_int8_kernel(each) for each in exact_kernels()]
-    return (INT8_WEIGHT_ONLY, *found) if _works("int8", torch.float32, INT8_WEIGHT_ONLY.make) else tuple(found)
+    return (INT8_WEIGHT_ONLY, *found) if _works(torch.float32, INT8_WEIGHT_ONLY.make) else tuple(found)
 
 
 def int4_kernels() -> tuple[CpuKernel, ...]:
     """Return the products of int4 weights that this CPU has."""
-    return (INT4_WEIGHT_ONLY,) if _works("int4", torch.float32, INT4_WEIGHT_ONLY.make) else ()
+    return (INT4_WEIGHT_ONLY,) if _works(torch.float32, INT4_WEIGHT_ONLY.make) else ()
 
 
 def half_is_exact(weight: torch.Tensor) -> bool:
@@ -96,7 +98,7 @@ def _make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Int4WeightLin
     return Int4WeightLinear(round_to_groups(weight, 4, INT4_GROUP), bias)
 
 
-def _works(_name: str, dtype: torch.dtype, make: MakeLinear) -> bool:
+def _works(dtype: torch.dtype, make: MakeLinear) -> bool:
     """Return whether this build of torch has the product on this CPU."""
     try:
         return make(torch.ones(64, 64, dtype=dtype), None)(torch.ones(1, 64, dtype=dtype)).shape == (1, 64)

@@ -44,7 +44,7 @@ def error(kernel: CpuKernel, weight: torch.Tensor, rows: int, *, has_bias: bool)
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_float_kernels_match_double_precision(dtype: torch.dtype, has_bias: bool, rows: int) -> None:
     weight = random(OUTPUTS, INPUTS, seed=1).half().to(dtype)
     found = float_kernels(dtype)
