@@ -1,4 +1,4 @@
-"""Linear layers of a generating model: plain, packed or int8 weights, as the device multiplies them fastest.
+"""Linear layers of a generating model: plain, packed, narrow or int8 weights; cpu_kernels lists them.
 
 On a CPU a decode step is its linear layers, and oneDNN multiplies weights in its own blocked order two to three times
 as fast as plain ones (2,048 x 768, 16 rows, two cores with AVX-512: 4.5 ms against 1.4 for eight of them in float32).
@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.int8_choice import Product
 from frameworks.pytorch.int8_products import Int8Kernel, fbgemm_engine
 from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
 
@@ -164,30 +163,6 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Weights [outputs, inputs] and bias → the layer."""
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Make a layer with packed weights where the CPU multiplies them faster, else with plain ones."""
-    return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
-
-
-def int8_linear_maker(kernel: Int8Kernel) -> MakeLinear:
-    """Return what makes layers with int8 weights, or plain ones where cuBLAS has no int8 product of that size."""
-
-    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return QuantizedLinear(weight, bias, kernel) if can_quantize(weight) else make_linear(weight, bias)
-
-    return make
-
-
 def can_quantize(weight: torch.Tensor) -> bool:
     """Return whether the device has an int8 product of this size."""
     return weight.device.type != "cuda" or not any(size % INT8_SIZE_MULTIPLE for size in weight.shape)
-
-
-def original_product(weight: torch.Tensor) -> Product:
-    """Return the product of a layer that is not quantised."""
-    return make_linear(weight, None)
-
-
-def can_pack(weight: torch.Tensor) -> bool:
-    """Return whether `make_linear` packs these weights, and so copies them."""
-    return weight.device.type == "cpu" and kernels.packs(weight.dtype)

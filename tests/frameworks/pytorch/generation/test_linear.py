@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.linear import (
     Linear,
     PackedLinear,
     PlainLinear,
     QuantizedLinear,
-    can_pack,
-    int8_linear_maker,
-    make_linear,
+    can_quantize,
 )
 from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
 from frameworks.quantization.ranges import LARGEST_INT8
@@ -105,30 +102,20 @@ class TestInt8:
         assert torch.allclose(linear(given), alone, rtol=1e-5, atol=1e-5)
 
     def test_int8_accepts_any_size_on_cpu(self, kernel: Int8Kernel) -> None:
-        made = int8_linear_maker(kernel)(random(7, 5, seed=1), None)
-        assert isinstance(made, QuantizedLinear)
-        assert made(random(2, 5, seed=2)).shape == (2, 7)
+        assert QuantizedLinear(random(7, 5, seed=1), None, kernel)(random(2, 5, seed=2)).shape == (2, 7)
 
 
-def test_linear_accepts_transposed_weights() -> None:
+@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear])
+def test_linear_accepts_transposed_weights(kind: type[PlainLinear | PackedLinear]) -> None:
     weight = random(INPUTS, OUTPUTS, seed=1).t()
     assert not weight.is_contiguous()
-    assert max(errors(make_linear(weight, None), weight, None, 4)) < 1e-5
+    try:
+        linear = kind(weight, None)
+    except RuntimeError as error:
+        pytest.skip(f"oneDNN has no order for these weights on this CPU: {error}")
+    assert max(errors(linear, weight, None, 4)) < 1e-5
 
 
-class TestChoice:
-    @pytest.mark.parametrize("is_faster", [True, False])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_weights_packed_where_that_is_faster(
-        self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_faster: bool
-    ) -> None:
-        monkeypatch.setattr(kernels, "packs", lambda asked: asked == dtype and is_faster)
-        monkeypatch.setattr(kernels, "pack", lambda weight: weight)
-        made = make_linear(torch.zeros(4, 4, dtype=dtype), None)
-        assert isinstance(made, PackedLinear if is_faster else PlainLinear)
-
-    def test_float16_stays_plain(self) -> None:
-        assert isinstance(make_linear(torch.zeros(4, 4, dtype=torch.float16), None), PlainLinear)
-
-    def test_other_device_stays_plain(self) -> None:
-        assert not can_pack(torch.zeros(4, 4, device="meta"))
+@pytest.mark.parametrize(("device", "size", "is_possible"), [("cpu", 5, True), ("meta", 5, True)])
+def test_sizes_are_bound_on_cuda_alone(device: str, size: int, is_possible: bool) -> None:
+    assert can_quantize(torch.zeros(size, size, device=device)) == is_possible

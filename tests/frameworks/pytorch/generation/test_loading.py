@@ -13,7 +13,6 @@ from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
-from frameworks.pytorch.generation.quantization_report import MAX_PERPLEXITY
 from frameworks.pytorch.generation.shape import GeneratorShape, kv_bytes, read_shape
 from frameworks.pytorch.int8_products import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
 from frameworks.pytorch.loader import DTYPE_NAMES
@@ -144,31 +143,6 @@ class TestDtypes:
         saved = report.bytes_before - report.bytes_after
         assert original.spec.memory_bytes - model.spec.memory_bytes == saved
         assert len(alone(model, request(1, PROMPT, 5))) == 5
-
-    @pytest.mark.parametrize("dtype", ["int8", "int4"])
-    def test_perplexity_is_near_original(self, made_once: FolderMaker, dtype: str) -> None:
-        report = load_generating(made_once(save_causal_model), dtype=dtype, min_cosine=0.5).spec.quantization
-        assert report is not None
-        assert report.scheme.startswith(dtype)
-        assert report.perplexity is not None
-        assert report.perplexity != report.perplexity_original
-        assert report.perplexity == pytest.approx(report.perplexity_original, rel=MAX_PERPLEXITY[dtype] - 1)
-
-    def test_int4_holds_less_than_int8(self, made_once: FolderMaker) -> None:
-        folder = made_once(save_causal_model)
-        found = [load_generating(folder, dtype=each, min_cosine=0.5).spec.quantization for each in ("int8", "int4")]
-        assert found[1].bytes_after < 0.9 * found[0].bytes_after
-
-    @pytest.mark.parametrize(("dtype", "name"), [("f32", "torch"), ("int8", "plain"), ("int4", "fbgemm")])
-    def test_kernel_of_other_dtype_is_refused(self, made_once: FolderMaker, dtype: str, name: str) -> None:
-        message = refusal(made_once(save_causal_model), dtype=dtype, kernels=name)
-        assert 'kernels: expected "auto" or a kernel of this dtype on this CPU' in message
-        assert f'got "{name}"; choose one of them' in message
-
-    def test_forced_kernel_makes_every_layer(self, made_once: FolderMaker) -> None:
-        model = load_generating(made_once(save_causal_model), kernels="plain")
-        assert {each.kernel for each in model.spec.products} == {"plain"}
-        assert sum(each.layers for each in model.spec.products) > 1
 
     def test_int8_below_min_cosine_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), dtype="int8", min_cosine=1.0)
