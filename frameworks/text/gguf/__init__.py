@@ -1,0 +1,1 @@
+"""Read language models from GGUF files, the format of llama.cpp."""
