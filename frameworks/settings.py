@@ -159,9 +159,9 @@ class ModelEntry(BaseModel):
     """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models
     have the same name."""
     path: ModelPath
-    """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder. Either may be a folder of version
-    folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path starts at the folder of the
-    config file."""
+    """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder, or a GGUF file. Either may be a
+    folder of version folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path starts at the
+    folder of the config file."""
     max_batch_size: Count | None = None
     """Maximum rows in one batch of this model. Of a language model: maximum texts that run at once. None: as in
     `[performance]`."""

@@ -12,6 +12,7 @@ from frameworks.errors import InvalidModel
 from frameworks.pytorch.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
+from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
@@ -25,12 +26,15 @@ from memory.tensor_pool import TensorPool
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of a model before anything is loaded. `folder`: of config.json and the weights."""
+    """The files of a model before anything is loaded. `folder`: of config.json. `packed`: weights that the files hold
+    in few bits; None where all are plain.
+    """
 
     folder: Path
     entry: TorchModelEntry
     config: TextConfig
     weights: WeightFiles
+    packed: PackedFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ from frameworks.pytorch import kernels
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
+from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
-from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text.answers import Answers
-from frameworks.text.config import GENERATES, read_text_config, transformer_folder
+from frameworks.text.config import GENERATES, read_text_config
+from frameworks.text.gguf.folder import GgufFolders
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class TorchRegistry:
         """
         self._ageing_s = ageing_s
         self._copies = copies
+        self._gguf_folders = GgufFolders(copies.cache_dir)
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
             pool.add_device(PINNED, PinnedBuffers())
@@ -64,7 +66,7 @@ class TorchRegistry:
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         """As Registry.needs."""
         assert isinstance(entry, TorchModelEntry)
-        files = _read(entry, path)
+        files = self._read(entry, path)
         chosen = entry.dtype if entry.dtype in DTYPES else None
         host_dtype = chosen or default_dtype(_HOST, files.weights.dtype)
         # The default dtype of an accelerator has 16 bits.
@@ -77,9 +79,11 @@ class TorchRegistry:
         more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
         return ModelNeeds(
             host_bytes=files.weights.elements * host_size
+            + (0 if files.packed is None else files.packed.held_bytes)
             + more_bytes(files, host_dtype, "cpu")
             + adapter_elements * DTYPES[host_dtype].itemsize,
-            accelerator_bytes=files.weights.elements * accelerator_size
+            accelerator_bytes=(files.weights.elements + (0 if files.packed is None else files.packed.elements))
+            * accelerator_size
             + more_bytes(files, accelerator_dtype, "cuda")
             + adapter_elements * DTYPES[accelerator_dtype].itemsize,
             wanted=entry.device,
@@ -93,9 +97,10 @@ class TorchRegistry:
     def load(self, entry: ModelEntry, path: Path, device: Device) -> "list[EncoderModel] | list[GeneratingModel]":
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
-        files = _read(entry, path)
+        files = self._read(entry, path)
         check_weight_bytes(path, files.weights.file_bytes, self._max_model_bytes)
         _check_kind(files)
+        _check_packed(files)
         bits = self._wanted_bits(entry)
         if bits is not None:
             check_bits_run_on(bits, device, files.folder)
@@ -109,9 +114,20 @@ class TorchRegistry:
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
-            return [load_generator(files.folder, entry, device, dtype, bits, performance)]
+            source = None
+            if files.packed is not None:
+                source = files.packed.source(files.folder, files.weights.files, self._enable_memory_mapping)
+            return [load_generator(files.folder, entry, device, dtype, bits, performance, source)]
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
         return load_encoders(files, loading, None if bits is None else self._copies)
+
+    def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
+        folder, weights, packed = read_files(path, self._gguf_folders)
+        config = read_text_config(path if packed is None or packed.gguf is None else folder)
+        if entry.score_tokens is not None and (config.generates or config.answers is not None):
+            negative, positive = entry.score_tokens
+            config = config.with_answers(Answers(positive, negative))
+        return ModelFiles(folder, entry, config, weights, packed)
 
     def _max_rows(self, entry: TorchModelEntry) -> int:
         return entry.max_batch_size or self._performance.max_batch_size
@@ -130,7 +146,8 @@ class TorchRegistry:
         except NotPaged:
             return max_cache_bytes(files.entry, kind)
         is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
-        copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied else 0
+        is_packed = files.packed is not None and files.packed.gguf is not None and files.packed.elements > 0
+        copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied and not is_packed else 0
         return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes
 
     def _quantizes(self, entry: TorchModelEntry) -> bool:
@@ -176,12 +193,19 @@ def _check_kind(files: ModelFiles) -> None:
         raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")
 
 
-def _read(entry: TorchModelEntry, path: Path) -> ModelFiles:
-    folder, config = transformer_folder(path), read_text_config(path)
-    if entry.score_tokens is not None and (config.generates or config.answers is not None):
-        negative, positive = entry.score_tokens
-        config = config.with_answers(Answers(positive, negative))
-    return ModelFiles(folder, entry, config, read_weight_files(folder))
+def _check_packed(files: ModelFiles) -> None:
+    """Raise InvalidModel where packed weights are not served: of an encoder, and with a dtype of another width."""
+    if files.packed is None:
+        return
+    name = files.weights.files[0] if files.packed.gguf is not None else files.folder
+    if not files.config.generates:
+        found = files.config.architecture or files.config.model_type
+        raise InvalidModel(f"{name}: expected a language model that generates text, got {found}; serve its original")
+    if files.packed.elements and files.entry.dtype not in (None, *DTYPES):
+        raise InvalidModel(
+            f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantised '
+            "already; remove it"
+        )
 
 
 def _adapter_elements(entry: TorchModelEntry) -> int:

@@ -1,7 +1,8 @@
 """The weight files of a Hugging Face folder: safetensors only, single or sharded, and nothing outside the folder."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -15,13 +16,16 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """Contents of the headers. `dtype`: safetensors' name (`F32`, `BF16`, …) of most elements."""
+    """Contents of the headers. `dtype`: safetensors' name (`F32`, `BF16`, …) of most elements. `counts`: elements of
+    each dtype.
+    """
 
     files: tuple[Path, ...]
     file_bytes: int
     elements: int
     dtype: str
     names: frozenset[str]
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
@@ -51,6 +55,7 @@ def read_weight_files(folder: Path) -> WeightFiles:
         elements=elements.total(),
         dtype=elements.most_common(1)[0][0],
         names=frozenset(names),
+        counts=dict(elements),
     )
 
 

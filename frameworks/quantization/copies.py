@@ -34,6 +34,11 @@ class QuantizedCopies:
         self._cache_dir = cache_dir
         self._root = cache_dir / "quantized"
 
+    @property
+    def cache_dir(self) -> Path:
+        """The folder of all derived files."""
+        return self._cache_dir
+
     def get(self, sources: Sequence[Path], scheme: str, made_by: str, make: Make) -> tuple[Path, QuantizationReport]:
         """Return the folder of a copy and its report; call `make` where no complete copy exists.
 

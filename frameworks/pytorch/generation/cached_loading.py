@@ -1,7 +1,5 @@
 """Load a model that paged attention does not serve: transformers' modules and caches compute it."""
 
-from typing import Any
-
 import torch
 
 from frameworks.errors import InvalidModel
@@ -9,10 +7,10 @@ from frameworks.generation.cache_blocks import CacheBlocks
 from frameworks.pytorch.generation.cache_trial import check_caches
 from frameworks.pytorch.generation.cached_model import CachedModel
 from frameworks.pytorch.generation.cached_runner import CachedRunner
+from frameworks.pytorch.generation.model_loading import load_model, packed_bytes, use_fast_layers
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.trial import Trial
-from frameworks.pytorch.loader import load_causal_model
 from memory.sizes import format_size
 
 
@@ -30,7 +28,8 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
             f"transformers' own caches, because {reason}; remove it"
         )
     limits = read_limits(folder)
-    model: Any = load_causal_model(folder, load.dtype, load.device, load.performance.enable_memory_mapping)
+    model = load_model(load)
+    layer_bytes = use_fast_layers(model)
     torch.set_num_threads(load.performance.intra_op_threads)
     trial = Trial(model, folder, limits.vocabulary_size, limits.max_context_tokens)
     cached = CachedModel(model)
@@ -47,7 +46,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
             f"{pool.block_tokens} tokens of a text take, got {format_size(most)}; raise it or remove it"
         )
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    weight_bytes = sum(tensor.nbytes for tensor in tensors.values()) + packed_bytes(model) + layer_bytes
     return ServedModel(
         CachedRunner(cached, pool.block_bytes),
         pool,

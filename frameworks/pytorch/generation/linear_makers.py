@@ -15,8 +15,11 @@ from frameworks.pytorch.generation.cpu_kernels import (
     int4_kernels,
     int8_kernels,
 )
+from frameworks.pytorch.generation.group_linear import int8_chooser, make_group_linear
+from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.kernel_choice import KernelChooser
 from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
+from frameworks.pytorch.generation.packed.weight import held_bytes
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
 from frameworks.pytorch.int8_products import Int8Kernel, TorchProduct
 from frameworks.types import ProductTrial
@@ -40,7 +43,8 @@ class LinearMaker:
         tables = {each.weight.data_ptr() for each in model.modules() if isinstance(each, torch.nn.Embedding)}
         self._tables = frozenset(tables)
         head = model.get_output_embeddings()
-        self._head = None if head is None else head.weight.data_ptr()
+        # A packed head has no weight of its own.
+        self._head = head.weight.data_ptr() if hasattr(head, "weight") else None
         products = _products(model)
         tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         replaced = {id(each): each for each in products if each.data_ptr() not in tables}
@@ -49,6 +53,8 @@ class LinearMaker:
         self._kept_bytes: int = self._each_once - sum(each.nbytes for each in replaced.values())
         self._tied_bytes: int = sum(each.nbytes for each in products if each.data_ptr() in tables)
         self._plain_bytes = 0
+        self._group_int8 = int8_chooser()
+        self._group_bytes = 0
         usual = list(float_kernels(model.dtype)) if self._is_on_cpu else []
         self._is_tied_copied = bool(usual) and not usual[0].shares
         self._choosers: list[KernelChooser] = []
@@ -65,10 +71,18 @@ class LinearMaker:
         choosers = self._choosers[-1:] if is_head else self._choosers
         return next(each for each in choosers if each.fits(weight))(weight, bias)
 
+    def make_group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
+        """Make a layer of weights that a file holds in 8 or 4 bits."""
+        before = self._group_int8.held_bytes
+        linear = make_group_linear(weights, bias, self._group_int8)
+        if self._group_int8.held_bytes == before:
+            self._group_bytes += held_bytes(weights.values.numel(), weights.bits, weights.group)
+        return linear
+
     @property
     def products(self) -> tuple[ProductTrial, ...]:
         """The kernel of each shape of a CPU's layers, most weights first."""
-        found = [each for chooser in self._choosers for each in chooser.products]
+        found = [each for chooser in (*self._choosers, self._group_int8) for each in chooser.products]
         return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
 
     @property
@@ -81,7 +95,8 @@ class LinearMaker:
     @property
     def held_bytes(self) -> int:
         """Bytes of the weights, with those of the layers made so far."""
-        return self._kept_bytes + self._plain_bytes + sum(each.held_bytes for each in self._choosers)
+        layers = sum(each.held_bytes for each in (*self._choosers, self._group_int8))
+        return self._kept_bytes + self._plain_bytes + self._group_bytes + layers
 
     def _chooser(self, kernels: Sequence[CpuKernel], usual: Sequence[CpuKernel], itemsize: int) -> KernelChooser:
         if self._bits is None:

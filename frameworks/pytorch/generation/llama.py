@@ -12,7 +12,8 @@ import torch
 
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.linear import Linear, MakeLinear
+from frameworks.pytorch.generation.linear import MakeLinear
+from frameworks.pytorch.generation.packed.modules import joined_linear_of, linear_of
 from frameworks.pytorch.generation.step_layout import StepLayout
 
 _JOINED = ("q_proj", "k_proj", "v_proj")
@@ -63,7 +64,7 @@ class LlamaDecoder:
         body = model.model
         config = model.config
         self._attention = attention
-        self._embedding: torch.Tensor = body.embed_tokens.weight
+        self._embedding = body.embed_tokens
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
         # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
@@ -71,7 +72,7 @@ class LlamaDecoder:
         epsilon = float(config.rms_norm_eps)
         self._final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
         # A head that shares its weights with the embedding is packed beside it: the two are read in different orders.
-        self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        self._head = linear_of(model.lm_head, make_linear)
         self._layers: list[_Layer] = []
         self.adaptable_layers: list[AdaptableLayer] = []
         for index, layer in enumerate(body.layers):
@@ -83,14 +84,14 @@ class LlamaDecoder:
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        states = torch.nn.functional.embedding(layout.token_ids, self._embedding)
+        states = self._embedding(layout.token_ids)
         cosine, sine = self._rotation(layout.positions, states.dtype)
         *layers, last_layer = self._layers
         for layer in layers:
             states = layer(states, cosine, sine)
         states = last_layer(states, cosine, sine, layout.selected_rows)
         if not layout.num_logits:
-            return states.new_empty(0, len(self._embedding))
+            return states.new_empty(0, self._embedding.num_embeddings)
         return self._head(self._final_norm(states))[: layout.num_logits]
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,11 +120,11 @@ class _Layer:
         self._window: int | None = window
         self._query_norm = RootMeanSquareNorm(own.q_norm.weight, epsilon) if hasattr(own, "q_norm") else None
         self._key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
-        self.query_key_value = _joined([getattr(own, each) for each in _JOINED], make_linear)
-        self.output = make_linear(own.o_proj.weight, own.o_proj.bias)
-        self.gate = make_linear(layer.mlp.gate_proj.weight, layer.mlp.gate_proj.bias)
-        self.up = make_linear(layer.mlp.up_proj.weight, layer.mlp.up_proj.bias)
-        self.down = make_linear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
+        self.query_key_value = joined_linear_of([getattr(own, each) for each in _JOINED], make_linear)
+        self.output = linear_of(own.o_proj, make_linear)
+        self.gate = linear_of(layer.mlp.gate_proj, make_linear)
+        self.up = linear_of(layer.mlp.up_proj, make_linear)
+        self.down = linear_of(layer.mlp.down_proj, make_linear)
         self._input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
         self._middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
 
@@ -170,10 +171,3 @@ def _adaptable_layers(layer: _Layer, module: Any, name: str, is_last: bool) -> l
         modules = ((f"{name}.{path}", linear.out_features),)
         found.append(AdaptableLayer(layer, attribute, modules, linear.in_features, is_last))
     return found
-
-
-def _joined(projections: list[Any], make_linear: MakeLinear) -> Linear:
-    """Join several products of the same rows into one."""
-    weight = torch.cat([projection.weight for projection in projections])
-    biases = [projection.bias for projection in projections]
-    return make_linear(weight, None if biases[0] is None else torch.cat(biases))

@@ -15,6 +15,7 @@ from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.cached_loading import load_cached
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.linear_makers import Bits
+from frameworks.pytorch.generation.packed.weight import WeightSource
 from frameworks.pytorch.generation.paged_loading import load_paged
 from frameworks.pytorch.generation.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling import Sampler
@@ -38,9 +39,10 @@ def load_generator(
     dtype: str,
     bits: Bits | None,
     performance: GeneratorPerformance,
+    source: WeightSource | None = None,
 ) -> GeneratingModel:
     """Load the model. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None
-    for those of the dtype.
+    for those of the dtype. `source`: of weights that are packed in their files; None for a folder of plain ones.
 
     Raises InvalidModel, OutOfMemory.
     """
@@ -52,7 +54,7 @@ def load_generator(
     vocabulary_size = read_limits(folder).vocabulary_size
     tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
     text_ids = () if bits is None else tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True))
-    load = GeneratorLoad(folder, entry, device, dtype, bits, performance, text_ids)
+    load = GeneratorLoad(folder, entry, device, dtype, bits, performance, text_ids, source)
     served = _served(load)
     spec = _spec(load, served, vocabulary_size, tokenizer)
     sequences = performance.max_sequences

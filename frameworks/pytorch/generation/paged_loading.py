@@ -14,6 +14,7 @@ from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.linear_makers import LinearMaker
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
+from frameworks.pytorch.generation.model_loading import PACKED_TOLERANCE, load_model, packed_bytes
 from frameworks.pytorch.generation.quantization_report import MIN_COSINE, report_quantization, warn_if_less_accurate
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
@@ -21,7 +22,7 @@ from frameworks.pytorch.generation.shape import GeneratorShape, NotPaged, kv_byt
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.trial import Trial
-from frameworks.pytorch.loader import DTYPES, load_causal_model
+from frameworks.pytorch.loader import DTYPES
 from frameworks.quantization.comparison import check_cosine
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
@@ -31,7 +32,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     """Raises InvalidModel, OutOfMemory; NotPaged where paged attention does not serve the model."""
     folder, entry, device = load.folder, load.entry, load.device
     shape = read_shape(folder, load.dtype, entry.kv_cache_dtype)
-    model: Any = load_causal_model(folder, load.dtype, device, load.performance.enable_memory_mapping)
+    model = load_model(load)
     torch.set_num_threads(load.performance.intra_op_threads)
     place = torch.device(device.id)
     cache = _cache(load, shape, place)
@@ -39,13 +40,15 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
+    table_bytes = packed_bytes(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
     if load.bits is None:
-        trial.check(decoder, layouts, shape.cache.dtype)
+        packed_tolerance = PACKED_TOLERANCE if load.source is not None else 0.0
+        trial.check(decoder, layouts, shape.cache.dtype, packed_tolerance)
     else:
         report = report_quantization(load.bits, trial, decoder, layouts, maker)
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
@@ -56,7 +59,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         PagedRunner(decoder, cache, layouts, adapters),
         BlockPool(cache.blocks, BLOCK_TOKENS),
         max_context_tokens,
-        maker.held_bytes + cache.size_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes,
         report,
         adapters,
         products=maker.products,

@@ -7,6 +7,7 @@ from frameworks.devices import Device
 from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.linear_makers import Bits
+from frameworks.pytorch.generation.packed.weight import WeightSource
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.settings import TorchModelEntry
 from frameworks.types import ProductTrial, QuantizationReport
@@ -28,6 +29,7 @@ class GeneratorPerformance:
 class GeneratorLoad:
     """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None for those
     of the dtype. `text_ids`: tokens of a text whose perplexity tells how accurate quantised weights are.
+    `source`: of weights that are packed in their files; None for a folder of plain ones.
     """
 
     folder: Path
@@ -37,6 +39,7 @@ class GeneratorLoad:
     bits: Bits | None
     performance: GeneratorPerformance
     text_ids: tuple[int, ...] = ()
+    source: WeightSource | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
+from frameworks.pytorch.generation.packed.modules import PackedModule, linear_of
 from frameworks.pytorch.generation.step_layout import StepLayout
 
 _ATTENTION = "roundhouse_blocks"
@@ -76,8 +77,8 @@ def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
     head = model.get_output_embeddings()
     for path, parent in list(model.named_modules()):
         for name, module in list(parent.named_children()):
-            if isinstance(module, torch.nn.Linear):
-                replacement = _LinearModule(make_linear(module.weight, module.bias), module.out_features)
+            if isinstance(module, torch.nn.Linear | PackedModule):
+                replacement = _LinearModule(linear_of(module, make_linear), module.out_features)
                 inputs, outputs = module.in_features, module.out_features
             elif isinstance(module, Conv1D):  # GPT-2's layer, whose weights are transposed
                 replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)

@@ -63,13 +63,16 @@ class Trial:
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
 
-    def check(self, decoder: Decoder, layouts: LayoutMaker, kv_dtype: torch.dtype) -> None:
-        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory. `kv_dtype`: of its keys
-        and values.
+    def check(
+        self, decoder: Decoder, layouts: LayoutMaker, kv_dtype: torch.dtype, packed_tolerance: float = 0.0
+    ) -> None:
+        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory.
+
+        `kv_dtype`: of its keys and values. `packed_tolerance`: for layers that round more than the dtype does.
         """
         own, _ = self._run_decoder(decoder, layouts)
         off = self.off(own)
-        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype]):
+        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
             raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
 
     def off(self, logits: Any, first: int = 0) -> float:

@@ -13,6 +13,7 @@ from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.shape import read_shape
 from frameworks.pytorch.registry import TorchRegistry
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.models.loading import NO_COPIES
 from tests.support.fake_probe import GIB, FakeProbe
@@ -20,9 +21,17 @@ from tests.support.fake_probe import GIB, FakeProbe
 GREEDY = Sampling(temperature=0)
 
 
-def load_generating(folder: Path, *, blocks: int | None = None, enable_mapping: bool = True, **entry: Any) -> Any:
+def load_generating(
+    folder: Path,
+    *,
+    blocks: int | None = None,
+    enable_mapping: bool = True,
+    cache_dir: Path | None = None,
+    **entry: Any,
+) -> Any:
     """A GeneratingModel, not warmed up. `blocks`: of the key/value memory. `entry`: the keys of a
-    `[[models.torch_models]]` table; `dtype` is f32 unless it says otherwise, "default" leaves it out.
+    `[[models.torch_models]]` table; `dtype` is f32 unless it says otherwise, "default" leaves it out. `cache_dir`: for
+    derived files; None: where none can be written.
     """
     dtype = entry.pop("dtype", "f32")
     if dtype != "default":
@@ -30,7 +39,8 @@ def load_generating(folder: Path, *, blocks: int | None = None, enable_mapping: 
     if blocks is not None:
         cache = read_shape(folder, "f32" if dtype in ("default", "int8", "int4") else dtype).cache
         entry["kv_cache_bytes"] = blocks * BLOCK_TOKENS * cache.token_bytes
-    registry = TorchRegistry(PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, enable_mapping)
+    copies = NO_COPIES if cache_dir is None else QuantizedCopies(cache_dir)
+    registry = TorchRegistry(PerformanceSettings(intra_op_threads=1), GIB, copies, enable_mapping)
     settings = TorchModelEntry(name="m", path=folder, **entry)
     devices = DeviceManager(FakeProbe())
     device = devices.candidates("m", registry.needs(settings, folder))[0]

@@ -1,0 +1,87 @@
+"""Read the files of a model before it is loaded: a Hugging Face folder, or a GGUF file."""
+
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frameworks.pytorch.packed_schemes import read_scheme, stated_bits
+from frameworks.pytorch.weights import WeightFiles, read_weight_files
+from frameworks.text.config import transformer_folder
+from frameworks.text.gguf.folder import GgufFolders, find_gguf, read_gguf
+from frameworks.text.gguf.header import GgufFile
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.generation.packed.weight import WeightSource
+
+# A scale and a shift of a group.
+_GROUP_BYTES = 8
+_USUAL_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFiles:
+    """Weights that their files hold in few bits. `elements`: how many. `held_bytes`: which they take on a CPU.
+    `gguf`: the file; None: `scheme` is the quantisation of a folder.
+    """
+
+    elements: int
+    held_bytes: int
+    gguf: GgufFile | None = None
+    scheme: dict[str, Any] | None = None
+
+    def source(self, folder: Path, files: tuple[Path, ...], enable_memory_mapping: bool) -> "WeightSource":
+        """Return the weights. Raises InvalidModel."""
+        from frameworks.pytorch.generation.packed.folder_weights import FolderWeights
+        from frameworks.pytorch.generation.packed.gguf_weights import GgufWeights
+
+        if self.gguf is not None:
+            return GgufWeights(self.gguf, enable_memory_mapping)
+        assert self.scheme is not None
+        return FolderWeights(folder, files, self.scheme)
+
+
+def read_files(path: Path, folders: GgufFolders) -> tuple[Path, WeightFiles, PackedFiles | None]:
+    """Return the folder of a model's config.json, its weight files, and what is packed in them.
+
+    Reads headers only, and checks them. Raises InvalidModel.
+    """
+    file = find_gguf(path)
+    if file is not None:
+        gguf = read_gguf(file)
+        return folders.folder_of(gguf), _weights(gguf), _packed(gguf)
+    folder = transformer_folder(path)
+    weights, scheme = read_weight_files(folder), read_scheme(folder)
+    return (folder, weights, None) if scheme is None else (folder, *_of_folder(weights, scheme))
+
+
+def _of_folder(weights: WeightFiles, scheme: dict[str, Any]) -> tuple[WeightFiles, PackedFiles]:
+    """Divide the weights of a folder into plain and packed ones. Scales and zero points are counted roughly."""
+    integers, bytes_ = weights.counts.get("I32", 0), weights.counts.get("I8", 0)
+    plain = {name: count for name, count in weights.counts.items() if name.startswith(("F", "BF"))}
+    elements = integers * 32 // stated_bits(scheme) + bytes_
+    held = integers * 4 + bytes_ + elements // _USUAL_GROUP * _GROUP_BYTES
+    dtype = max(plain, key=lambda name: plain[name], default="F16")
+    return replace(weights, elements=sum(plain.values()), dtype=dtype), PackedFiles(elements, held, scheme=scheme)
+
+
+def _weights(gguf: GgufFile) -> WeightFiles:
+    """Return the plain tensors."""
+    elements: dict[str, int] = {}
+    for tensor in gguf.tensors.values():
+        if tensor.block_type.is_plain:
+            elements[tensor.block_type.name] = elements.get(tensor.block_type.name, 0) + prod(tensor.shape)
+    return WeightFiles(
+        files=(gguf.path,),
+        file_bytes=gguf.size_bytes,
+        elements=sum(elements.values()),
+        dtype=max(elements, key=lambda name: elements[name]),
+        names=frozenset(gguf.tensors),
+    )
+
+
+def _packed(gguf: GgufFile) -> PackedFiles:
+    packed = [tensor for tensor in gguf.tensors.values() if not tensor.block_type.is_plain]
+    sizes = [(prod(tensor.shape), tensor.block_type) for tensor in packed]
+    held = sum(count * kind.bits // 8 + count // kind.group * _GROUP_BYTES for count, kind in sizes)
+    return PackedFiles(sum(count for count, _ in sizes), held, gguf)
