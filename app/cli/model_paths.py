@@ -10,9 +10,10 @@ from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.sources.contract import Framework
 
 _NOT_A_MODEL = (
-    "expected an .onnx file, or a folder with model.onnx or *.safetensors, or an address like hf://org/name, or the "
-    "org/name of a hub"
+    "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or an address like "
+    "hf://org/name, or the org/name of a hub"
 )
+_GGUF = ".gguf"
 _HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?", re.ASCII)
 
 
@@ -67,7 +68,7 @@ def address_of(path: str) -> SourceAddress | None:
     """
     if is_address(path):
         return parse_address(path)
-    if _HUB_REPOSITORY.fullmatch(path) and not path.endswith(".onnx") and not Path(path).exists():
+    if _HUB_REPOSITORY.fullmatch(path) and not path.endswith((".onnx", _GGUF)) and not Path(path).exists():
         return parse_address(f"hf://{path}")
     return None
 
@@ -82,7 +83,9 @@ def _read_entry(path: Path) -> ModelEntry | None:
         return OnnxModelEntry(name=_name(path.parent.name if path.stem == "model" else path.stem), path=path)
     if (path / "model.onnx").is_file():
         return OnnxModelEntry(name=_name(path.name), path=path)
-    if path.is_dir() and any(path.glob("*.safetensors")):
+    if path.is_file() and path.suffix.lower() == _GGUF:
+        return TorchModelEntry(name=_name(path.stem), path=path)
+    if path.is_dir() and (any(path.glob("*.safetensors")) or any(path.glob(f"*{_GGUF}"))):
         return TorchModelEntry(name=_name(path.name), path=path)
     return None
 

@@ -12,6 +12,7 @@ from app.config.issues import Location, describe_error, format_location, format_
 from app.config.source import Source
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
 from frameworks.addresses import is_address, parse_address
+from frameworks.errors import InvalidModel
 from frameworks.settings import names_several_devices
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -95,11 +96,30 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
             continue
         path = resolve(Path(text))
         kind = _path_kind(path)
-        if kind == "file" and location[1] != "onnx_models":
-            source.add_issue(location, f"expected a folder, got the file {path}", "invalid")
+        is_model = location[-1] == "path" and "adapters" not in location
+        if kind == "file" and location[1] != "onnx_models" and not (is_model and path.suffix.lower() == ".gguf"):
+            wanted = "a folder or a .gguf file" if is_model else "a folder"
+            source.add_issue(location, f"expected {wanted}, got the file {path}", "invalid")
         elif kind not in ("file", "folder") and location[1] != "cache_dir":  # a cache_dir is made when first used
             message = f"expected a file or folder, got {path} ({kind}); correct the path"
             source.add_issue(location, message, "not_found")
+        elif is_model and location[1] != "onnx_models" and (problem := _problem_of_gguf(path)):
+            source.add_issue(location, problem, "invalid")
+
+
+def _problem_of_gguf(path: Path) -> str | None:
+    """Return what is wrong with the header of a model's GGUF file; None if nothing is, or if it has none."""
+    if path.suffix.lower() != ".gguf" and not any(path.glob("*.gguf")):
+        return None
+    from frameworks.text.gguf.folder import find_gguf, read_gguf
+
+    try:
+        file = find_gguf(path)
+        if file is not None:
+            read_gguf(file)
+    except InvalidModel as error:
+        return error.message
+    return None
 
 
 def _adapter_paths(source: Source) -> list[tuple[Location, object]]:

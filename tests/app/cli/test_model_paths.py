@@ -13,12 +13,20 @@ from frameworks.sources.contract import Framework
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("Some Model! (v2)", "bert", "torch", "both", "empty", "…"):
+    for name in ("Some Model! (v2)", "bert", "torch", "both", "empty", "…", "one-gguf"):
         (tmp_path / name).mkdir()
     for file in ("Some Model! (v2)/model.onnx", "bert/model.onnx", "both/model.onnx", "…/model.onnx"):
         (tmp_path / file).touch()
-    for file in ("torch/model.safetensors", "both/model.safetensors", "plain.onnx", "bert.onnx", "notes.txt"):
+    for file in (
+        "torch/model.safetensors",
+        "both/model.safetensors",
+        "plain.onnx",
+        "bert.onnx",
+        "notes.txt",
+        "Qwen Q4_K_M.gguf",
+    ):
         (tmp_path / file).touch()
+    (tmp_path / "one-gguf" / "model.gguf").touch()
     return tmp_path
 
 
@@ -42,6 +50,8 @@ def test_model_name_is_file_or_folder_name(folder: Path) -> None:
     assert names(folder, "both") == (["both"], [])
     assert names(folder, "Some Model! (v2)") == (["Some-Model-v2"], [])
     assert names(folder, "…") == (["model"], [])
+    assert names(folder, "Qwen Q4_K_M.gguf") == ([], ["Qwen-Q4_K_M"])
+    assert names(folder, "one-gguf") == ([], ["one-gguf"])
     assert names(folder, "torch", "plain.onnx", "bert") == (["plain", "bert"], ["torch"])
     assert names(folder) == ([], [])
 
@@ -59,7 +69,10 @@ def test_paths_without_model_are_all_reported(folder: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         names(folder, "empty", "notes.txt", "nowhere", "bert", "bert.onnx")
     assert [issue.kind for issue in refusal.value.issues] == ["not_found"] * 3 + ["duplicate"]
-    assert "expected an .onnx file, or a folder with model.onnx or *.safetensors, or an address" in str(refusal.value)
+    assert (
+        "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or an"
+        in str(refusal.value)
+    )
     assert 'expected a unique name, got "bert" again' in str(refusal.value)
 
 

@@ -1,0 +1,50 @@
+"""A GGUF file over a real socket: the same greedy texts as the folder that it was made of."""
+
+from pathlib import Path
+
+import pytest
+
+from app.cli.commands import main
+from tests.e2e.server import MODELS, serving
+from tests.support.gguf_files import write_gguf
+
+QUESTION = [{"role": "user", "content": "What is a list?"}]
+
+
+def test_file_gives_texts_of_its_folder(tmp_path: Path) -> None:
+    """The chat template and the end tokens come from the metadata."""
+    file = write_gguf(MODELS / "tiny-llama", tmp_path / "tiny.gguf")
+    entries = f"""
+[models]
+cache_dir = "{tmp_path / "cache"}"
+[[models.torch_models]]
+name = "folder"
+path = "{MODELS / "tiny-llama"}"
+dtype = "f32"
+[[models.torch_models]]
+name = "file"
+path = "{file}"
+dtype = "f32"
+"""
+    with serving(tmp_path, entries) as server:
+        server.wait_ready()
+        for body in ({"messages": QUESTION}, {"prompt": "The answer is"}, {"prompt": "It is", "choice": ["yes", "no"]}):
+            one, other = (server.infer(name, max_tokens=80, temperature=0, **body) for name in ("folder", "file"))
+            for answer in (one, other):
+                del answer["model_name"], answer["latency_ms"]
+            assert one == other
+            assert one["text"]
+
+
+def test_check_names_cut_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = write_gguf(MODELS / "tiny-llama", tmp_path / "whole.gguf")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    config = tmp_path / "config.toml"
+    entry = '[[models.torch_models]]\nname = "{}"\npath = "{}"\n'
+    config.write_text(entry.format("whole", whole) + entry.format("cut", cut))
+    assert main(["check", str(config)]) == 2
+    printed = "".join(capsys.readouterr())
+    assert "cut.gguf: tensor" in printed
+    assert "is the copy complete?" in printed
+    assert "whole.gguf" not in printed
