@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.generation.llama import LlamaDecoder
-from frameworks.pytorch.generation.packed import modules, weight
+from frameworks.pytorch.generation.packed import building, modules, weight
 from frameworks.pytorch.generation.packed.gguf_weights import GgufWeights
 from frameworks.text.gguf.folder import read_gguf
 from tests.frameworks.conftest import FolderMaker
@@ -20,6 +20,7 @@ from tests.frameworks.pytorch.generation.packed.logits import logits_of, own_log
 from tests.support.gguf_files import Kind, reference_model, save_gguf, write_gguf
 from tests.support.models.causal_folders import END_ID, VOCABULARY_SIZE, causal_model
 
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = ("F32", "F16", "BF16")
 IDS = [3, 250, 77, 12, 99, 256, 41, 42, 7]
 # Root mean square relative to the spread of the logits. The layers of quantised weights round rows, and some round
@@ -43,9 +44,12 @@ def load(folder: Path, cache: Path, **entry: Any) -> Any:
     return load_generating(folder, cache_dir=cache, **entry)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
-    "kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K", "mixed"]
+    ("family", "kind"),
+    [
+        *(("llama", kind) for kind in (*PLAIN, "Q8_0", "Q4_0", "Q4_K", "Q6_K", "mixed")),
+        *((family, kind) for family in ("qwen2", "qwen3") for kind in ("F16", "Q8_0", "mixed")),
+    ],
 )
 def test_logits_are_those_of_transformers(made_once: FolderMaker, tmp_path: Path, kind: str, family: str) -> None:
     file = made_once(save_gguf, kind=kind, model_type=family, **SIZES[family]) / "model.gguf"
@@ -55,7 +59,7 @@ def test_logits_are_those_of_transformers(made_once: FolderMaker, tmp_path: Path
     assert error_of(model, reference_model(file)) < (PLAIN_TOLERANCE if is_plain else QUANTISED_TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_numbers_are_exactly_those_of_llama_cpp(
     made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -105,6 +109,15 @@ def test_large_table_is_read_from_file(made_once: FolderMaker, tmp_path: Path, m
     mapped = load(file, tmp_path, enable_mapping=False)
     assert torch.equal(own_logits(dense, IDS), own_logits(mapped, IDS))
     assert mapped.spec.memory_bytes < dense.spec.memory_bytes
+
+
+def test_weights_are_widened_for_accelerators(
+    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU no module keeps packed weights."""
+    monkeypatch.setattr(building._Builder, "_packed", lambda *_: None)
+    file = made_once(save_gguf, kind="mixed", model_type="qwen2", **SIZES["qwen2"]) / "model.gguf"
+    assert error_of(load(file, tmp_path), reference_model(file)) < PLAIN_TOLERANCE
 
 
 def test_plain_file_is_quantised_on_demand(made_once: FolderMaker, tmp_path: Path) -> None:
