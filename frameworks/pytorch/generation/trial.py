@@ -48,6 +48,8 @@ class Trial:
         # Any tokens suffice, if they differ.
         self.token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
         ids = torch.tensor([self.token_ids], device=model.device)
+        # A check without a report needs no times.
+        self._rounds = _ROUNDS if text_ids else 1
         self._text_ids = text_ids[: min(max_tokens, max_text_tokens(model))]
 
         def original() -> torch.Tensor:
@@ -56,7 +58,7 @@ class Trial:
                 return logits.float().cpu()
 
         try:
-            logits, self._original_s = _timed(original)
+            logits, self._original_s = _timed(original, self._rounds)
             self._perplexity = model_perplexity(model, self._text_ids)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             self.check_memory(error)
@@ -118,7 +120,7 @@ class Trial:
         try:
             ends = np.cumsum(self.counts)
             rows = [computed(int(end) - count, count) for end, count in zip(ends, self.counts, strict=True)]
-            _, seconds = _timed(lambda: computed(0, int(ends[-1])))
+            _, seconds = _timed(lambda: computed(0, int(ends[-1])), self._rounds)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             self.check_memory(error)
             raise NotPaged(f"it does not run by paged attention: {error}") from error
@@ -131,10 +133,10 @@ class Trial:
             raise ours from error
 
 
-def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+def _timed(run: Callable[[], torch.Tensor], rounds: int) -> tuple[torch.Tensor, float]:
     """Return the result, and the median of the seconds."""
     times: list[float] = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         started_s = time.perf_counter()
         result = run()
         times.append(time.perf_counter() - started_s)
