@@ -8,12 +8,12 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import load_file
 
 from tests.support.gguf_blocks import random_blocks
 from tests.support.models.causal_folders import save_causal_model
 
-Kind = gguf.GGMLQuantizationType
 _K_TYPES = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 _NAMES = {
     "model.embed_tokens": "token_embd",

@@ -21,7 +21,8 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def save_packed(folder: Path, pack: Pack, scheme: Mapping[str, Any]) -> Tensors:
     """Pack the layers of the model in a folder, and return the parameters that it then means. The head stays plain."""
     file = folder / "model.safetensors"
-    kept, meant = {}, {}
+    kept: Tensors = {}
+    meant: Tensors = {}
     for name, tensor in load_file(file).items():
         if name.endswith("_proj.weight"):
             tensors, meant[name] = pack(tensor.float())

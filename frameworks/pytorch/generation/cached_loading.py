@@ -7,7 +7,7 @@ from frameworks.generation.cache_blocks import CacheBlocks
 from frameworks.pytorch.generation.cache_trial import check_caches
 from frameworks.pytorch.generation.cached_model import CachedModel
 from frameworks.pytorch.generation.cached_runner import CachedRunner
-from frameworks.pytorch.generation.model_loading import load_model, packed_bytes, use_fast_layers
+from frameworks.pytorch.generation.model_loading import load_model, packed_bytes, packed_dtype, use_fast_layers
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.trial import Trial
@@ -54,6 +54,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
         weight_bytes + pool.num_blocks * pool.block_bytes,
         splits_prompts=cached.can_continue,
         unpaged_because=reason,
+        dtype=packed_dtype(model),
     )
 
 

@@ -111,7 +111,7 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
         inputs=(ValueSpec("prompt", TensorType("string", ())),),
         outputs=(ValueSpec("text", TensorType("string", ())),),
         device=load.device.id,
-        dtype=DTYPE_NAMES[load.bits or load.dtype],
+        dtype=served.dtype or DTYPE_NAMES[load.bits or load.dtype],
         memory_bytes=served.memory_bytes,
         quantization=served.quantization,
         products=served.products,

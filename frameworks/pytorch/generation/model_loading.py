@@ -1,5 +1,6 @@
 """Load the model of transformers that a decoder is made of, from plain or from packed weights."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ def load_model(load: GeneratorLoad) -> Any:
 def packed_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of the embedding tables that are made of packed weights."""
     return sum(module.held_bytes for module in model.modules() if isinstance(module, PackedEmbedding))
+
+
+def packed_dtype(model: torch.nn.Module) -> str | None:
+    """Return the type of most weights in packed layers, int4 or int8; None where none is packed."""
+    counts: Counter[str] = Counter()
+    for module in packed_modules(model):
+        counts[f"int{module.packed.bits}"] += module.packed.outputs * module.packed.inputs
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def use_fast_layers(model: torch.nn.Module) -> int:

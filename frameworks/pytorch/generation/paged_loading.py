@@ -14,7 +14,7 @@ from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.linear_makers import LinearMaker
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
-from frameworks.pytorch.generation.model_loading import PACKED_TOLERANCE, load_model, packed_bytes
+from frameworks.pytorch.generation.model_loading import PACKED_TOLERANCE, load_model, packed_bytes, packed_dtype
 from frameworks.pytorch.generation.quantization_report import MIN_COSINE, report_quantization, warn_if_less_accurate
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
@@ -40,7 +40,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
-    table_bytes = packed_bytes(model)
+    table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
@@ -63,6 +63,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         report,
         adapters,
         products=maker.products,
+        dtype=dtype,
     )
 
 

@@ -47,6 +47,7 @@ class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
     `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
+    `dtype`: of most weights, if the files have them packed; None: as the load says.
     """
 
     runner: StepRunner
@@ -58,3 +59,4 @@ class ServedModel:
     splits_prompts: bool = True
     unpaged_because: str | None = None
     products: tuple[ProductTrial, ...] = ()
+    dtype: str | None = None

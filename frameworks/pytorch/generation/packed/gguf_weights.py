@@ -92,6 +92,7 @@ class GgufWeight:
         self._rows = rows
         self._type = tensor.block_type
         self.outputs, self.inputs = tensor.shape
+        self.bits = self._type.bits
         self.held_bytes = held_bytes(self.outputs * self.inputs, self._type.bits, self._type.group)
 
     def read(self, selection: Selection) -> GroupWeights:

@@ -23,6 +23,11 @@ class PackedWeight(Protocol):
     def inputs(self) -> int: ...
 
     @property
+    def bits(self) -> int:
+        """Bits of a weight in memory, 4 or 8."""
+        ...
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the layer made of it: its values, and a scale and a shift of 4 bytes for each group."""
         ...

@@ -56,6 +56,8 @@ def test_logits_are_those_of_transformers(made_once: FolderMaker, tmp_path: Path
     model = load(file, tmp_path)
     assert isinstance(decoder_of(model), LlamaDecoder)
     is_plain = kind in PLAIN
+    widths = {"Q8_0": "int8", "Q4_0": "int4", "Q4_K": "int4", "Q6_K": "int8", "mixed": "int4"}
+    assert model.spec.dtype == widths.get(kind, "float32")
     assert error_of(model, reference_model(file)) < (PLAIN_TOLERANCE if is_plain else QUANTISED_TOLERANCE)
 
 
