@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from frameworks.errors import InvalidModel
@@ -17,7 +18,7 @@ from frameworks.text.gguf.folder import read_gguf
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import alone, decoder_of, greedy_texts, load_generating, request
 from tests.frameworks.pytorch.generation.packed.logits import logits_of, own_logits
-from tests.support.gguf_files import Kind, reference_model, save_gguf, write_gguf
+from tests.support.gguf_files import reference_model, save_gguf, write_gguf
 from tests.support.models.causal_folders import END_ID, VOCABULARY_SIZE, causal_model
 
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
