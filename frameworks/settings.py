@@ -308,6 +308,11 @@ class TorchModelEntry(ModelEntry):
     max_num_batched_tokens: Count | None = None
     """Language models: maximum tokens computed in one step, prefill and decode together. None: 512; MPS 1024, CUDA
     2048."""
+    speculation: Literal["none", "lookup"] = "none"
+    """Language models: `"lookup"` proposes the next tokens of a text as they followed the same words before, in the
+    prompt or in the text, and a step checks them all. `"none"` proposes nothing."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    """Language models: maximum tokens proposed for a text in one step."""
     tool_format: ToolFormat | None = None
     """Language models: format of tool calls, `"hermes"`, `"llama3_json"`, `"mistral"`, `"mistral_args"` or
     `"pythonic"`. None: as the chat template shows."""

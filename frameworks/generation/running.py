@@ -74,6 +74,20 @@ class RunningSequences:
         sequence.blocks += taken
         return True
 
+    def extend_by(self, sequence: Sequence, count: int) -> int:
+        """Allocate blocks for up to `count` proposed tokens behind the next one, as far as each running sequence keeps
+        a block in reserve. Return the number of tokens that have a place.
+        """
+        pool = self.pool
+        while True:
+            room = len(sequence.blocks) * pool.block_tokens - pool.state_tokens - sequence.num_computed_tokens - 1
+            taken = None
+            if room < count and pool.num_free > len(self.sequences):
+                taken = pool.allocate(1)
+            if taken is None:
+                return min(room, count)
+            sequence.blocks += taken
+
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence and release its blocks."""
         self.sequences.remove(sequence)

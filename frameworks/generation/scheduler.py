@@ -4,8 +4,10 @@ Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Y
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
+from frameworks.fairness import TenantShare
 from frameworks.generation.blocks import BlockPool
 from frameworks.generation.fair_step import FairStep
 from frameworks.generation.running import RunningSequences
@@ -97,13 +99,45 @@ class StepScheduler:
             limited = self._fair_step(plan).schedule(held)
             self._queues.charge(plan.costs)
             self._queues.level(limited)
-        plan.parts.sort(key=lambda part: (part.num_tokens > 1, part.sequence.request.adapter_id))
+        _sort(plan)
         plan.copies = self._running.take_copies()
         return plan
 
+    def add_proposals(self, plan: StepPlan, proposals: Mapping[int, tuple[int, ...]]) -> None:
+        """Add proposed tokens to decodes of a plan, as far as there is room, and charge their tenants.
+
+        `proposals`: by sequence id. No sequence is preempted for them.
+        """
+        budget = self._max_num_batched_tokens - sum(part.num_tokens for part in plan.parts)
+        each = self.cost.prompt_token_cost(sum(part.num_tokens == 1 for part in plan.parts))
+        costs: dict[TenantShare, float] = {}
+        for index, part in enumerate(plan.parts):
+            sequence = part.sequence
+            count = min(len(proposals.get(sequence.sequence_id, ())), budget)
+            if count > 0:
+                count = self._running.extend_by(sequence, count)
+            if count > 0:
+                budget -= count
+                proposed = proposals[sequence.sequence_id][:count]
+                plan.parts[index] = replace(part, num_tokens=1 + count, proposed=proposed)
+                share = self._queues.of(sequence).share
+                costs[share] = costs.get(share, 0.0) + count * each
+        if costs:
+            self._queues.charge(costs)
+            for share, cost in costs.items():
+                plan.costs[share] = plan.costs.get(share, 0.0) + cost
+            _sort(plan)
+
+    def confirm(self, sequence: Sequence) -> None:
+        """Record that the next token of a sequence was computed, in a part with proposed tokens."""
+        sequence.num_computed_tokens += 1
+        self._running.cache_full_blocks(sequence)
+
     def advance(self, plan: StepPlan) -> None:
-        """Record that the plan was executed."""
+        """Record that the plan was executed. Of parts with proposed tokens `confirm` records it, token by token."""
         for part in plan.parts:
+            if part.proposed:
+                continue
             sequence = part.sequence
             sequence.num_computed_tokens += part.num_tokens
             if part.is_scored:
@@ -221,3 +255,7 @@ class StepScheduler:
         for sequence in deferred:
             queue.waiting.add(sequence)
         return budget
+
+
+def _sort(plan: StepPlan) -> None:
+    plan.parts.sort(key=lambda part: (part.num_tokens > 1, part.sequence.request.adapter_id))

@@ -67,29 +67,42 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class StepPart:
     """A step's share of one sequence: `num_tokens` tokens from `start` on. `is_scored`: the logits of all of them are
-    computed, for the log probabilities of the prompt.
+    computed, for the log probabilities of the prompt. `proposed`: the last of the tokens, which are no part of the
+    sequence yet.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     is_scored: bool = False
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute."""
+        own = self.sequence.token_ids[self.start : self.start + self.num_tokens - len(self.proposed)]
+        return [*own, *self.proposed] if self.proposed else own
 
     @property
     def completes(self) -> bool:
         """Whether the next token can be sampled after this part."""
-        return self.start + self.num_tokens == len(self.sequence.token_ids)
+        return self.start + self.num_tokens - len(self.proposed) == len(self.sequence.token_ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of its last tokens after each of which a token is sampled."""
+        return 1 + len(self.proposed) if self.completes else 0
 
     @property
     def num_logits(self) -> int:
         """Number of its last tokens whose logits are computed."""
-        return self.num_tokens if self.is_scored else int(self.completes)
+        return self.num_tokens if self.is_scored else self.num_sampled
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first. Decodes and
-    prompts are each sorted by adapter, so that rows of an adapter are adjacent.
+    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first. They and the
+    others, prompts and decodes with proposed tokens, are each sorted by adapter, so that its rows are adjacent.
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.

@@ -36,7 +36,7 @@ class StepCost:
     def prompt_token_cost(self, texts: int) -> float:
         """Return the cost of a prompt token beside `texts` decodes, if each decode costs 1; 1 before measurements."""
         texts = max(1, texts)
-        without_s = self._seconds(texts)
+        without_s = self.seconds_of(texts)
         if without_s is None or self._prompts.token_s is None:
             return 1.0
         return min(1.0, self._prompts.token_s * texts / without_s)
@@ -49,18 +49,20 @@ class StepCost:
             bucket = texts.bit_length()
             self._texts_s[bucket] = _moving_average(self._texts_s.get(bucket), seconds)
             return
-        without_s = (self._seconds(texts) or 0.0) if texts else 0.0
+        without_s = (self.seconds_of(texts) or 0.0) if texts else 0.0
         # A step of few tokens is mostly fixed cost, which further tokens do not add.
         if texts or prompt_tokens >= MIN_PROMPT_TOKENS:
             self._prompts.learn(prompts, prompt_tokens, max(seconds - without_s, 0.02 * seconds))
 
     def _fitting(self, texts: int, steps: float) -> int:
         """Return how many tokens of one prompt take as long as so many steps of the decodes; 0 before measurements."""
-        without_s = self._seconds(texts)
+        without_s = self.seconds_of(texts)
         return 0 if without_s is None else self._prompts.fitting_tokens(steps * without_s)
 
-    def _seconds(self, texts: int) -> float | None:
-        """Return the seconds of a step of so many decodes alone, or of the nearest number that was measured."""
+    def seconds_of(self, texts: int) -> float | None:
+        """Return the seconds of a step of so many decodes alone, or of the nearest number that was measured; None
+        before any.
+        """
         if not self._texts_s:
             return None
         bucket = texts.bit_length()

@@ -1,6 +1,6 @@
 """Types of text generation: requests, what a model receives and returns, and responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -173,6 +173,10 @@ class TokenMatcher(Protocol):
         """Advance past a token that the mask allowed."""
         ...
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens, one after another from the first on, are allowed."""
+        ...
+
     def copy(self) -> "TokenMatcher":
         """Return an independent matcher at the same position."""
         ...
@@ -247,7 +251,8 @@ class StepResult:
     """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
     in the cache. `failed`: sequences that end with an error. `num_sequences`: that were computed. `costs`: of each
     tenant in the step, in any unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that
-    end without a token.
+    end without a token. `num_proposed`: tokens that were computed ahead of their texts, of which `num_accepted` were
+    right.
     """
 
     tokens: list[GeneratedToken]
@@ -258,6 +263,8 @@ class StepResult:
     costs: tuple[tuple[Tenant, float], ...] = ()
     scored: tuple[PromptScores, ...] = ()
     ended: tuple[int, ...] = ()
+    num_proposed: int = 0
+    num_accepted: int = 0
 
 
 class TokenText(NamedTuple):

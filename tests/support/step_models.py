@@ -117,6 +117,10 @@ class TextMatcher:
     def accept(self, token_id: int) -> None:
         self.position += 1
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        rest = (*self.text[self.position :], END)
+        return next((i for i, pair in enumerate(zip(token_ids, rest, strict=False)) if pair[0] != pair[1]), len(rest))
+
     def copy(self) -> "TextMatcher":
         return TextMatcher(self.text, self.position)
 

@@ -28,5 +28,4 @@ class CachedRunner:
             sequence.cache = self.model.start()
         cache: SequenceCache | None = sequence.cache
         assert cache is not None, "the tokens before the part are computed"
-        token_ids = sequence.token_ids[part.start : part.start + part.num_tokens]
-        return self.model.logits(token_ids, part.start, cache, part.num_logits)
+        return self.model.logits(part.token_ids, part.start, cache, part.num_logits)

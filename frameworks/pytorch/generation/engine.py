@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,10 +27,12 @@ from frameworks.generation.types import (
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.near_ties import TieCheck
 from frameworks.pytorch.generation.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.speculating import Speculation, states_of
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec
@@ -41,7 +44,7 @@ _WARM_UP_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """The components of a generating model."""
+    """The components of a generating model. `speculation`: None where no tokens are proposed."""
 
     runner: StepRunner
     scheduler: StepScheduler
@@ -49,6 +52,18 @@ class EngineParts:
     masks: TokenMasks
     tokenizer: GenerationTokenizer
     adapters: AdapterSet | None
+    speculation: Speculation | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a step has brought so far, as in StepResult."""
+
+    failed: list[tuple[int, Exception]]
+    tokens: list[GeneratedToken] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    num_proposed: int = 0
+    num_accepted: int = 0
 
 
 class GeneratingModel:
@@ -124,6 +139,8 @@ class GeneratingModel:
         if known is not None:
             self._open_parts.scheduler.remove(known[0])
             self._scorer.forget(sequence_id)
+            if self._open_parts.speculation is not None:
+                self._open_parts.speculation.forget(sequence_id)
 
     def step(self, held: Collection[str] = ()) -> StepResult:
         """As StepModel.step."""
@@ -131,35 +148,48 @@ class GeneratingModel:
         if torch.get_num_threads() != self._intra_op_threads:
             # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
-        failed, self._failed = self._failed, []
-        tokens: list[GeneratedToken] = []
+        outcome, self._failed = _Outcome(self._failed), []
         scored: list[PromptScores] = []
-        ended: list[int] = []
         plan = StepPlan()
         if self._sequences:
             started_s = time.perf_counter()
             plan = parts.scheduler.plan(held)
             texts = sum(part.num_tokens == 1 for part in plan.parts)
-            sampled = self._compute(parts, plan)
+            ties = None if parts.speculation is None else parts.speculation.propose(plan, self._sequences)
+            sampled = self._compute(parts, plan, ties)
             parts.scheduler.advance(plan)
             if plan.is_scored:
                 scored = self._scorer.take_scored(plan.parts)
-            completed = [part.sequence for part in plan.parts if part.completes]
-            for sequence, chosen in zip(completed, sampled, strict=True):
-                if isinstance(chosen, Sampled) and sequence.request.max_tokens:
-                    tokens.append(self._accept_token(parts, sequence, chosen))
-                    continue
-                self.abort(sequence.sequence_id)
-                if isinstance(chosen, Sampled):
-                    ended.append(sequence.sequence_id)
+            first = 0
+            for part in [part for part in plan.parts if part.completes]:
+                rows = sampled[first : first + 1 + len(part.proposed)]
+                if part.proposed and parts.speculation is not None:
+                    take = partial(self._take, parts, part.sequence, outcome=outcome)
+                    outcome.num_accepted += parts.speculation.take(part, rows, first, ties, take)
+                    outcome.num_proposed += len(part.proposed)
                 else:
-                    failed.append((sequence.sequence_id, chosen))
-            prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
-            prompts = len(plan.parts) - texts
-            parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s, prompts)
+                    self._take(parts, part.sequence, rows[0], outcome)
+                first += len(rows)
+            prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts - outcome.num_proposed
+            seconds = time.perf_counter() - started_s
+            if parts.speculation is not None and outcome.num_proposed:
+                parts.speculation.learn_step(texts, prompt_tokens, outcome.num_proposed, seconds)
+            else:
+                prompts = len(plan.parts) - texts
+                parts.scheduler.cost.learn(texts, prompt_tokens, seconds, prompts)
         costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
-        stats = self._stats(parts)
-        return StepResult(tokens, plan.begun, failed, stats, len(plan.parts), costs, tuple(scored), tuple(ended))
+        return StepResult(
+            outcome.tokens,
+            plan.begun,
+            outcome.failed,
+            self._stats(parts),
+            len(plan.parts),
+            costs,
+            tuple(scored),
+            tuple(outcome.ended),
+            outcome.num_proposed,
+            outcome.num_accepted,
+        )
 
     def warm_up(self) -> None:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the
@@ -208,16 +238,18 @@ class GeneratingModel:
             raise ModelFailed("the model is closed")
         return self._parts
 
-    def _compute(self, parts: EngineParts, plan: StepPlan) -> list[Sampled | RoundhouseError]:
-        """Return the next token of each sequence that the plan completes. Its tensors live in this frame and below."""
+    def _compute(self, parts: EngineParts, plan: StepPlan, ties: TieCheck | None) -> list[Sampled | RoundhouseError]:
+        """Return the next token of each sequence that the plan completes, and those after each of its proposed tokens.
+        Its tensors live in this frame and below.
+        """
         ours: RoundhouseError | None = None
         try:
             with torch.inference_mode():
                 logits = parts.runner.logits(plan)
                 if plan.is_scored:
                     logits = self._scorer.score(plan.parts, logits)
-                states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
-                return parts.sampler.sample(logits, states) if states else []
+                states = states_of(plan, self._sequences)
+                return parts.sampler.sample(logits, states, ties) if states else []
         except Exception as error:
             # It is unknown now which blocks were copied and computed.
             parts.scheduler.clear_cache()
@@ -227,6 +259,20 @@ class GeneratingModel:
         # The error is released here, and with it the frames that held the step's tensors.
         self._empty_cache()
         raise ours
+
+    def _take(
+        self, parts: EngineParts, sequence: Sequence, chosen: Sampled | RoundhouseError, outcome: _Outcome
+    ) -> bool:
+        """Continue or end a sequence as it was sampled. Return whether it continues."""
+        if isinstance(chosen, Sampled) and sequence.request.max_tokens:
+            outcome.tokens.append(self._accept_token(parts, sequence, chosen))
+            return outcome.tokens[-1].finish_reason is None
+        self.abort(sequence.sequence_id)
+        if isinstance(chosen, Sampled):
+            outcome.ended.append(sequence.sequence_id)
+        else:
+            outcome.failed.append((sequence.sequence_id, chosen))
+        return False
 
     def _accept_token(self, parts: EngineParts, sequence: Sequence, chosen: Sampled) -> GeneratedToken:
         """Continue the sequence with the token, or end it."""

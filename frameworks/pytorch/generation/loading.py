@@ -9,6 +9,8 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.generation.generation_config import default_sampling, eos_token_ids
 from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.speculation.proposals import PromptLookup
+from frameworks.generation.speculation.speculator import Speculator
 from frameworks.generation.step_cost import StepCost
 from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
 from frameworks.generation.types import GenerationSpec
@@ -21,6 +23,7 @@ from frameworks.pytorch.generation.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance, ServedModel
 from frameworks.pytorch.generation.shape import NotPaged, read_limits
+from frameworks.pytorch.generation.speculating import Speculation
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.loader import DTYPE_NAMES
@@ -60,21 +63,23 @@ def load_generator(
     sequences = performance.max_sequences
     most = max(entry.max_num_batched_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
     assert spec.generation is not None
+    scheduler = StepScheduler(
+        served.pool,
+        StepCost(most),
+        sequences,
+        most,
+        performance.ageing_s,
+        splits_prompts=served.splits_prompts,
+        max_scored_tokens=max_scored_tokens(vocabulary_size),
+    )
     parts = EngineParts(
         served.runner,
-        StepScheduler(
-            served.pool,
-            StepCost(most),
-            sequences,
-            most,
-            performance.ageing_s,
-            splits_prompts=served.splits_prompts,
-            max_scored_tokens=max_scored_tokens(vocabulary_size),
-        ),
+        scheduler,
         Sampler(torch.device(device.id), vocabulary_size),
         TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,
         served.adapters,
+        _speculation(entry, served, scheduler),
     )
     loaded = GeneratingModel(parts, spec, performance.intra_op_threads)
     if entry.adapters:
@@ -97,6 +102,15 @@ def _served(load: GeneratorLoad) -> ServedModel:
         cache_bytes=served.pool.num_blocks * served.runner.block_bytes,
     )
     return served
+
+
+def _speculation(entry: TorchModelEntry, served: ServedModel, scheduler: StepScheduler) -> Speculation | None:
+    if entry.speculation == "none":
+        return None
+    if served.unpaged_because is not None:
+        log.warning("no tokens are proposed, as transformers' own caches take none back", model=entry.name)
+        return None
+    return Speculation(Speculator(PromptLookup(), entry.num_speculative_tokens, scheduler.cost), scheduler)
 
 
 def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokenizer: HuggingFaceTokenizer) -> ModelSpec:

@@ -43,7 +43,7 @@ class PromptScorer:
         self._by_sequence.pop(sequence_id, None)
 
     def score(self, parts: Sequence[StepPart], logits: torch.Tensor) -> torch.Tensor:
-        """Score the parts of prompts; return the logits of the parts that complete their sequence.
+        """Score the parts of prompts; return the logits after which a token is sampled.
 
         `logits`: of all parts in order, [sum of num_logits, vocabulary].
         """
@@ -53,8 +53,7 @@ class PromptScorer:
             end = first + part.num_logits
             if part.is_scored:
                 self._by_sequence[part.sequence.sequence_id].fill(part.start, logits[first:end])
-            if part.completes:
-                sampled.append(end - 1)
+            sampled += range(end - part.num_sampled, end)
             first = end
         return logits.index_select(0, torch.tensor(sampled, dtype=torch.int64, device=logits.device))
 

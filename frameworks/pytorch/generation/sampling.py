@@ -18,6 +18,7 @@ from frameworks.pytorch.generation.drawing import (
     num_candidates,
 )
 from frameworks.pytorch.generation.masking import ConstraintMasks
+from frameworks.pytorch.generation.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.searches import argmax_rows
 from frameworks.pytorch.openmp import single_threaded
@@ -48,15 +49,20 @@ class Sampler:
         self._changed = torch.empty(0, vocabulary_size, device=self._device)
         self._workspace = SamplingWorkspace(self._device, vocabulary_size)
 
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled | RoundhouseError]:
-        """Return a token for each row, or the error of that row. The states do not change.
+    def sample(
+        self, logits: torch.Tensor, states: Sequence[SamplingState], ties: TieCheck | None = None
+    ) -> list[Sampled | RoundhouseError]:
+        """Return a token for each row, or the error of that row. The states do not change. `ties`: is filled.
 
         `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device; unchanged. A row's result is the same
         whatever rows are computed with it. If logits are NaN, or no token is allowed, that row alone fails.
         """
         with torch.inference_mode(), single_threaded():
             if all(state.is_plain_greedy for state in states):
-                token_ids, maxima = argmax_rows(logits.to(self._device, torch.float32))
+                values = logits.to(self._device, torch.float32)
+                token_ids, maxima = argmax_rows(values)
+                if ties is not None:
+                    ties.find(values, maxima, token_ids, logits.dtype)
                 return self._results(states, token_ids, maxima)
             # Before any call waits for the device, which may still be computing the logits.
             constrained = [row for row, state in enumerate(states) if state.matcher is not None]
@@ -64,6 +70,8 @@ class Sampler:
             logits = logits.to(self._device)
             values = self._change(logits, states, constrained)
             token_ids, maxima = argmax_rows(values)
+            if ties is not None:
+                ties.find(values, maxima, token_ids, logits.dtype)
             drawn = [row for row, state in enumerate(states) if not state.is_greedy]
             if drawn:
                 token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)

@@ -1,7 +1,8 @@
 """State of one sequence's sampling: random numbers, constraint, penalties, bias and suppressed tokens."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from frameworks.errors import InvalidInput
 from frameworks.generation.types import Sampling, SequenceRequest
 
 _SEED_BITS = 64
+_KEPT_UNIFORMS = 256  # more than the tokens that are ever proposed
 _COLDEST = 1e-5  # a lower temperature is greedy: quotients of float32 logits have no digits left
 
 
@@ -44,7 +46,7 @@ class SamplingState:
         changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size)
         self.logit_processor: LogitProcessor | None = changes if changes.has_effect else None
         """None if no logit is changed."""
-        self._random = None if self.is_greedy else np.random.Generator(np.random.PCG64(_bits(sampling.seed)))
+        self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)
         self.uniform = self._draw()
         """The next token's random number, from 0 up to but excluding 1."""
 
@@ -70,8 +72,43 @@ class SamplingState:
                 self.logit_processor.allow_suppressed()
                 self.logit_processor = self.logit_processor if self.logit_processor.has_effect else None
 
+    def ahead(self, token_ids: Sequence[int]) -> list[Self]:
+        """Return the states after none, one and so on of these tokens: this one first, then independent ones."""
+        if self.is_plain_greedy:
+            # Every state of such a sequence chooses in the same way.
+            return [self] * (1 + len(token_ids))
+        states = [self]
+        for token_id in token_ids:
+            state = copy.copy(states[-1])
+            if state.matcher is not None:
+                state.matcher = state.matcher.copy()
+            if state.logit_processor is not None:
+                state.logit_processor = state.logit_processor.copy()
+            state.accept(token_id)
+            states.append(state)
+        return states
+
     def _draw(self) -> float:
-        return 0.0 if self._random is None else self._random.random()
+        return 0.0 if self._uniforms is None else self._uniforms.of_token(self.num_generated)
+
+
+class _Uniforms:
+    """The random numbers of one sequence by the number of the token. States ahead of the sequence read them earlier."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = np.random.Generator(np.random.PCG64(_bits(seed)))
+        self._drawn: list[float] = []
+        self._num_dropped = 0
+
+    def of_token(self, number: int) -> float:
+        """Return the random number of a token, at most _KEPT_UNIFORMS before the highest number that was asked for."""
+        while number >= self._num_dropped + len(self._drawn):
+            self._drawn.append(self._random.random())
+        uniform = self._drawn[number - self._num_dropped]
+        if len(self._drawn) > 2 * _KEPT_UNIFORMS:
+            self._num_dropped += len(self._drawn) - _KEPT_UNIFORMS
+            del self._drawn[:-_KEPT_UNIFORMS]
+        return uniform
 
 
 class LogitEdits(NamedTuple):
@@ -116,6 +153,14 @@ class LogitProcessor:
     def has_effect(self) -> bool:
         """False if no logit is changed, now or later."""
         return bool(self._slots) or self._counts_text
+
+    def copy(self) -> "LogitProcessor":
+        """Return an independent one in the same state."""
+        other = copy.copy(self)
+        if self._counts_text or self._suppressed:
+            other._counts, other._slots = dict(self._counts), dict(self._slots)
+            other._ids, other._divisors, other._shifts = self._ids.copy(), self._divisors.copy(), self._shifts.copy()
+        return other
 
     def accept(self, token_id: int) -> None:
         """Record that the text continues with this token."""

@@ -146,7 +146,7 @@ class LayoutMaker:
         blocks: list[int] = []
         for part in parts:
             of_part = range(part.start, part.start + part.num_tokens)
-            token_ids += part.sequence.token_ids[of_part.start : of_part.stop]
+            token_ids += part.token_ids
             positions += of_part
             own = part.sequence.blocks
             blocks += [own[position // BLOCK_TOKENS] for position in of_part]
@@ -268,7 +268,7 @@ class LayoutMaker:
 
 def _logit_rows(parts: list[StepPart], ends: list[int]) -> list[int]:
     """`ends`: of the tokens of each part."""
-    if not any([part.is_scored for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
+    if not any([part.is_scored or part.proposed for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
         return [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
     return [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
 

@@ -8,7 +8,7 @@ those of Rust's regex crate, and the whole text has to match.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -228,6 +228,10 @@ class _GrammarMatcher:
     def accept(self, token_id: int) -> None:
         """Advance past a token. Errors are reported by the next `fill_mask`."""
         self._matcher.consume_token(token_id)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """As TokenMatcher.num_allowed."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
 
     def copy(self) -> "_GrammarMatcher":
         return _GrammarMatcher(

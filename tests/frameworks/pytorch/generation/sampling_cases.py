@@ -35,6 +35,9 @@ class AllowedIds:
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return next((i for i, each in enumerate(token_ids) if each not in self.token_ids), len(token_ids))
+
     def copy(self) -> "AllowedIds":
         return AllowedIds(*self.token_ids)
 

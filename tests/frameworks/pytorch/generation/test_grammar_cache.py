@@ -33,6 +33,9 @@ class FakeMatcher:
     def accept(self, token_id: int) -> None:
         raise NotImplementedError
 
+    def num_allowed(self, token_ids: object) -> int:
+        raise NotImplementedError
+
 
 def matcher(num_bytes: int) -> FakeMatcher:
     return FakeMatcher(Grammar(num_bytes, max_bytes=100))

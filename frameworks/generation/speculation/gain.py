@@ -1,0 +1,96 @@
+"""Measure what proposed tokens cost and bring, to stop where they bring less than they cost. Pure."""
+
+from collections import deque
+from statistics import median_low
+
+# The machine delays some steps; the median of so many ignores them.
+_REMEMBERED_STEPS = 5
+# Proposals of a request that are remembered, each later one by this factor more.
+_FADING = 0.8
+_FIRST_ACCEPTED, _FIRST_REJECTED = 2.0, 1.0
+_TRIAL_TOKENS = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
+
+
+class ProposalCost:
+    """What a proposed token costs in a step, if each decode costs 1: learned from the steps of one model."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], deque[float]] = {}
+        self._nearest: dict[tuple[int, int], float] = {}
+
+    def learn(self, texts: int, proposed: int, seconds: float, plain_s: float) -> None:
+        """Record a step of `texts` decodes with `proposed` further tokens. `plain_s`: what it takes without them."""
+        if seconds <= 0 or plain_s <= 0:
+            return  # the clock did not advance
+        key = texts.bit_length(), proposed.bit_length()
+        costs = self._seen.setdefault(key, deque(maxlen=_REMEMBERED_STEPS))
+        costs.append(max(0.0, seconds / plain_s - 1) * texts / proposed)
+        self._nearest.clear()
+
+    def of_token(self, texts: int, proposed: int) -> float:
+        """Return the cost of each of `proposed` tokens beside `texts` decodes; that of the most similar steps that were
+        measured, 0 before any.
+        """
+        wanted = texts.bit_length(), proposed.bit_length()
+        cost = self._nearest.get(wanted)
+        if cost is None:
+            cost = self._nearest[wanted] = self._cost_near(wanted)
+        return cost
+
+    def _cost_near(self, wanted: tuple[int, int]) -> float:
+        if not self._seen:
+            return 0.0
+        nearest = min(self._seen, key=lambda key: (abs(key[0] - wanted[0]), abs(key[1] - wanted[1]), key))
+        return median_low(self._seen[nearest])
+
+
+class RequestGain:
+    """How many tokens to propose for one text.
+
+    A token is accepted with a probability that is estimated from earlier ones. While no number of tokens promises a
+    gain, none are proposed; a few are tried again after a pause, which doubles each time.
+    """
+
+    __slots__ = ("_accepted", "_is_trial", "_next_pause", "_pause", "_rejected")
+
+    def __init__(self) -> None:
+        self._accepted = _FIRST_ACCEPTED
+        self._rejected = _FIRST_REJECTED
+        self._pause = 0
+        self._next_pause = _FIRST_PAUSE
+        self._is_trial = False
+
+    def num_wanted(self, most: int, texts: int, cost: ProposalCost) -> int:
+        """Return how many tokens to propose in this step, up to `most`. `texts`: decodes of the step."""
+        if self._pause:
+            self._pause -= 1
+            self._is_trial = not self._pause
+            return 0
+        if self._is_trial:
+            return min(most, _TRIAL_TOKENS)
+        best = self._best(most, texts, cost)
+        if not best:
+            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
+        return best
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Record that `accepted` of `proposed` tokens were right."""
+        self._is_trial = False
+        self._accepted = _FADING * self._accepted + accepted
+        self._rejected = _FADING * self._rejected + (accepted < proposed)
+        if accepted == proposed:
+            self._next_pause = _FIRST_PAUSE
+
+    def _best(self, most: int, texts: int, cost: ProposalCost) -> int:
+        """Return the number of proposals with the most tokens per time; 0 if none gives more than without."""
+        right = self._accepted / (self._accepted + self._rejected)
+        best, best_gain = 0, 1.0
+        expected, is_right = 1.0, 1.0
+        for count in range(1, most + 1):
+            is_right *= right
+            expected += is_right
+            gain = expected / (1 + count * cost.of_token(texts, count))
+            if gain > best_gain:
+                best, best_gain = count, gain
+        return best

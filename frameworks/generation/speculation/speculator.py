@@ -1,0 +1,70 @@
+"""Choose the texts of a step for which tokens are proposed, and learn from what became of them. Pure."""
+
+from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.speculation.gain import ProposalCost, RequestGain
+from frameworks.generation.speculation.proposals import Proposer, Wish
+from frameworks.generation.step_cost import StepCost
+
+
+class Speculator:
+    """The speculation of one model. Used by one thread."""
+
+    def __init__(self, proposer: Proposer, max_tokens: int, step_cost: StepCost) -> None:
+        """`max_tokens`: proposed for a text in a step. `step_cost`: of the steps without proposals."""
+        self._proposer = proposer
+        self._max_tokens = max_tokens
+        self._step_cost = step_cost
+        self._cost = ProposalCost()
+        self._gains: dict[int, RequestGain] = {}
+        self._undecided: set[int] = set()
+
+    def propose(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+        """Return the proposed tokens by sequence id. Empty until a step of as many texts was measured without."""
+        decodes = [part for part in plan.parts if _is_decode(part)]
+        if not decodes or self._step_cost.seconds_of(len(decodes)) is None:
+            return {}
+        wishes = [Wish(part.sequence, self._num_wanted(part.sequence, len(decodes))) for part in decodes]
+        wishes = [wish for wish in wishes if wish.most > 0]
+        if not wishes:
+            return {}
+        found = self._proposer.propose(wishes)
+        return {wish.sequence.sequence_id: ids for wish, ids in zip(wishes, found, strict=True) if ids}
+
+    def learn(self, part: StepPart, num_accepted: int, is_undecided: bool) -> None:
+        """Record how many proposals of a part were right. `is_undecided`: the next token has to be computed alone."""
+        sequence_id = part.sequence.sequence_id
+        gain = self._gains.get(sequence_id)  # None: the sequence ended in this step
+        if gain is not None:
+            gain.learn(len(part.proposed), num_accepted)
+        if is_undecided:
+            self._undecided.add(sequence_id)
+
+    def learn_step(self, texts: int, proposed: int, seconds: float) -> None:
+        """Record the time of a step of `texts` decodes, without prompts, with this number of proposals."""
+        plain_s = self._step_cost.seconds_of(texts)
+        if plain_s is not None:
+            self._cost.learn(texts, proposed, seconds, plain_s)
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop a sequence that has ended."""
+        self._gains.pop(sequence_id, None)
+        self._undecided.discard(sequence_id)
+        self._proposer.forget(sequence_id)
+
+    def _num_wanted(self, sequence: Sequence, texts: int) -> int:
+        sequence_id = sequence.sequence_id
+        if sequence_id in self._undecided:
+            self._undecided.remove(sequence_id)
+            return 0
+        # The step itself gives one token more.
+        most = min(self._max_tokens, sequence.request.max_tokens - sequence.num_generated_tokens - 1)
+        if most <= 0:
+            return 0
+        gain = self._gains.get(sequence_id)
+        if gain is None:
+            gain = self._gains[sequence_id] = RequestGain()
+        return gain.num_wanted(most, texts, self._cost)
+
+
+def _is_decode(part: StepPart) -> bool:
+    return part.num_tokens == 1 and part.completes and not part.is_scored

@@ -1,0 +1,33 @@
+"""Find greedy choices that another order of the same sums may change."""
+
+from collections.abc import Iterable
+
+import torch
+
+from frameworks.pytorch.generation.searches import argmax_rows
+
+# Differences that the kernels of other numbers of rows make, in units of the last place of the largest logit.
+_ROUNDINGS = {torch.float32: 256, torch.float16: 4, torch.bfloat16: 2}
+
+
+class TieCheck:
+    """Rows of a batch whose two largest values have to be told apart. `rows`: without those that are drawn."""
+
+    def __init__(self, rows: Iterable[int]) -> None:
+        self._rows = list(rows)
+        self.found: set[int] = set()
+        """The rows whose two largest values are closer than the rounding of the logits."""
+
+    def find(
+        self, values: torch.Tensor, maxima: torch.Tensor, token_ids: torch.Tensor, logits_dtype: torch.dtype
+    ) -> None:
+        """Fill in `found`. `values`: float32 [all rows, vocabulary], with `maxima` at `token_ids`, [all rows] each."""
+        if not self._rows:
+            return
+        index = torch.tensor(self._rows, device=values.device)
+        others = values.index_select(0, index)
+        others.scatter_(1, token_ids.index_select(0, index)[:, None], float("-inf"))
+        largest = maxima.index_select(0, index)
+        tolerance = largest.abs() * (_ROUNDINGS[logits_dtype] * torch.finfo(logits_dtype).eps)
+        are_close = largest - argmax_rows(others)[1] <= tolerance
+        self.found.update(row for row, is_close in zip(self._rows, are_close.tolist(), strict=True) if is_close)
