@@ -153,6 +153,18 @@ def _sequence_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
         _MODEL,
         (([name], each.preemptions) for name, each in counts),
     )
+    yield counter(
+        "proposed_tokens",
+        "Tokens that speculation proposed and a step checked.",
+        _MODEL,
+        (([name], each.proposed_tokens) for name, each in counts),
+    )
+    yield counter(
+        "accepted_tokens",
+        "Proposed tokens that were right.",
+        _MODEL,
+        (([name], each.accepted_tokens) for name, each in counts),
+    )
 
 
 def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[Family]:

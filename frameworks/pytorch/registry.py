@@ -35,6 +35,10 @@ log = structlog.get_logger(__name__)
 # Models with encoder and decoder, or with images and text.
 _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
+_KEYS_OF_GENERATORS = (
+    "kv_cache_bytes", "max_num_batched_tokens", "speculation", "num_speculative_tokens", "adapters",
+)  # fmt: skip
+
 
 class TorchRegistry:
     """Loads encoders and language models; see `frameworks.runtime.Registry`."""
@@ -177,8 +181,8 @@ def _check_kind(files: ModelFiles) -> None:
             f'{folder}: model_type: expected "{config.model_type}" as in config.json, got "{model_type}"; '
             "make them agree or remove it"
         )
-    keys = ("kv_cache_bytes", "max_num_batched_tokens", "adapters")
-    unsuitable = [key for key in keys if getattr(files.entry, key) not in (None, ())]
+    fields = TorchModelEntry.model_fields
+    unsuitable = [key for key in _KEYS_OF_GENERATORS if getattr(files.entry, key) != fields[key].default]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
     named = [key for key in ("kernels", "kv_cache_dtype") if getattr(files.entry, key) != "auto"]

@@ -25,6 +25,7 @@ from tests.bench.generation import measure_generation
 from tests.bench.generation_adapters import measure_generation_adapters
 from tests.bench.generation_llama_cpp import measure_generation_llama_cpp
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
+from tests.bench.generation_speculation import measure_speculation
 from tests.bench.grpc_requests import measure_grpc
 from tests.bench.hostile import measure_hostile
 from tests.bench.isolation import measure_isolation
@@ -104,6 +105,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "generation": [
             lambda: measure_generation(folder),
             lambda: measure_generation_adapters(folder),
+            lambda: measure_speculation(folder),
             lambda: measure_generation_on_gpu(folder),
         ],
         "llama-cpp": [lambda: measure_generation_llama_cpp(folder)],

@@ -54,6 +54,8 @@ FAMILIES = {
     "roundhouse_prompt_tokens": "counter",
     "roundhouse_prefix_cache_hit_tokens": "counter",
     "roundhouse_preemptions": "counter",
+    "roundhouse_proposed_tokens": "counter",
+    "roundhouse_accepted_tokens": "counter",
     "roundhouse_sequences": "gauge",
     "roundhouse_kv_cache_bytes": "gauge",
     "roundhouse_time_to_first_token_seconds": "histogram",

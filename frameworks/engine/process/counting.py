@@ -30,6 +30,8 @@ def _add_steps(counts: StepCounts, more: StepDeltas) -> None:
     counts.prefix_hit_tokens += more.prefix_hit_tokens
     counts.preemptions += more.preemptions
     counts.texts += more.texts
+    counts.proposed_tokens += more.proposed_tokens
+    counts.accepted_tokens += more.accepted_tokens
     _add_batches(counts.steps, more.steps)
     for tenant, (prompt, generated) in more.tenants.items():
         total = counts.tenants.setdefault(tenant, TenantTokens())

@@ -226,6 +226,8 @@ class StepDeltas(Struct, frozen=True, array_like=True, gc=False):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     texts: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     steps: BatchDeltas = BatchDeltas()
     tenants: dict[str, tuple[int, int]] = {}
 

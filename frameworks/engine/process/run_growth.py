@@ -1,6 +1,7 @@
 """Take the counts of an engine process since they were last taken, for the message to the server."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.messages import BatchDeltas, Counts, StepDeltas
@@ -8,7 +9,11 @@ from frameworks.generation.types import StepStats
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 
-_NO_COUNTS = (0, 0, 0, 0, 0)
+_COUNTS = (
+    "tokens", "prompt_tokens", "prefix_hit_tokens", "preemptions", "texts", "proposed_tokens", "accepted_tokens",
+)  # fmt: skip
+_NO_COUNTS = (0,) * len(_COUNTS)
+_counts_of = attrgetter(*_COUNTS)
 
 
 class RunGrowth:
@@ -33,7 +38,7 @@ class RunGrowth:
 def _take_steps(steps: StepCounts) -> StepDeltas | None:
     batches = _take_batches(steps.steps)
     # Taken with the last of each burst of requests, also those for tensors: no objects are made for nothing.
-    counts = (steps.tokens, steps.prompt_tokens, steps.prefix_hit_tokens, steps.preemptions, steps.texts)
+    counts = _counts_of(steps)
     if batches is None and not steps.tenants and counts == _NO_COUNTS:
         return None
     # The requests that run have references to the objects of their tenants.
@@ -42,7 +47,8 @@ def _take_steps(steps: StepCounts) -> StepDeltas | None:
     if batches is None and not tenants and counts == _NO_COUNTS:
         return None
     deltas = StepDeltas(*counts, batches or BatchDeltas(), tenants)
-    steps.tokens = steps.prompt_tokens = steps.prefix_hit_tokens = steps.preemptions = steps.texts = 0
+    for name in _COUNTS:
+        setattr(steps, name, 0)
     for each in steps.tenants.values():
         each.prompt = each.generated = 0
     return deltas

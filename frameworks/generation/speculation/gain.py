@@ -7,7 +7,7 @@ from statistics import median_low
 _REMEMBERED_STEPS = 5
 # Proposals of a request that are remembered, each later one by this factor more.
 _FADING = 0.8
-_FIRST_ACCEPTED, _FIRST_REJECTED = 2.0, 1.0
+_FIRST_ACCEPTED, _FIRST_REJECTED = 1.0, 1.0
 _TRIAL_TOKENS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 
@@ -70,7 +70,9 @@ class RequestGain:
         if self._is_trial:
             return min(most, _TRIAL_TOKENS)
         best = self._best(most, texts, cost)
-        if not best:
+        if best:
+            self._next_pause = _FIRST_PAUSE
+        else:
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
         return best
 
@@ -79,8 +81,6 @@ class RequestGain:
         self._is_trial = False
         self._accepted = _FADING * self._accepted + accepted
         self._rejected = _FADING * self._rejected + (accepted < proposed)
-        if accepted == proposed:
-            self._next_pause = _FIRST_PAUSE
 
     def _best(self, most: int, texts: int, cost: ProposalCost) -> int:
         """Return the number of proposals with the most tokens per time; 0 if none gives more than without."""

@@ -160,16 +160,7 @@ class GeneratingModel:
             parts.scheduler.advance(plan)
             if plan.is_scored:
                 scored = self._scorer.take_scored(plan.parts)
-            first = 0
-            for part in [part for part in plan.parts if part.completes]:
-                rows = sampled[first : first + 1 + len(part.proposed)]
-                if part.proposed and parts.speculation is not None:
-                    take = partial(self._take, parts, part.sequence, outcome=outcome)
-                    outcome.num_accepted += parts.speculation.take(part, rows, first, ties, take)
-                    outcome.num_proposed += len(part.proposed)
-                else:
-                    self._take(parts, part.sequence, rows[0], outcome)
-                first += len(rows)
+            self._take_all(parts, plan, sampled, ties, outcome)
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts - outcome.num_proposed
             seconds = time.perf_counter() - started_s
             if parts.speculation is not None and outcome.num_proposed:
@@ -259,6 +250,26 @@ class GeneratingModel:
         # The error is released here, and with it the frames that held the step's tensors.
         self._empty_cache()
         raise ours
+
+    def _take_all(
+        self,
+        parts: EngineParts,
+        plan: StepPlan,
+        sampled: list[Sampled | RoundhouseError],
+        ties: TieCheck | None,
+        outcome: _Outcome,
+    ) -> None:
+        """Continue or end the sequences that the plan completes. `sampled`: as `_compute` returns it."""
+        first = 0
+        for part in [part for part in plan.parts if part.completes]:
+            if part.proposed and parts.speculation is not None:
+                rows = sampled[first : first + 1 + len(part.proposed)]
+                take = partial(self._take, parts, part.sequence, outcome=outcome)
+                outcome.num_accepted += parts.speculation.take(part, rows, first, ties, take)
+                outcome.num_proposed += len(part.proposed)
+            else:
+                self._take(parts, part.sequence, sampled[first], outcome)
+            first += 1 + len(part.proposed)
 
     def _take(
         self, parts: EngineParts, sequence: Sequence, chosen: Sampled | RoundhouseError, outcome: _Outcome

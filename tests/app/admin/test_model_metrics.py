@@ -80,7 +80,7 @@ async def test_batch_model_has_no_generation_series() -> None:
     async with serving(FakeRegistry()) as manager:
         await ask(manager)
         families: list[Any] = list(generation_families(manager.slots, Counts(Observer("none", 1000), ANONYMOUS)))
-        assert len(families) == 8
+        assert len(families) == 10
         assert [family.samples for family in families] == [[]] * 8
 
 

@@ -74,6 +74,8 @@ RULES = {
     "prompt_tokens": OWN,
     "prefix_cache_hit_tokens": OWN,
     "preemptions": OWN,
+    "proposed_tokens": OWN,
+    "accepted_tokens": OWN,
     "sequences": OWN,
     "kv_cache_bytes": OWN,
     "time_to_first_token_seconds": SUM,
@@ -120,6 +122,7 @@ class Pages:
         runs.batches.tenant_seconds["a"] = number
         runs.generated.tokens = runs.generated.prompt_tokens = number
         runs.generated.preemptions = runs.generated.prefix_hit_tokens = number
+        runs.generated.proposed_tokens = runs.generated.accepted_tokens = number
         runs.restarts["hang"] = number
         manager.residency.ledger.evictions["m"] = number
         limit = RequestLimit("the server", number, None, byte_limit=ByteLimit(None))

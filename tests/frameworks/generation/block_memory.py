@@ -1,6 +1,6 @@
 """A key/value cache whose places record all tokens up to their own."""
 
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.sequence import StepPart, StepPlan
 
 _Place = tuple[int, ...] | None
 
@@ -19,17 +19,19 @@ class BlockMemory:
         # Every layer writes for all sequences before any of them reads.
         for part in plan.parts:
             for position in range(part.start, part.start + part.num_tokens):
-                self._write(part.sequence, position)
+                self._write(part, position)
         for part in plan.parts:
             self._check(part)
 
-    def _write(self, sequence: Sequence, position: int) -> None:
-        block = sequence.blocks[position // self._block_tokens]
-        self._blocks[block][position % self._block_tokens] = tuple(sequence.token_ids[: position + 1])
+    def _write(self, part: StepPart, position: int) -> None:
+        block = part.sequence.blocks[position // self._block_tokens]
+        known = (*part.sequence.token_ids, *part.proposed)
+        self._blocks[block][position % self._block_tokens] = known[: position + 1]
 
     def _check(self, part: StepPart) -> None:
         sequence = part.sequence
+        known = (*sequence.token_ids, *part.proposed)
         for position in range(part.start + part.num_tokens):
             block = sequence.blocks[position // self._block_tokens]
             read = self._blocks[block][position % self._block_tokens]
-            assert read == tuple(sequence.token_ids[: position + 1]), (sequence.sequence_id, position, read)
+            assert read == known[: position + 1], (sequence.sequence_id, position, read)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.blocks import BlockPool
 from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence, StepPlan
+from frameworks.generation.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
 from tests.frameworks.generation.block_memory import BlockMemory
@@ -37,6 +37,8 @@ class Setting:
     """Sampled tokens, repeated."""
     seconds: tuple[float, ...] = field(default=())
     """Seconds of the steps, repeated."""
+    proposed: tuple[tuple[int, ...], ...] = field(default=((),))
+    """Tokens proposed for a text in a step, repeated."""
 
     @property
     def most_tokens(self) -> int:
@@ -63,6 +65,7 @@ situations = st.builds(
     arrivals=st.lists(arrivals, min_size=1, max_size=12),
     generated=st.lists(few_tokens, min_size=1, max_size=5).map(tuple),
     seconds=st.lists(st.floats(1e-6, 1), max_size=4).map(tuple),
+    proposed=st.lists(st.lists(few_tokens, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple),
 )
 
 
@@ -78,6 +81,7 @@ class Run:
         self.cancel_at_step: dict[int, int] = {}
         self.begun: list[int] = []
         self.steps = 0
+        self.num_proposed = 0
         self.active: list[Sequence] = []
 
     def add(self, number: int, arrival: Arrival) -> None:
@@ -97,12 +101,12 @@ class Run:
         scheduler = self.scheduler
         plan = scheduler.plan()
         self.check(plan)
+        self.propose(plan)
         self.memory.carry_out(plan)
         scheduler.advance(plan)
         self.begun += [number for number, _ in plan.begun]
-        for part in plan.parts:
-            if part.completes:
-                self.append_token(part.sequence)
+        for part in [part for part in plan.parts if part.completes]:
+            self.append_tokens(part)
         if self.setting.seconds:
             texts = sum(part.num_tokens == 1 for part in plan.parts)
             seconds = self.setting.seconds[self.steps % len(self.setting.seconds)]
@@ -124,6 +128,33 @@ class Run:
             assert part.start == part.sequence.num_computed_tokens
         is_long = [part.num_tokens > 1 for part in plan.parts]
         assert is_long == sorted(is_long), "decodes come first"
+
+    def propose(self, plan: StepPlan) -> None:
+        preemptions = self.scheduler.preemptions
+        proposals = {
+            part.sequence.sequence_id: self.setting.proposed[(self.steps + place) % len(self.setting.proposed)]
+            for place, part in enumerate(plan.parts)
+            if part.num_tokens == 1 and part.completes
+        }
+        for sequence in [part.sequence for part in plan.parts]:
+            room = sequence.request.max_tokens - sequence.num_generated_tokens - 1
+            proposals[sequence.sequence_id] = proposals.get(sequence.sequence_id, ())[:room]
+        self.scheduler.add_proposals(plan, proposals)
+        assert self.scheduler.preemptions == preemptions, "proposals preempt nothing"
+        assert sum(part.num_tokens for part in plan.parts) <= max(
+            self.setting.max_num_batched_tokens, self.setting.max_sequences
+        )
+        self.num_proposed += sum(len(part.proposed) for part in plan.parts)
+
+    def append_tokens(self, part: StepPart) -> None:
+        """Accept proposed tokens while they are those that follow, and append one that follows them."""
+        for place in range(part.num_sampled if part.proposed else 1):
+            if part.proposed:
+                self.scheduler.confirm(part.sequence)
+            self.append_token(part.sequence)
+            is_over = part.sequence not in self.active
+            if is_over or place == len(part.proposed) or part.sequence.token_ids[-1] != part.proposed[place]:
+                break
 
     def append_token(self, sequence: Sequence) -> None:
         sequence.token_ids.append(self.setting.generated[len(sequence.token_ids) % len(self.setting.generated)])

@@ -160,9 +160,9 @@ class TestRefusals:
         message = refusal(made_once(save_embedder), model_type="llama")
         assert 'model_type: expected "bert" as in config.json, got "llama"' in message
 
-    @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens"])
+    @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens", "num_speculative_tokens"])
     def test_generation_keys_for_encoder_are_refused(self, made_once: FolderMaker, key: str) -> None:
-        message = refusal(made_once(save_embedder), **{key: 4096})
+        message = refusal(made_once(save_embedder), **{key: 64})
         assert f"{key}: expected only for models that generate text; remove it" in message
 
     @pytest.mark.parametrize("model_type", [None, ""])

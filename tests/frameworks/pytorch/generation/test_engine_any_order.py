@@ -15,6 +15,7 @@ from tests.frameworks.pytorch.generation.generating import (
     alone,
     ids_of,
     load_generating,
+    never_stop_proposing,
     request,
     run_out,
     stepped,
@@ -93,12 +94,18 @@ def reference(made_once: FolderMaker) -> Reference:
     return Reference(load_generating(made_once(save_causal_model), max_batch_size=1))
 
 
-@pytest.fixture(scope="module")
-def small(made_once: FolderMaker) -> GeneratingModel:
+@pytest.fixture(scope="module", params=["none", "lookup"])
+def small(request: pytest.FixtureRequest, made_once: FolderMaker) -> GeneratingModel:
     """The cache holds hardly more than one longest text."""
     model: GeneratingModel = load_generating(
-        made_once(save_causal_model), blocks=7, max_batch_size=5, max_num_batched_tokens=24
+        made_once(save_causal_model),
+        blocks=7,
+        max_batch_size=5,
+        max_num_batched_tokens=24,
+        speculation=request.param,
     )
+    if request.param != "none":
+        never_stop_proposing(model)
     return model
 
 

@@ -29,10 +29,10 @@ def test_total_includes_splits_and_tokens() -> None:
         8: 3,
         4: 1,
     }
-    counts = [StepCounts(1, 2, 3, 4, 5), StepCounts(10, 20, 30, 40, 50)]
+    counts = [StepCounts(1, 2, 3, 4, 5, 6, 7), StepCounts(10, 20, 30, 40, 50, 60, 70)]
     counts[0].steps.ran(2, 0.5)
     counts[1].steps.ran(2, 0.25)
     total = StepCounts.total(counts)
-    assert total == StepCounts(11, 22, 33, 44, 55)
+    assert total == StepCounts(11, 22, 33, 44, 55, 66, 77)
     assert (total.steps.sizes, total.steps.seconds) == ({2: 2}, {2: 0.75})
     assert StepCounts.total([]) == StepCounts()
