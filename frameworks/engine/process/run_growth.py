@@ -46,7 +46,7 @@ def _take_steps(steps: StepCounts) -> StepDeltas | None:
     tenants = {name: tokens for name, tokens in tenants.items() if tokens != (0, 0)}
     if batches is None and not tenants and counts == _NO_COUNTS:
         return None
-    deltas = StepDeltas(*counts, batches or BatchDeltas(), tenants)
+    deltas = StepDeltas(**dict(zip(_COUNTS, counts, strict=True)), steps=batches or BatchDeltas(), tenants=tenants)
     for name in _COUNTS:
         setattr(steps, name, 0)
     for each in steps.tenants.values():

@@ -13,7 +13,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 
 
 class ProposalCost:
-    """What a proposed token costs in a step, if each decode costs 1: learned from the steps of one model."""
+    """The cost of a proposed token in a step, if each decode costs 1: learned from the steps of one model."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], deque[float]] = {}

@@ -1,4 +1,4 @@
-"""What proposes the next tokens of texts, and how one text does it from its own tokens. Pure."""
+"""Propose the next tokens of texts, from their own tokens. Pure."""
 
 from array import array
 from collections.abc import Sequence as Rows
@@ -12,7 +12,7 @@ _BYTES = 4
 
 
 class Wish(NamedTuple):
-    """A sequence that wants up to `most` tokens proposed, at least 1."""
+    """A sequence for which up to `most` tokens are proposed, at least 1."""
 
     sequence: Sequence
     most: int

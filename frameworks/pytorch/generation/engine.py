@@ -57,7 +57,7 @@ class EngineParts:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a step has brought so far, as in StepResult."""
+    """The outcome of a step so far, as in StepResult."""
 
     failed: list[tuple[int, Exception]]
     tokens: list[GeneratedToken] = field(default_factory=list)
