@@ -5,6 +5,8 @@ from statistics import median_low
 
 # The machine delays some steps; the median of so many ignores them.
 _REMEMBERED_STEPS = 5
+# A cost that is measured as less is a matter of chance, and so is a gain below that.
+_LEAST_COST, _LEAST_GAIN = 0.02, 1.05
 # Proposals of a request that are remembered, each later one by this factor more.
 _FADING = 0.8
 _FIRST_ACCEPTED, _FIRST_REJECTED = 1.0, 1.0
@@ -30,7 +32,7 @@ class ProposalCost:
 
     def of_token(self, texts: int, proposed: int) -> float:
         """Return the cost of each of `proposed` tokens beside `texts` decodes; that of the most similar steps that were
-        measured, 0 before any.
+        measured, 0 before any. At least _LEAST_COST afterwards.
         """
         wanted = texts.bit_length(), proposed.bit_length()
         cost = self._nearest.get(wanted)
@@ -42,7 +44,7 @@ class ProposalCost:
         if not self._seen:
             return 0.0
         nearest = min(self._seen, key=lambda key: (abs(key[0] - wanted[0]), abs(key[1] - wanted[1]), key))
-        return median_low(self._seen[nearest])
+        return max(_LEAST_COST, median_low(self._seen[nearest]))
 
 
 class RequestGain:
@@ -85,7 +87,7 @@ class RequestGain:
     def _best(self, most: int, texts: int, cost: ProposalCost) -> int:
         """Return the number of proposals with the most tokens per time; 0 if none gives more than without."""
         right = self._accepted / (self._accepted + self._rejected)
-        best, best_gain = 0, 1.0
+        best, best_gain = 0, _LEAST_GAIN
         expected, is_right = 1.0, 1.0
         for count in range(1, most + 1):
             is_right *= right
