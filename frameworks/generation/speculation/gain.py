@@ -9,8 +9,12 @@ _REMEMBERED_STEPS = 5
 _LEAST_COST, _LEAST_GAIN = 0.02, 1.05
 # Proposals of a request that are remembered, each later one by this factor more.
 _FADING = 0.8
-_FIRST_ACCEPTED, _FIRST_REJECTED = 1.0, 1.0
-_TRIAL_TOKENS = 4
+FIRST_SHARE = 2 / 3
+"""Assumed share of right tokens before any were proposed."""
+_FIRST_WEIGHT = 2.0
+_TRIAL_TOKENS = 2
+_TRIAL_SHARE = 0.01
+"""Trials take at most this share of the time of a text."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 
 
@@ -51,31 +55,38 @@ class RequestGain:
     """How many tokens to propose for one text.
 
     A token is accepted with a probability that is estimated from earlier ones. While no number of tokens promises a
-    gain, none are proposed; a few are tried again after a pause, which doubles each time.
+    gain, none are proposed; a few are tried again after a pause, which doubles each time and is so long that trials
+    cost little.
     """
 
     __slots__ = ("_accepted", "_is_trial", "_next_pause", "_pause", "_rejected")
 
-    def __init__(self) -> None:
-        self._accepted = _FIRST_ACCEPTED
-        self._rejected = _FIRST_REJECTED
+    def __init__(self, right_share: float = FIRST_SHARE) -> None:
+        """`right_share`: of the proposed tokens of earlier requests."""
+        self._accepted = _FIRST_WEIGHT * right_share
+        self._rejected = _FIRST_WEIGHT - self._accepted
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
         self._is_trial = False
 
-    def num_wanted(self, most: int, texts: int, cost: ProposalCost) -> int:
-        """Return how many tokens to propose in this step, up to `most`. `texts`: decodes of the step."""
+    def num_wanted(self, most: int, texts: int, cost: ProposalCost, proposing: int = 1) -> int:
+        """Return how many tokens to propose in this step, up to `most`.
+
+        `texts`: decodes of the step, for `proposing` of which tokens are proposed, as far as is known.
+        """
         if self._pause:
             self._pause -= 1
             self._is_trial = not self._pause
             return 0
         if self._is_trial:
             return min(most, _TRIAL_TOKENS)
-        best = self._best(most, texts, cost)
+        best = self._best(most, texts, cost, proposing)
         if best:
             self._next_pause = _FIRST_PAUSE
         else:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
+            trial_cost = _TRIAL_TOKENS * cost.of_token(texts, _TRIAL_TOKENS)
+            self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / _TRIAL_SHARE)))
+            self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         return best
 
     def learn(self, proposed: int, accepted: int) -> None:
@@ -84,7 +95,7 @@ class RequestGain:
         self._accepted = _FADING * self._accepted + accepted
         self._rejected = _FADING * self._rejected + (accepted < proposed)
 
-    def _best(self, most: int, texts: int, cost: ProposalCost) -> int:
+    def _best(self, most: int, texts: int, cost: ProposalCost, proposing: int) -> int:
         """Return the number of proposals with the most tokens per time; 0 if none gives more than without."""
         right = self._accepted / (self._accepted + self._rejected)
         best, best_gain = 0, _LEAST_GAIN
@@ -92,7 +103,7 @@ class RequestGain:
         for count in range(1, most + 1):
             is_right *= right
             expected += is_right
-            gain = expected / (1 + count * cost.of_token(texts, count))
+            gain = expected / (1 + count * cost.of_token(texts, count * proposing))
             if gain > best_gain:
                 best, best_gain = count, gain
         return best

@@ -1,9 +1,12 @@
 """Choose the texts of a step for which tokens are proposed, and learn from what became of them. Pure."""
 
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.speculation.gain import ProposalCost, RequestGain
+from frameworks.generation.speculation.gain import FIRST_SHARE, ProposalCost, RequestGain
 from frameworks.generation.speculation.proposals import Proposer, Wish
 from frameworks.generation.step_cost import StepCost
+
+# Of a proposal, in the share of right tokens from which each request begins.
+_NEWEST_SHARE = 0.03
 
 
 class Speculator:
@@ -17,6 +20,9 @@ class Speculator:
         self._cost = ProposalCost()
         self._gains: dict[int, RequestGain] = {}
         self._undecided: set[int] = set()
+        self._num_proposing = 1
+        """Texts with proposed tokens in the last step that had any."""
+        self._right_share = FIRST_SHARE
 
     def propose(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
         """Return the proposed tokens by sequence id. Empty until a step of as many texts was measured without."""
@@ -28,11 +34,15 @@ class Speculator:
         if not wishes:
             return {}
         found = self._proposer.propose(wishes)
-        return {wish.sequence.sequence_id: ids for wish, ids in zip(wishes, found, strict=True) if ids}
+        proposals = {wish.sequence.sequence_id: ids for wish, ids in zip(wishes, found, strict=True) if ids}
+        self._num_proposing = len(proposals) or self._num_proposing
+        return proposals
 
     def learn(self, part: StepPart, num_accepted: int, is_undecided: bool) -> None:
         """Record how many proposals of a part were right. `is_undecided`: the next token has to be computed alone."""
         sequence_id = part.sequence.sequence_id
+        examined = num_accepted + (num_accepted < len(part.proposed))
+        self._right_share += _NEWEST_SHARE * (num_accepted / examined - self._right_share)
         gain = self._gains.get(sequence_id)  # None: the sequence ended in this step
         if gain is not None:
             gain.learn(len(part.proposed), num_accepted)
@@ -62,8 +72,8 @@ class Speculator:
             return 0
         gain = self._gains.get(sequence_id)
         if gain is None:
-            gain = self._gains[sequence_id] = RequestGain()
-        return gain.num_wanted(most, texts, self._cost)
+            gain = self._gains[sequence_id] = RequestGain(self._right_share)
+        return gain.num_wanted(most, texts, self._cost, self._num_proposing)
 
 
 def _is_decode(part: StepPart) -> bool:

@@ -48,19 +48,21 @@ def test_dear_proposals_stop_though_right() -> None:
 def test_pause_ends_with_trial_of_few_tokens() -> None:
     gain, dear, cheap = RequestGain(), cost_of(2.0), cost_of(0.01)
     assert gain.num_wanted(8, 1, dear) == 0
-    wanted = [gain.num_wanted(8, 1, dear) for _ in range(17)]
-    assert wanted == [0] * 16 + [4]
-    gain.learn(4, 4)
+    wanted = [gain.num_wanted(8, 1, dear) for _ in range(401)]
+    assert wanted == [0] * 400 + [2], "a trial of 4 decodes is a hundredth of the time"
+    gain.learn(2, 2)
     assert gain.num_wanted(8, 1, cheap) == 8
 
 
 def test_pauses_double() -> None:
-    gain, dear = RequestGain(), cost_of(2.0)
+    gain, cheap = RequestGain(), cost_of(0.06)
+    for _ in range(20):
+        gain.learn(8, 0)
     trials = []
     for step in range(1000):
-        if gain.num_wanted(8, 1, dear):
+        if gain.num_wanted(8, 1, cheap):
             trials.append(step)
-            gain.learn(4, 0)
+            gain.learn(2, 0)
     pauses = [later - earlier for earlier, later in itertools.pairwise(trials)]
     assert pauses == sorted(pauses)
     assert pauses[-1] > 1.9 * pauses[-2]
