@@ -1,4 +1,4 @@
-"""Texts get proposals when their steps are measured, as many as they may yet have, and as earlier texts accepted them."""
+"""Texts get proposals when their steps are measured, as many as they may have, and as earlier texts accepted them."""
 
 from collections.abc import Sequence as Rows
 
