@@ -249,7 +249,10 @@ def test_distribution_is_that_of_logits() -> None:
                 states[number].accept(chosen.token_id)
                 return True
 
-            speculation.take(part, sampled[first : first + part.num_tokens], first, None, take)
+            if part.proposed:
+                speculation.take(part, sampled[first : first + part.num_tokens], first, None, take)
+            else:
+                take(sampled[first])
             first += part.num_tokens
     seen.update(tuple(text) for text in generated.values())
     shares = torch.softmax(table.double(), -1).numpy()
