@@ -1,4 +1,4 @@
-"""Proposed tokens are charged to their tenants, and take only room that nobody needs."""
+"""Proposed tokens are charged to their tenants, and take only room that no other text needs."""
 
 from frameworks.generation.blocks import BlockPool
 from frameworks.generation.scheduler import StepScheduler
