@@ -3,7 +3,7 @@
 from frameworks.generation.scheduler import StepScheduler
 from tests.frameworks.generation.stepping import add, parts, run_out, scheduler_of, step
 
-# A decode step takes 20 ms and a prompt token 0.5 ms: 64 tokens fit beside decodes, 96 into a pause.
+# A decode step takes 20 ms and a prompt token 0.5 ms: 64 tokens fit beside decodes, 120 into a pause.
 _STEP_S, _TOKEN_S = 0.020, 0.0005
 
 
@@ -34,7 +34,7 @@ def test_prompt_that_fits_beside_decodes_pauses_nothing() -> None:
 
 def test_long_prompt_computed_in_parts_beside_decodes() -> None:
     scheduler = scheduler_with_prices()
-    add(scheduler, 9, 120)
+    add(scheduler, 9, 140)
     assert sorted(parts(step(scheduler))) == [(0, 3, 1), (9, 0, 64)]
 
 
@@ -42,7 +42,7 @@ def test_decodes_never_pause_twice_in_row() -> None:
     scheduler = scheduler_with_prices()
     add(scheduler, 8, 80)
     add(scheduler, 9, 81)
-    assert parts(step(scheduler)) == [(8, 0, 80), (9, 0, 16)]
+    assert parts(step(scheduler)) == [(8, 0, 80), (9, 0, 40)]
     assert {number for number, _, _ in parts(step(scheduler))} == {0, 8, 9}
 
 
@@ -58,7 +58,7 @@ def test_cached_prefix_counts_as_computed() -> None:
 
 def test_decodes_continue_without_blocks_for_prompt() -> None:
     scheduler = scheduler_with_prices(blocks=20)
-    add(scheduler, 9, 79)
+    add(scheduler, 9, 73, max_tokens=5)
     assert parts(step(scheduler)) == [(0, 3, 1)]
     run_out(scheduler)
 

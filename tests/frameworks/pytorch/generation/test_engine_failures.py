@@ -26,9 +26,9 @@ def model(made_once: FolderMaker) -> Any:
 def poison(model: GeneratingModel) -> None:
     """Make every row that reads the token POISON NaN."""
     decoder = decoder_of(model)
-    embedding = decoder._embedding.clone()
+    embedding = decoder._embedding.weight.detach().clone()
     embedding[POISON] = torch.nan
-    decoder._embedding = embedding
+    decoder._embedding = torch.nn.Embedding.from_pretrained(embedding)
 
 
 class TestFailingAlone:
