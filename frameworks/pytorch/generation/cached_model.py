@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 # Outputs of these names are passed on as `past_key_values`.
 _RENAMED_CACHES = ("mems", "past_buckets_states")
@@ -22,6 +23,24 @@ class SequenceCache:
 
     arguments: dict[str, Any]
     states: list[torch.Tensor | None]
+
+
+class _LinearFirstCache(MiniMaxCache):  # type: ignore[misc]  # untyped
+    """The cache of MiniMax Text 01, whose first layer is linear. transformers asks the first layer for the number of
+    past tokens; here the first layer with attention answers.
+    """
+
+    def __init__(self, attention_layer: int) -> None:
+        super().__init__()
+        self._attention_layer = attention_layer
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        length: int = super().get_seq_length(layer_idx or self._attention_layer)
+        return length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx or self._attention_layer)
+        return sizes
 
 
 class CachedModel:
@@ -44,8 +63,11 @@ class CachedModel:
     def start(self) -> SequenceCache:
         """Return the empty cache of a new sequence."""
         arguments: dict[str, Any] = {}
-        if self._makes_no_cache:
-            arguments[self._cache_name] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        config = self._model.config.get_text_config(decoder=True)
+        if config.model_type == "minimax" and "full_attention" in config.layer_types:
+            arguments[self._cache_name] = _LinearFirstCache(config.layer_types.index("full_attention"))
+        elif self._makes_no_cache:
+            arguments[self._cache_name] = DynamicCache(config=config)
         return SequenceCache(arguments, [None] * len(self._states))
 
     def find_states(self, token_id: int) -> None:

@@ -74,7 +74,7 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "nemotron_h": {"n_groups": 1},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "zamba": {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 6,  # two with the shared attention
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
         "attention_hidden_size": 128,

@@ -45,8 +45,6 @@ REFUSED = {
     "roberta-prelayernorm": CACHE_DIFFERS,
     "xlm-roberta": CACHE_DIFFERS,
     "xlm-roberta-xl": CACHE_DIFFERS,
-    # Its attention layers find no past tokens if the first layer is linear.
-    "minimax": CACHE_DIFFERS,
     "openai-gpt": CACHE_DIFFERS,  # it has no cache
     "cpmant": "got logits that depend on later ones",
     "xlm": "got logits that depend on later ones",
@@ -65,15 +63,15 @@ FAILS_IN_TRANSFORMERS = {
     "plbart": "embed_dim must be divisible by num_heads",
     "reformer": "axial_pos_embds",
     "whisper": "embed_dim must be divisible by num_heads",
-    "zamba": "tie_weights_keys",
 }
 """Families of which transformers builds no model with the small config, and a part of its message."""
 
 NOT_SMALL = ("blt", "phi4_multimodal")
 """Families whose models stay large: of bytes in patches, and with images and audio."""
 
-# `generate` of transformers differs from the model's own pass without a cache.
-GENERATE_DIFFERS = ("moshi", "rwkv")
+# `generate` of transformers differs from the model's own pass without a cache. With a linear first layer, the attention
+# of MiniMax finds no past tokens there.
+GENERATE_DIFFERS = ("minimax", "moshi", "rwkv")
 
 
 def is_composite(family: str) -> bool:
