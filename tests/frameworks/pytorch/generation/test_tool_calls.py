@@ -75,10 +75,18 @@ def text_of(
 
 @pytest.mark.parametrize("tools", FORMATS)
 @settings(max_examples=40)
-@given(schemas=st.lists(parameters, min_size=1, max_size=2), sizes=st.lists(st.integers(1, 9), max_size=9))
-def test_forced_arguments_meet_any_schema(tools: ToolFormat, schemas: list[dict[str, Any]], sizes: list[int]) -> None:
+@given(
+    schemas=st.lists(parameters, min_size=1, max_size=2),
+    sizes=st.lists(st.integers(1, 9), max_size=9),
+    seed=st.none() | st.integers(0, 99),
+)
+def test_forced_arguments_meet_any_schema(
+    tools: ToolFormat, schemas: list[dict[str, Any]], sizes: list[int], seed: int | None
+) -> None:
+    """Greedy and drawn texts, whole and in pieces."""
     named = [ToolSchema(i, "fg"[i], schema) for i, schema in enumerate(schemas)]
-    text = text_of(model_of(tools), ToolsDefinition(tools, named, is_forced=True, is_parallel=False))
+    drawn: dict[str, Any] = {} if seed is None else {"temperature": 2.0, "seed": seed}
+    text = text_of(model_of(tools), ToolsDefinition(tools, named, is_forced=True, is_parallel=False), **drawn)
     parsed = parse(TextFormat(tools), [text])
     assert parsed.content == ""
     ((name, arguments),) = parsed.calls
