@@ -18,7 +18,8 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_ALL_STOP_CHARACTERS = 2048
-"""Of all stop strings of a request together."""
+"""Of all stop strings of a request together, and of all its bad words."""
+MAX_BAD_WORDS = 128
 MAX_NAMED_TOKENS = 1024
 """Limit of `logit_bias` and of `stop_token_ids`."""
 MAX_MESSAGES = 10_000
@@ -95,6 +96,10 @@ Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
     Field(description="Strings that end a text; they are not part of it."),
 ]
+BadWords = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None,
+    Field(description="Words that a text does not have: the token that would complete one is never chosen."),
+]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 StopTokenIds = Annotated[
     Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)] | None,
@@ -125,6 +130,7 @@ class SamplingFields(Body):
     presence_penalty: PresencePenalty = 0
     logit_bias: LogitBias = None
     seed: Seed = None
+    bad_words: BadWords = None
 
 
 class StoppingFields(Body):
@@ -195,7 +201,8 @@ Messages = Annotated[
 
 
 def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
-    """Fill omitted fields with the defaults of the model. Raises InvalidInput for a token outside its vocabulary.
+    """Fill omitted fields with the defaults of the model. Raises InvalidInput for a token outside its vocabulary, and
+    for too many characters of bad words.
 
     `top_logprobs`: number of alternatives reported at each position; None: no log probabilities.
     """
@@ -213,6 +220,7 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
         min_p=own.min_p if body.min_p is None else body.min_p,
         seed=body.seed,
         top_logprobs=top_logprobs,
+        bad_words=_as_strings(body.bad_words, "bad_words"),
     )
 
 
@@ -234,13 +242,7 @@ def to_stopping(
     if min_tokens > highest:
         limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"
         raise InvalidInput("min_tokens", f"expected at most {highest}, {limit_name}, got {min_tokens}")
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if sum(map(len, stops)) > MAX_ALL_STOP_CHARACTERS:
-        raise InvalidInput(
-            "stop",
-            f"expected at most {MAX_ALL_STOP_CHARACTERS} characters in all strings, got {sum(map(len, stops))}; "
-            "send fewer or shorter strings",
-        )
+    stops = _as_strings(body.stop, "stop")
     token_ids = body.stop_token_ids or ()
     check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
     return Stopping(
@@ -275,6 +277,17 @@ def check_token_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) 
         raise InvalidInput(
             f"{field}[{index}]", f"expected a token id from 0 to {vocabulary_size - 1}, got {got(token_ids[index])}"
         )
+
+
+def _as_strings(given: str | Sequence[str] | None, field: str) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    if sum(map(len, strings)) > MAX_ALL_STOP_CHARACTERS:
+        raise InvalidInput(
+            field,
+            f"expected at most {MAX_ALL_STOP_CHARACTERS} characters in all strings, got {sum(map(len, strings))}; "
+            "send fewer or shorter strings",
+        )
+    return strings
 
 
 def _to_logit_bias(biases: Mapping[str, float], vocabulary_size: int) -> dict[int, float]:

@@ -16,6 +16,7 @@ from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
+from frameworks.generation.bad_words import TokenIds, bad_sequences
 from frameworks.generation.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
@@ -47,7 +48,8 @@ _sequence_ids = itertools.count(1)
 @dataclass(frozen=True, slots=True)
 class _PreparedPrompts:
     """Token ids of each prompt, the compiled constraint, and the search for the stop strings. `is_opened`: the first
-    prompt ends with `<think>`. `echoes`: the text of each prompt that is echoed.
+    prompt ends with `<think>`. `echoes`: the text of each prompt that is echoed. `bad_sequences`: the tokens of the bad
+    words.
     """
 
     prompts: list[tuple[int, ...]]
@@ -55,6 +57,7 @@ class _PreparedPrompts:
     stops: StopStrings
     is_opened: bool = False
     echoes: tuple[str, ...] = ()
+    bad_sequences: tuple[TokenIds, ...] = ()
 
 
 class GenerationService:
@@ -141,9 +144,14 @@ class GenerationService:
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._threads.constraints, model.constrain, constraint)
         if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
-            return _PreparedPrompts(ids, matcher, StopStrings(stops), is_opened, echoes)
-        search = await self._threads.tokenizers.run(0, StopStrings, stops)
-        return _PreparedPrompts(ids, matcher, search, is_opened, echoes)
+            search = StopStrings(stops)
+        else:
+            search = await self._threads.tokenizers.run(0, StopStrings, stops)
+        words = request.sampling.bad_words
+        bad: tuple[TokenIds, ...] = ()
+        if words:
+            bad = await self._threads.tokenizers.run(sum(map(len, words)), bad_sequences, words, tokenizer)
+        return _PreparedPrompts(ids, matcher, search, is_opened, echoes, bad)
 
     async def _echoes(self, tokenizer: GenerationTokenizer, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
         """Return the text of each prompt: as it was sent, or of its token ids."""
@@ -232,6 +240,7 @@ def _sequences(
             tenant=run.permit.tenant,
             prompt_logprobs=request.prompt_options.top_logprobs,
             adapter_id=adapter_id,
+            bad_sequences=prepared.bad_sequences,
         )
         sequences += [
             replace(

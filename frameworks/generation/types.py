@@ -67,7 +67,7 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_k` None: all. `seed` None: a new one each time. `top_logprobs` None: no log
     probabilities; 0: of the chosen token; k: also of the k most likely. Log probabilities are those of the model's own
-    logits.
+    logits. `bad_words`: the token that would complete one is never chosen.
     """
 
     repetition_penalty: float = 1.0
@@ -80,6 +80,7 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     top_logprobs: int | None = None
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class SequenceRequest:
     `is_read_whole`: the caller needs no single tokens, so several may be delivered together. `tenant`: is charged for
     the computed tokens.
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
-    `adapter_id`: the number of an adapter; 0 for the base.
+    `adapter_id`: the number of an adapter; 0 for the base. `bad_sequences`: the tokens of `sampling.bad_words`.
     """
 
     sequence_id: int
@@ -208,6 +209,7 @@ class SequenceRequest:
     tenant: Tenant = DEFAULT_TENANT
     prompt_logprobs: int | None = None
     adapter_id: int = 0
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
 
     @property
     def cache_scope(self) -> str:

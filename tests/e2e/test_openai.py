@@ -94,6 +94,13 @@ class TestCompletions:
         stopped = complete(client, stop=stop, **GREEDY).choices[0]
         assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
 
+    def test_bad_words_are_left_out(self, client: openai.OpenAI) -> None:
+        words = complete(client, **GREEDY).choices[0].text.split()
+        bad = [words[0], " ".join(words[2:4])]
+        text = complete(client, extra_body={"bad_words": bad}, **GREEDY).choices[0].text
+        assert text
+        assert not any(f" {each}" in text for each in bad)
+
     def test_logit_bias_excludes_token(self, client: openai.OpenAI, server: RunningServer) -> None:
         first = complete(client, temperature=0, max_tokens=1, logprobs=1).choices[0]
         [token] = set(tokenize(server, prompt=PROMPT + first.text)) - set(tokenize(server, prompt=PROMPT))

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.utils import np_to_triton_dtype
 
-from tests.e2e.server import WAIT_S, RunningServer
+from tests.e2e.server import ROOT, WAIT_S, RunningServer
 from tests.e2e.triton_clients import refusal, string_array, triton_client
 
 MODEL = "tiny-llama"
@@ -23,6 +25,19 @@ SAMPLING = {"temperature": "0", "top_p": "0.95", "max_tokens": "12"}
 
 def whole_text(server: RunningServer, prompt: str, max_tokens: int = 12) -> str:
     text: str = server.infer(MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0)["text"]
+    return text
+
+
+def transformers_text(prompt: str, *bad_words: str) -> str:
+    """Return the greedy text of transformers, without the tokens of these words."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / "models" / MODEL)
+    model: Any = AutoModelForCausalLM.from_pretrained(ROOT / "models" / MODEL, dtype=torch.float32)
+    bad = [
+        tokenizer(f"{space}{word}", add_special_tokens=False)["input_ids"] for word in bad_words for space in ("", " ")
+    ]
+    prompt_ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    ids = model.generate(prompt_ids, do_sample=False, max_new_tokens=12, bad_words_ids=bad)
+    text: str = tokenizer.decode(ids[0, prompt_ids.shape[1] :], skip_special_tokens=True)
     return text
 
 
@@ -184,11 +199,31 @@ class TestTensorRtLlm:
         assert result.as_numpy("num_output_tokens").tolist() == [12]
 
     @pytest.mark.parametrize("kind", ["http", "grpc"])
+    def test_words_end_or_are_left_out(self, server: RunningServer, kind: str) -> None:
+        transport = tritonclient.grpc if kind == "grpc" else tritonclient.http
+        plain = whole_text(server, PROMPTS[0])
+        first, second, *_ = plain.split()
+        inputs = self.inputs(
+            transport,
+            exclude_input_in_output=np.array([[True]]),
+            bad_words=string_array(f"{first} {second}", "unlikely").reshape(1, 2),
+        )
+        with triton_client(server, kind) as client:
+            (text,) = strings_of(client.infer(MODEL, inputs))
+            stops = self.inputs(
+                transport, exclude_input_in_output=np.array([[True]]), stop_words=string_array(second).reshape(1, 1)
+            )
+            assert strings_of(client.infer(MODEL, stops)) == [plain.partition(second)[0]]
+        assert text == transformers_text(PROMPTS[0], f"{first} {second}", "unlikely")
+        assert text.startswith(f" {first}")
+        assert text.split()[1] != second
+
+    @pytest.mark.parametrize("kind", ["http", "grpc"])
     def test_options_that_change_the_text_refused(self, server: RunningServer, kind: str) -> None:
         transport = tritonclient.grpc if kind == "grpc" else tritonclient.http
-        inputs = self.inputs(transport, bad_words=string_array("list", "item").reshape(1, 2))
+        inputs = self.inputs(transport, beam_width=np.array([[2]], np.int32))
         status = "INVALID_ARGUMENT" if kind == "grpc" else 400
-        with triton_client(server, kind) as client, refusal(status, r"inputs\.bad_words: not supported", "logit_bias"):
+        with triton_client(server, kind) as client, refusal(status, r"inputs\.beam_width: not supported", "sampled"):
             client.infer(MODEL, inputs)
 
 

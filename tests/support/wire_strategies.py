@@ -119,6 +119,7 @@ samplings = st.builds(
     top_k=st.none() | counts,
     seed=st.none() | st.integers(0, 2**64 - 1),
     top_logprobs=st.none() | counts,
+    bad_words=st.lists(texts, max_size=2).map(tuple),
 )
 stoppings = st.builds(
     Stopping,

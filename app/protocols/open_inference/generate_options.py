@@ -30,10 +30,11 @@ _SYNONYMS = {
     "streaming": "stream",
     "exclude_input_from_output": "exclude_input_in_output",
 }
-_NUMBERS = (SamplingFields.model_fields.keys() - {"logit_bias"}) | {
+_NUMBERS = (SamplingFields.model_fields.keys() - {"logit_bias", "bad_words"}) | {
     *("max_tokens", "min_tokens", "n", "logprobs", "end_id", "priority", "timeout"),
 }
-_LISTS = frozenset({"stop", "stop_token_ids", "choice"})
+_WORDS = frozenset({"stop", "bad_words"})
+_LISTS = _WORDS | {"stop_token_ids", "choice"}
 _JSON = frozenset({"logit_bias", "response_format", "structured_outputs", "guided_decoding"})
 _STRUCTURED = frozenset({"structured_outputs", "guided_decoding"})
 _LISTS_AND_OBJECTS = _LISTS | {"logit_bias", *ConstraintFields.model_fields}
@@ -63,7 +64,6 @@ _NO_DRAFTS = "the server has no draft models; leave it out"
 _ADAPTER_IN_NAME = "name the adapter in the name of the model, as base:adapter"
 # Option → the values without an effect, and the remedy for every other value.
 _NOT_SUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "bad_words": (_EMPTY, "give their tokens a logit_bias of -100"),
     "embedding_bias_words": (_EMPTY, "give their tokens a logit_bias"),
     "embedding_bias_weights": (([],), "give the tokens a logit_bias"),
     "beam_width": ((1,), _NO_BEAMS),
@@ -145,7 +145,7 @@ def collect_options(body: Any, with_id: bool = False, tensors: Mapping[str, Any]
             field = _field_of(name)
             if given is None or (field not in _OPTIONS and field not in _NOT_SUPPORTED):
                 continue
-            if field == "stop" and given in _EMPTY:
+            if field in _WORDS and given in _EMPTY:
                 continue
             path, value = within + name, _unwrap(field, given, within + name)
             # vLLM's own client sends sampling_parameters and parameters, and its backend reads the first.

@@ -38,7 +38,6 @@ _VLLM = {
     "truncation_side": Refusal(_READ_WHOLE, ("left", "right")),
     "logprob_token_ids": Refusal("the most likely tokens are reported: send their number"),
     "allowed_token_ids": Refusal("send regex, choice or json_schema, or a logit_bias"),
-    "bad_words": Refusal("give their tokens a logit_bias of -100", ([],)),
     "logits_processors": Refusal("send logit_bias", ([],)),
     "thinking_token_budget": Refusal("limit reasoning and text together by the maximum number of tokens", (-1,)),
     "repetition_detection": Refusal("send repetition_penalty, or limit the number of tokens"),

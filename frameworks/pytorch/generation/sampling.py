@@ -35,8 +35,8 @@ class Sampled(NamedTuple):
 class Sampler:
     """The sampler of one model, used by one thread. It holds buffers for the rows of its largest batch.
 
-    Order of work: constraint; repetition, frequency and presence penalty, logit_bias; temperature; top_k, top_p and
-    min_p; the draw.
+    Order of work: constraint; repetition, frequency and presence penalty, logit_bias, bad words; temperature; top_k,
+    top_p and min_p; the draw.
     """
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
@@ -181,5 +181,6 @@ def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseErro
         if state.matcher is not None:
             return InvalidInput("constraint", "no token of the model's vocabulary can continue the text")
         if state.logit_processor is not None:
-            return InvalidInput("logit_bias", "expected at least one token that may be chosen, got none")
+            field = "bad_words" if state.logit_processor.has_bad_words else "logit_bias"
+            return InvalidInput(field, "expected at least one token that may be chosen, got none")
     return ModelFailed("the model returned logits that are not finite")

@@ -1,4 +1,4 @@
-"""State of one sequence's sampling: random numbers, constraint, penalties, bias and suppressed tokens."""
+"""State of one sequence's sampling: random numbers, constraint, penalties, bias, bad words and suppressed tokens."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from frameworks.errors import InvalidInput
+from frameworks.generation.bad_words import BadWords, TokenIds
 from frameworks.generation.types import Sampling, SequenceRequest
 
 _SEED_BITS = 64
@@ -43,7 +44,7 @@ class SamplingState:
         self._stop_token_ids = request.stop_token_ids
         # With a constraint, the constraint also decides whether anything but an end token is allowed.
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
-        changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size)
+        changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
         self.logit_processor: LogitProcessor | None = changes if changes.has_effect else None
         """None if no logit is changed."""
         self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)
@@ -123,7 +124,7 @@ class LogitEdits(NamedTuple):
 
 
 class LogitProcessor:
-    """Penalties, bias and suppressed tokens of one sequence, updated token by token.
+    """Penalties, bias, bad words and suppressed tokens of one sequence, updated token by token.
 
     They concern few tokens of a vocabulary, so they are lists of token ids, never whole rows. The repetition penalty is
     that of CTRL (https://arxiv.org/abs/1909.05858), over prompt and text, as in transformers; frequency and presence
@@ -131,9 +132,16 @@ class LogitProcessor:
     """
 
     def __init__(
-        self, sampling: Sampling, prompt_ids: Iterable[int], suppressed_ids: Iterable[int], vocabulary_size: int
+        self,
+        sampling: Sampling,
+        prompt_ids: Iterable[int],
+        suppressed_ids: Iterable[int],
+        vocabulary_size: int,
+        bad_sequences: Iterable[TokenIds] = (),
     ) -> None:
-        """`suppressed_ids`: never sampled until `allow_suppressed`. Ids beyond the vocabulary are ignored."""
+        """`suppressed_ids`: never sampled until `allow_suppressed`. `bad_sequences`: their last token is never sampled
+        after the others. Ids beyond the vocabulary are ignored.
+        """
         self._divisor = sampling.repetition_penalty
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
@@ -141,7 +149,8 @@ class LogitProcessor:
         self._counts_text = self._divisor != 1 or self._frequency != 0 or self._presence != 0
         self._counts: dict[int, int] = {}
         self._suppressed = frozenset(suppressed_ids)
-        changed = set(self._bias) | self._suppressed
+        self._bad = BadWords(bad_sequences)
+        changed = set(self._bias) | self._suppressed | self._bad.last_ids
         repeated = set(prompt_ids) if self._divisor != 1 else set()
         token_ids = sorted(token_id for token_id in changed | repeated if 0 <= token_id < vocabulary_size)
         self._slots = {token_id: slot for slot, token_id in enumerate(token_ids)}
@@ -157,13 +166,23 @@ class LogitProcessor:
     def copy(self) -> "LogitProcessor":
         """Return an independent one in the same state."""
         other = copy.copy(self)
-        if self._counts_text or self._suppressed:
+        if self.has_bad_words:
+            other._bad = self._bad.copy()
+        if self._counts_text or self._suppressed or self.has_bad_words:
             other._counts, other._slots = dict(self._counts), dict(self._slots)
             other._ids, other._divisors, other._shifts = self._ids.copy(), self._divisors.copy(), self._shifts.copy()
         return other
 
+    @property
+    def has_bad_words(self) -> bool:
+        """Whether the text must not have certain tokens."""
+        return bool(self._bad.last_ids)
+
     def accept(self, token_id: int) -> None:
         """Record that the text continues with this token."""
+        if self.has_bad_words:
+            for each in self._bad.accept(token_id) & self._slots.keys():
+                self._shifts[self._slots[each]] = self._shift_of(each)
         if not self._counts_text:
             return
         self._counts[token_id] = self._counts.get(token_id, 0) + 1
@@ -180,7 +199,7 @@ class LogitProcessor:
             slot = self._slots.get(token_id)
             if slot is not None:
                 self._shifts[slot] = self._shift_of(token_id)
-        if not (self._counts_text or self._bias):
+        if not (self._counts_text or self._bias or self.has_bad_words):
             self._slots.clear()
 
     def current(self) -> LogitEdits:
@@ -189,7 +208,7 @@ class LogitProcessor:
         return LogitEdits(self._ids[:count], self._divisors[:count], self._shifts[:count])
 
     def _shift_of(self, token_id: int) -> float:
-        if token_id in self._suppressed:
+        if token_id in self._suppressed or token_id in self._bad.banned:
             return -np.inf
         shift = self._bias.get(token_id, 0.0)
         count = self._counts.get(token_id, 0)

@@ -62,7 +62,7 @@ def test_omitted_and_null_fields_have_defaults() -> None:
 
 
 def test_sampling_has_every_field() -> None:
-    expected = Sampling(2.0, -2.0, 0.5, {0: -100.0, 99: 1.5}, 1.0, 5, 1.0, 0.0, 2**63 - 1)
+    expected = Sampling(2.0, -2.0, 0.5, {0: -100.0, 99: 1.5}, 1.0, 5, 1.0, 0.0, 2**63 - 1, bad_words=("a", "b"))
     read = sampling(
         temperature=1,
         top_p=1.0,
@@ -73,6 +73,7 @@ def test_sampling_has_every_field() -> None:
         presence_penalty=0.5,
         logit_bias={"0": -100, "99": 1.5},
         seed=2**63 - 1,
+        bad_words=["a", "b"],
     )
     assert read == expected
     assert read.logit_bias == expected.logit_bias

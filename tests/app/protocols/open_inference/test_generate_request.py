@@ -83,6 +83,12 @@ def test_names_of_tensorrt_llm_are_accepted() -> None:
     assert (result.request.num_choices, result.stream, result.include_input, result.log_probs) == (3, True, True, True)
     assert request(stop_words="", bad_words=[""], end_id=-1).stopping == request().stopping
     assert request(stop_words=[""], stop="x").stopping.strings == ("x",)
+    assert request(bad_words="").sampling.bad_words == ()
+    assert request(bad_words=["x", "y z"]).sampling.bad_words == ("x", "y z")
+    with pytest.raises(
+        InvalidInput, match=r"parameters\.bad_words: expected at most 2048 characters in all strings, got"
+    ):
+        request(parameters={"bad_words": ["a" * 1024] * 3})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,6 @@ def test_error_has_the_name_of_the_caller(body: dict[str, Any], message: str) ->
         ({"sampling_parameters": "["}, "sampling_parameters: expected JSON in the string, got an error"),
         ({"n": 1, "parameters": {"n": 2}}, "parameters.n: expected the value of n, got another; send one of them"),
         ({"stop_words": "a", "stop": "b"}, "stop: expected the value of stop_words, got another; send one of them"),
-        ({"bad_words": ["a"]}, "bad_words: not supported; give their tokens a logit_bias"),
         ({"parameters": {"beam_width": 2}}, "parameters.beam_width: not supported; texts are sampled"),
         ({"skip_special_tokens": False}, "skip_special_tokens: not supported"),
         ({"beam_width": True}, "beam_width: not supported"),

@@ -101,6 +101,7 @@ class TestInputs:
         )
         assert (request.stopping.token_ids, request.sampling.logit_bias) == (frozenset({4, 5}), {5: -1.0})
         assert request.constraint == Constraint("regex", "[a-z]")
+        assert requested(strings("bad_words", "a", "b")).sampling.bad_words == ("a", "b")
         assert requested(strings("choice", "a", "b")).constraint == Constraint("choice", '["a","b"]')
         guide = (
             strings("guided_decoding_guide_type", "json_schema"),
@@ -120,8 +121,7 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            (strings("bad_words", "a"), "inputs.bad_words: not supported; give their tokens a logit_bias of -100"),
-            (strings("bad_words", "a", "b"), "inputs.bad_words: not supported"),
+            (strings("bad_words", "a", ""), "inputs.bad_words[1]: expected "),
             (tensor("beam_width", [2], "int32"), "inputs.beam_width: not supported; texts are sampled"),
             (tensor("lora_task_id", [1], "uint64"), "inputs.lora_task_id: not supported; name the adapter"),
             (tensor("lora_weights", np.ones((2, 4000)), "float16"), "inputs.lora_weights: not supported"),

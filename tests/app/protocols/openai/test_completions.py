@@ -72,11 +72,11 @@ class TestRequest:
             prompt=["a", "b"], n=2, max_tokens=9, min_tokens=1, temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=3,
             repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"5": -100}, logprobs=5,
             stop=["x", "y"], stop_token_ids=[4], ignore_eos=True, stream=True, stream_options={"include_usage": True},
-            regex="[a-z]+", priority=1, timeout_ms=500, user="me",
+            regex="[a-z]+", priority=1, timeout_ms=500, user="me", bad_words=["x"],
         )  # fmt: skip
         assert decoded.request == GenerateRequest(
             ("a", "b"),
-            Sampling(1.1, 0.5, -0.5, {5: -100.0}, 0.0, None, 0.5, 0.1, 3, 5),
+            Sampling(1.1, 0.5, -0.5, {5: -100.0}, 0.0, None, 0.5, 0.1, 3, 5, ("x",)),
             Stopping(9, 1, ("x", "y"), frozenset({4}), True),
             Constraint("regex", "[a-z]+"),
             2,

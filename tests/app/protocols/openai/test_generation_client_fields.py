@@ -81,7 +81,6 @@ def test_neutral_values_are_harmless(path: str, field: str, value: object) -> No
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("bad_words", ["a"], "logit_bias of -100"),
         ("length_penalty", 0.5, "texts are sampled"),
         ("truncate_prompt_tokens", 5, "a prompt is read whole"),
         ("allowed_token_ids", [1], "regex, choice or json_schema"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+from transformers.generation.logits_process import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Sampling
@@ -84,6 +84,27 @@ class TestLogitChanges:
         assert torch.equal(changed(logits, barred), expected)
         barred.allow_suppressed()
         assert torch.equal(changed(logits, barred), changed(logits, free))
+
+    @given(
+        words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=5),
+        text=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        is_counted=st.booleans(),
+    )
+    def test_bad_words_match_transformers_after_every_token(
+        self, words: list[list[int]], text: list[int], is_counted: bool
+    ) -> None:
+        sampling = Sampling(frequency_penalty=0.5 if is_counted else 0.0)
+        barred, free = (LogitProcessor(sampling, (), {7}, SIZE, bad) for bad in (map(tuple, [*words, [99]]), ()))
+        reference = NoBadWordsLogitsProcessor(words)
+        logits = random_logits(1, SIZE)[0]
+        for count, token_id in enumerate(text, 1):
+            barred.accept(token_id)
+            free.accept(token_id)
+            if count == 5:
+                barred.allow_suppressed()
+                free.allow_suppressed()
+            expected = reference(torch.tensor([text[:count]]), changed(logits, free)[None])[0]
+            assert torch.equal(changed(logits, barred), expected)
 
     def test_plain_sampling_changes_nothing(self) -> None:
         assert not LogitProcessor(Sampling(), range(10), (), SIZE).has_effect

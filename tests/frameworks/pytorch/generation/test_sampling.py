@@ -232,15 +232,18 @@ class TestFailures:
         states = [
             state_of(8, temperature=0.0, request={"matcher": AllowedIds()}),
             state_of(8, logit_bias=dict.fromkeys(range(8), -math.inf)),
+            state_of(8, text=[1], request={"bad_sequences": tuple((1, token_id) for token_id in range(8))}),
             state_of(8, temperature=0.0),
         ]
-        logits = random_logits(3, 8)
-        constraint, bias, chosen = Sampler(CPU, 8).sample(logits, states)
+        logits = random_logits(4, 8)
+        constraint, bias, words, chosen = Sampler(CPU, 8).sample(logits, states)
         assert isinstance(constraint, InvalidInput)
         assert constraint.field == "constraint"
         assert isinstance(bias, InvalidInput)
         assert bias.field == "logit_bias"
-        assert chosen == Sampled(int(logits[2].argmax()))
+        assert isinstance(words, InvalidInput)
+        assert words.field == "bad_words"
+        assert chosen == Sampled(int(logits[3].argmax()))
 
     def test_row_with_failed_constraint_fails_alone(self) -> None:
         class Broken(AllowedIds):
