@@ -123,6 +123,19 @@ def test_repeating_text_takes_few_steps(looking: GeneratingModel) -> None:
     assert steps < 20
 
 
+def test_bad_words_are_left_out_of_proposals(plain: GeneratingModel, looking: GeneratingModel) -> None:
+    prompt = [*range(CYCLE), 0, 1, 2]
+    repeats = [token.token_id for token in tokens_of(plain, request(1, prompt, 12))[1]]
+    bad = (tuple(repeats[4:6]), (repeats[9],))
+    one = request(1, prompt, 30, bad_sequences=bad)
+    tokens, _, accepted = with_counts(looking, one)
+    assert_alike(tokens, tokens_of(plain, one))
+    text = [token.token_id for token in tokens[1]]
+    assert bad[0] not in list(itertools.pairwise(text))
+    assert repeats[9] not in text
+    assert accepted
+
+
 def test_text_ends_at_proposed_stop_token(plain: GeneratingModel, looking: GeneratingModel) -> None:
     for stop in range(3, CYCLE, 4):
         one = request(stop, [*range(CYCLE), 0, 1, 2], 40, stop_token_ids=frozenset({stop}))
