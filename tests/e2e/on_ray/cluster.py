@@ -92,6 +92,18 @@ class RayCluster:
             check=False,
         )
 
+    def delete(self, application: str) -> None:
+        """End the processes of an application."""
+        order = "import sys, ray; from ray import serve; ray.init(sys.argv[1], log_to_driver=False); "
+        subprocess.run(
+            [sys.executable, "-c", f"{order}serve.delete(sys.argv[2])", self.address, application],
+            cwd=ROOT,
+            env=self.environ,
+            capture_output=True,
+            timeout=WAIT_S,
+            check=True,
+        )
+
     def close(self) -> None:
         """Stop all nodes; end what is left of them."""
         left = psutil.Process(self._process.pid).children(recursive=True)
@@ -134,9 +146,13 @@ def cluster_of(nodes: int, cpus: float, environ: Mapping[str, str] | None = None
 class DeployedServer(RunningServer):
     """A server on Ray, with the methods of the shared server."""
 
-    def __init__(self, cluster: RayCluster, folder: Path, models: str, ray: str = "") -> None:
+    def __init__(
+        self, cluster: RayCluster, folder: Path, models: str, ray: str = "", application: str = "roundhouse"
+    ) -> None:
         """Deploy it, and wait until its models are ready. `models`, `ray`: tables of config.toml."""
         self.cluster = cluster
+        self.application = application
+        ray = f'application = "{application}"\n{ray}'
         self.config = folder / "config.toml"
         self.port, self.grpc_port = int(free_port()), int(free_port())
         self.lines: list[str] = []
@@ -154,13 +170,17 @@ class DeployedServer(RunningServer):
         done = self.cluster.deploy(self.config)
         assert done.returncode == 0, done.stdout + done.stderr
 
+    def replicas(self, deployment: str) -> list[psutil.Process]:
+        """Return the processes of the replicas of a deployment, on all nodes."""
+        return self.cluster.replicas(f"{self.application}:{deployment}")
+
     def num_running(self, deployment: str) -> int:
         """Return how many processes of a deployment run."""
-        return len(self.cluster.replicas(deployment))
+        return len(self.replicas(deployment))
 
     def kill_replica(self, deployment: str) -> None:
         """Kill one process of a deployment."""
-        replica = self.cluster.replicas(deployment)[0]
+        replica = self.replicas(deployment)[0]
         replica.send_signal(signal.SIGKILL)
         wait_until(lambda: not replica.is_running() or replica.status() == psutil.STATUS_ZOMBIE)
 
@@ -173,7 +193,7 @@ def deployment(cluster: RayCluster, folder: Path, models: str, name: str) -> Ite
     """Deploy entries of models, each with a small part of a CPU."""
     entries = models.replace("\n[[models.", "\nnum_cpus = 0.1\n[[models.").removeprefix("\nnum_cpus = 0.1")
     tables = f"[performance]\nintra_op_threads = 1\n{entries}num_cpus = 0.1\n"
-    deployed = DeployedServer(cluster, folder, tables, f'application = "{name}"\ningress_cpus = 0.1\n')
+    deployed = DeployedServer(cluster, folder, tables, "ingress_cpus = 0.1\n", name)
     try:
         yield deployed.wait_ready()
     finally:

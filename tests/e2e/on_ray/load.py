@@ -21,10 +21,22 @@ _PAUSE_S = 0.01
 class RetriedLoad:
     """Clients that send idempotent requests within the block, at most a few hundred in a second."""
 
-    def __init__(self, url: str, model: str, body: Callable[[int], dict[str, Any]]) -> None:
-        """`body`: returns that of a request by its number. A request that ends two replicas is refused for a while."""
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        body: Callable[[int], dict[str, Any]],
+        is_right: Callable[[int, Any], bool] = lambda _number, _answer: True,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
+        """`body`: returns that of a request by its number. A request that ends two replicas is refused for a while.
+
+        `is_right`: whether the JSON of an answer is right, by the number of its request. `pause_s`: of each client.
+        """
         self._url = f"{url}/models/{model}/infer"
         self._body = body
+        self._is_right = is_right
+        self._pause_s = pause_s
         self._numbers = itertools.count()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_CLIENTS)]
@@ -56,11 +68,12 @@ class RetriedLoad:
                 if failure:
                     self.failures.append(failure)
                 self.completed += 1
-                time.sleep(_PAUSE_S)
+                time.sleep(self._pause_s)
 
     def _send(self, client: httpx.Client) -> str | None:
         """Return why the request has failed at last; None for an answer."""
-        body = self._body(next(self._numbers))
+        number = next(self._numbers)
+        body = self._body(number)
         failure = ""
         for attempt in range(1 + _RETRIES):
             if attempt:
@@ -71,7 +84,7 @@ class RetriedLoad:
                 failure = repr(error)
                 continue
             if answer.status_code == 200:
-                return None
+                return None if self._is_right(number, answer.json()) else f"wrong answer to {number}: {answer.text}"
             failure = answer.text
             if answer.status_code < 500 and answer.status_code not in _RETRIED:
                 break

@@ -82,7 +82,7 @@ def test_ingress_killed_no_request_fails(deployed: DeployedServer) -> None:
 def test_killed_replica_stream_ends_with_error(deployed: DeployedServer) -> None:
     # A long text: finding the process takes seconds on a busy machine.
     body = {"prompt": "The module", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    (replica, *_) = deployed.cluster.replicas("model-tiny-llama")
+    (replica, *_) = deployed.replicas("model-tiny-llama")
     with deployed.client.stream("POST", "/models/tiny-llama/infer", json=body) as answer:
         events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         assert "text" in json.loads(next(events))
@@ -93,13 +93,13 @@ def test_killed_replica_stream_ends_with_error(deployed: DeployedServer) -> None
 
 
 def test_update_under_load_no_request_fails(deployed: DeployedServer) -> None:
-    before = {process.pid for name in REPLICAS for process in deployed.cluster.replicas(name)}
+    before = {process.pid for name in REPLICAS for process in deployed.replicas(name)}
     with RetriedLoad(deployed.url, "digits", digit) as load:
         load.wait_for(100)
         deployed.update(CONFIG)
         load.wait_for(100)
     assert not load.failures
-    wait_until(lambda: not before & {p.pid for name in REPLICAS for p in deployed.cluster.replicas(name)})
+    wait_until(lambda: not before & {p.pid for name in REPLICAS for p in deployed.replicas(name)})
     wait_for_full_capacity(deployed)
 
 
