@@ -45,7 +45,7 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "python
 `[TOOL_CALLS]name[ARGS]{…}`. `pythonic`: the whole text is `[name(key=value)]`.
 """
 
-RAY_KEYS = ("replicas", "num_cpus", "num_gpus")
+RAY_KEYS = ("replicas", "num_cpus", "num_gpus", "replica_group")
 """Keys of a model's entry that apply to a deployment on Ray."""
 
 ALL_CUDA = "cuda:*"
@@ -223,6 +223,9 @@ class ModelEntry(BaseModel):
     num_gpus: Annotated[float, Field(ge=0, le=64)] | None = None
     """GPUs that Ray reserves for each replica; a part like 0.25 lets several share a GPU. Only on Ray, where None
     is the share that the files of the model need, or 0 in a cluster without GPUs."""
+    replica_group: str | None = None
+    """Name of one of `[[ray.groups]]`: the model shares the replicas of the group with others, within a budget of
+    memory. Only on Ray and with `load = "lazy"`. None: replicas of its own."""
     cpus: Annotated[str, BeforeValidator(_cpus)] | None = None
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""

@@ -274,7 +274,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
     return {
         "state": version.state.value,
         "reason": _printable(version.reason) if version.reason else None,
-        "memory_bytes": version.memory_bytes if spec else None,
+        "memory_bytes": version.total_bytes if spec else None,
         "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
         "max_tokens": max_tokens,

@@ -13,7 +13,7 @@ from app.config.loading import (
     load_settings,
     parse_model_entry,
 )
-from app.config.ray_settings import RaySettings
+from app.config.ray_settings import RayGroupSettings, RaySettings
 
 __all__ = [
     "API_KEY_VARIABLE",
@@ -25,6 +25,7 @@ __all__ = [
     "IssueKind",
     "LoadedSettings",
     "LoggingSettings",
+    "RayGroupSettings",
     "RaySettings",
     "ServerSettings",
     "Settings",

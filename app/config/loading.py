@@ -23,6 +23,7 @@ from app.config.checks import (
 )
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
+from app.config.ray_groups import check_replica_groups
 from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
@@ -278,6 +279,7 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         framework = "onnx" if location[1] == "onnx_models" else "pytorch"
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
+    check_replica_groups(source)
     return source
 
 

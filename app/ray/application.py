@@ -1,19 +1,21 @@
-"""Build the Serve application of a config file: a deployment for each model, bound to the ingress."""
+"""Build the Serve application of a config file: a deployment for each model or group, bound to the ingress."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from ray import serve
 
 from app.auth.keys import Key, environment_key
-from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, load_settings
+from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, RayGroupSettings, load_settings
 from app.ray.checks import check_for_ray, for_ingress
 from app.ray.ingress import IngressConfig, ingress_deployment
 from app.server.keys import open_keys
 from app.server.manager import build_manager, registry_settings
 from frameworks.devices import DeviceManager, SystemProbe
-from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.deployment import Scaling, model_deployment
+from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
+from frameworks.engine.ray.deployment import Scaling, group_deployment, model_deployment
+from frameworks.models.ray_replica import HostedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.setting_values import ReplicaRange
 from memory.tensor_pool import TensorPool
@@ -50,21 +52,45 @@ def build_application(loaded: LoadedSettings, api_key: str) -> serve.Application
     models = {
         slot.name: model_deployment(
             _replica_config(loaded, slot),
-            replicas=_replicas(loaded, slot),
+            replicas=_replicas(loaded, slot.entry.replicas),
             num_cpus=1.0 if slot.entry.num_cpus is None else slot.entry.num_cpus,
             num_gpus=slot.entry.num_gpus,
             drain_s=drain_s,
         )
         for slot in manager.slots
+        if slot.entry.replica_group is None
     }
-    return ingress_deployment(IngressConfig(for_ingress(loaded), key), models)
+    groups = {
+        group.name: group_deployment(
+            _group_config(loaded, group, manager.slots),
+            HostedModels,
+            replicas=_replicas(loaded, group.replicas),
+            num_cpus=group.num_cpus,
+            num_gpus=group.num_gpus,
+            drain_s=drain_s,
+        )
+        for group in loaded.settings.ray.groups
+    }
+    return ingress_deployment(IngressConfig(for_ingress(loaded), key), models, groups)
 
 
-def _replicas(loaded: LoadedSettings, slot: ModelSlot) -> int | Scaling:
-    ray, replicas = loaded.settings.ray, slot.entry.replicas
+def _replicas(loaded: LoadedSettings, replicas: int | ReplicaRange | None) -> int | Scaling:
+    ray = loaded.settings.ray
     if not isinstance(replicas, ReplicaRange):
         return replicas or 1
     return Scaling(replicas.min, replicas.max, ray.target_queued_s, down_delay_s=ray.scale_down_delay_s)
+
+
+def _group_config(loaded: LoadedSettings, group: RayGroupSettings, slots: Iterable[ModelSlot]) -> GroupConfig:
+    settings = loaded.settings
+    return GroupConfig(
+        group.name,
+        tuple(_replica_config(loaded, slot) for slot in slots if slot.entry.replica_group == group.name),
+        registry_settings(loaded),
+        group.max_model_memory,
+        settings.scheduling.min_residency_s,
+        settings.logging.level,
+    )
 
 
 def _replica_config(loaded: LoadedSettings, slot: ModelSlot) -> ReplicaConfig:

@@ -54,8 +54,10 @@ class IngressConfig:
 class Ingress:
     """The class of the deployment. Serve calls its methods in the event loop of the replica."""
 
-    async def __init__(self, config: IngressConfig, models: dict[str, Any]) -> None:  # type: ignore[misc]
-        """Start the server, and listen when its models are ready. `models`: the handle of each by name.
+    async def __init__(  # type: ignore[misc]
+        self, config: IngressConfig, models: dict[str, Any], groups: dict[str, Any]
+    ) -> None:
+        """Start the server, and listen when its models are ready. `models`, `groups`: the handle of each by name.
 
         Raises ConfigError and CannotListenError.
         """
@@ -72,7 +74,8 @@ class Ingress:
         tls = server_tls(loaded)
         connections = open_connections(self._settings.server, tls)
         self._grpc = open_grpc_listener(self._settings, tls)
-        host = Host(starter=RayStarter(_deployments(loaded, models)), labels=labels)
+        starter = RayStarter(_deployments(loaded, models, groups))
+        host = Host(starter=starter, labels=labels, attach=lambda manager: starter.attach(manager.residency))
         self._server = build(
             loaded,
             self._settings.logging.requests or "slow_and_failed",
@@ -110,8 +113,10 @@ class Ingress:
         await asyncio.to_thread(close_logs, FLUSH_S)
 
 
-def ingress_deployment(config: IngressConfig, models: dict[str, serve.Application]) -> serve.Application:
-    """Return the deployment of the ingress, bound to those of the models."""
+def ingress_deployment(
+    config: IngressConfig, models: dict[str, serve.Application], groups: dict[str, serve.Application]
+) -> serve.Application:
+    """Return the deployment of the ingress, bound to those of the models and of their groups."""
     settings = config.loaded.settings
     options: dict[str, Any] = {"num_cpus": settings.ray.ingress_cpus}
     if settings.ray.ingress_resource is not None:
@@ -125,7 +130,7 @@ def ingress_deployment(config: IngressConfig, models: dict[str, serve.Applicatio
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
     )
-    application: serve.Application = deployment(Ingress).bind(config, models)
+    application: serve.Application = deployment(Ingress).bind(config, models, groups)
     return application
 
 
@@ -134,10 +139,24 @@ def stop_timeout_s(loaded: LoadedSettings) -> float:
     return SUCCESSOR_S + 2 * loaded.settings.server.drain_timeout_s + _MARGIN_S
 
 
-def _deployments(loaded: LoadedSettings, handles: dict[str, Any]) -> dict[str, Deployed]:
-    entries = [entry for entries in model_tables(loaded).values() for entry in entries]
-    empty = {entry.name for entry in entries if isinstance(entry.replicas, ReplicaRange) and entry.replicas.min == 0}
-    return {name: deployed(handle, may_be_empty=name in empty) for name, handle in handles.items()}
+def _deployments(loaded: LoadedSettings, models: dict[str, Any], groups: dict[str, Any]) -> dict[str, Deployed]:
+    """Return the deployment of each model by its name."""
+    ray_groups = {each.name: each for each in loaded.settings.ray.groups}
+    shared = {
+        name: deployed(handle, may_be_empty=_may_be_empty(ray_groups[name].replicas), is_shared=True)
+        for name, handle in groups.items()
+    }
+    found = {}
+    for entry in (entry for entries in model_tables(loaded).values() for entry in entries):
+        if entry.replica_group is not None:
+            found[entry.name] = shared[entry.replica_group]
+        else:
+            found[entry.name] = deployed(models[entry.name], may_be_empty=_may_be_empty(entry.replicas))
+    return found
+
+
+def _may_be_empty(replicas: int | ReplicaRange | None) -> bool:
+    return isinstance(replicas, ReplicaRange) and replicas.min == 0
 
 
 async def _wait_for_models(server: Server) -> None:

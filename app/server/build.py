@@ -93,12 +93,13 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Host:
     """Where the server runs. `probe`: finds the devices; None: those of this machine. `starter`: starts the models that
-    run outside of this process; None: in engine processes. `labels`: of each metric.
+    run outside of this process; None: in engine processes. `labels`: of each metric. `attach`: called with the manager.
     """
 
     probe: DeviceProbe | None = None
     starter: Starter | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    attach: Callable[[MLFrameworkManager], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def build_inference(
     devices = DeviceManager(host.probe or SystemProbe(), settings.performance.enable_gpu)
     limits = None if sharing is None else sharing.limits
     manager = build_manager(loaded, devices, pool, 0 if sharing is None else sharing.num_workers, limits, host.starter)
+    host.attach(manager)
     lifecycle = ServerLifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
     cache_settings = settings.cache
     responses = ResponseCache(

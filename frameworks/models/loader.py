@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -98,7 +99,7 @@ class Loader:
 
     async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
-        async with self._turns.turn(goes_first):
+        async with self._turn(version, goes_first):
             if version.isolation == "none" and not self._moves(version, reason_of_framework(version.model.framework)):
                 needs = await asyncio.wrap_future(self._threads.submit(self._needs, version))
                 if not self._moves(version, reason_of_size(needs)):
@@ -113,7 +114,7 @@ class Loader:
         `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
         the loaded instances are closed. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
-        async with self._turns.turn(goes_first):
+        async with self._turn(version, goes_first):
             if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
                 loaded = await self._load_here(version, devices[0])
                 if not self._moves(version, loaded.not_small_because):
@@ -135,6 +136,11 @@ class Loader:
         """Start no more loads; do not wait for the current one."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
+
+    def _turn(self, version: ModelVersion, goes_first: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
+        if version.isolation == "process" and not self._processes.takes_turns:
+            return nullcontext()
+        return self._turns.turn(goes_first)
 
     def _moves(self, version: ModelVersion, reason: str | None) -> bool:
         """Whether a version runs in a process of its own from now on. `reason`: why not in every worker."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.group import EngineGroup
@@ -28,6 +29,7 @@ class ProcessStarter:
     A process that has read the headers of the files is kept for the load that follows.
     """
 
+    takes_turns: ClassVar[bool] = True
     settings: RegistrySettings | None
     log_level: str = "info"
     _measured: dict[ModelVersion, RunningProcess] = field(default_factory=dict)

@@ -1,12 +1,14 @@
 """Serve versions by the replicas of a Ray cluster: the engine is here, the model is there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.process.link import Started
 from frameworks.engine.ray.group import ReplicaGroup
 from frameworks.engine.ray.opening import Deployed, open_group
 from frameworks.errors import InvalidModel
+from frameworks.models.residency import ModelResidency
 from frameworks.models.version import ModelVersion
 
 
@@ -16,9 +18,19 @@ class RayStarter:
     The models of the manager have `isolation = "process"`, and the device `"cpu"`: they take no memory here.
     """
 
+    takes_turns = False
+
     def __init__(self, deployments: Mapping[str, Deployed]) -> None:
-        """`deployments`: by the name of the model."""
+        """`deployments`: by the name of the model. Models that share replicas have the same one."""
         self._deployments = deployments
+        self._on_evicted: Callable[[ModelVersion], None] = lambda _: None
+
+    def attach(self, residency: ModelResidency) -> None:
+        """Report evictions in replicas to the residency of the ingress."""
+        self._on_evicted = residency.note_evicted
+        shared = {id(each.residents): each.residents for each in self._deployments.values() if each.residents}
+        for residents in shared.values():
+            residents.on_evictions = residency.ledger.evictions.update
 
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """Return no needs: the memory is that of the replicas. Raises InvalidModel for a model without deployment."""
@@ -35,7 +47,9 @@ class RayStarter:
             version.version,
             str(version.path),
             model.entry.instances,
+            partial(self._on_evicted, version),
         )
+        version.replica_bytes = lambda: group.replica_bytes
         loaded = started.loaded
         here = type(loaded)(loaded.spec, 0, loaded.load_s, loaded.warm_up_s)
         return group, [Started(started.link, here, started.spec) for _ in devices]

@@ -120,6 +120,19 @@ class ModelResidency:
                     if not may_evict:
                         raise
 
+    async def load_for_clients(self, version: ModelVersion) -> None:
+        """Load a version for requests that wait in other processes; return when it is ready.
+
+        After the loads that operators have ordered, and with the minimum residency of others, as for requests here.
+        Raises InvalidModel, OutOfMemory, Draining.
+        """
+        await self._join_load(version, LoadOptions())
+
+    def note_evicted(self, version: ModelVersion) -> None:
+        """Note that a version was evicted where it runs, outside of this process. The next request loads it again."""
+        if version.phase is ModelState.READY and not self._is_closing:
+            self._start(self._evict(version))
+
     async def run_to_end(self, command: Coroutine[Any, Any, Outcome]) -> Outcome:
         """Run an operator's command to its end, even if the caller is cancelled. Raises its errors, and Draining."""
         task = self._start(command)
@@ -293,7 +306,8 @@ class ModelResidency:
             raise
         try:
             await version.close()
-            await self._loader.reclaim_memory()
+            if version.memory_bytes:  # else it was in a replica
+                await self._loader.reclaim_memory()
         finally:
             version.unload(state)
             self.ledger.release(version)

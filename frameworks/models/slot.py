@@ -122,8 +122,8 @@ class ModelSlot:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all loaded versions."""
-        return sum(version.memory_bytes for version in self.versions.values() if version.spec)
+        """The memory of all loaded versions, also in the replicas of a cluster."""
+        return sum(version.total_bytes for version in self.versions.values())
 
     @property
     def seconds_unused(self) -> float | None:

@@ -13,6 +13,11 @@ from frameworks.models.version import ModelVersion
 class Starter(Protocol):
     """Owned by the event loop."""
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its loads run one at a time: in processes of this machine, which needs memory for each."""
+        ...
+
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """Return what the version needs of a device here. Raises InvalidModel, and ModelFailed where it was lost."""
         ...

@@ -30,6 +30,10 @@ _FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 
 
+def _no_bytes() -> int:
+    return 0
+
+
 class VersionNotLoaded(ModelLoading):
     """The version has to be loaded first. The request pipeline waits for the load; no caller sees this error."""
 
@@ -71,6 +75,8 @@ class ModelVersion:
         self.load_s = 0.0
         self.memory_bytes = 0
         """As measured at the last load, on all devices; kept after an unload, for the next load."""
+        self.replica_bytes: Callable[[], int] = _no_bytes
+        """Returns the memory that it takes in the replicas of a cluster."""
         self.process_bytes: Sequence[int] = ()
         """The same of each process; of a version without processes one number."""
         self.memory_on: Mapping[str, int] = {}
@@ -169,6 +175,11 @@ class ModelVersion:
     def loads(self) -> int:
         """The number of loads of a version of this name."""
         return self.model.loads[self.version]
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory of the version here and in the replicas of a cluster; 0 while it is not loaded."""
+        return 0 if self._engine is None else self.memory_bytes + self.replica_bytes()
 
     @property
     def is_in_use(self) -> bool:

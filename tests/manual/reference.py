@@ -19,6 +19,7 @@ from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.loading import Settings
+from app.config.ray_settings import RayGroupSettings
 from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import RoundhouseError
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
@@ -47,7 +48,7 @@ def configuration() -> str:
         table = field.annotation
         assert isinstance(table, type)
         assert issubclass(table, BaseModel)
-        tables.append((f"[{name}]", table, {"onnx_models", "torch_models", "tenants"}))
+        tables.append((f"[{name}]", table, {"onnx_models", "torch_models", "tenants", "groups"}))
         if name == "models":
             shared = set(ModelEntry.model_fields)
             tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
@@ -56,6 +57,8 @@ def configuration() -> str:
             tables.append(("[[models.torch_models.adapters]]", AdapterEntry, set()))
         if name == "auth":
             tables.append(("[[auth.tenants]]", TenantSettings, set()))
+        if name == "ray":
+            tables.append(("[[ray.groups]]", RayGroupSettings, set()))
     return "\n\n".join(_settings_table(*table) for table in tables)
 
 

@@ -283,6 +283,7 @@ _batch_deltas = st.builds(
 _step_deltas = st.builds(
     messages.StepDeltas, *[counts] * 5, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
 )
+_residents = st.builds(messages.Resident, texts, texts, texts, counts, _seconds)
 message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = {
     messages.Measure: (texts, st.binary(max_size=9), texts, st.binary(max_size=9)),
     messages.Load: (_devices, _settings),
@@ -319,6 +320,13 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     messages.SpecLearned: (specs.map(spec_to_plain),),
     messages.Pong: (counts, _seconds, _seconds),
     messages.QueueState: (_seconds, counts),
+    messages.Leave: (),
+    messages.Residents: (
+        st.lists(_residents, max_size=2),
+        counts,
+        _seconds,
+        st.dictionaries(texts, counts, max_size=2),
+    ),
     messages.Closed: (),
 }
 """Strategies for the fields of each message."""

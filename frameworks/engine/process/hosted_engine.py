@@ -79,6 +79,9 @@ class HostedEngine:
             tenant = self._tenants[plain] = tenant_from_plain(plain)
         return tenant
 
+    def note_use(self) -> None:
+        """Called for each request."""
+
     def start_reports(self) -> None:
         """Send the counts at intervals until the engine is idle."""
         self.tick = self._loop.call_later(COUNTS_S, self._report)
@@ -100,11 +103,15 @@ class HostedEngine:
                 if client.sender.is_open:
                     client.sender.send(SpecLearned(spec_to_plain(spec)))
 
-    def abort(self) -> None:
-        """End the engine without an answer: the process ends."""
+    def stop_reports(self) -> None:
+        """Send no more counts: the engine is being closed, and its end is no death."""
         self._is_over = True
         if self.tick is not None:
             self.tick.cancel()
+
+    def abort(self) -> None:
+        """End the engine without an answer: the process ends."""
+        self.stop_reports()
         if self.engine is not None:
             self.engine.abort("the server has ended")
 

@@ -263,6 +263,33 @@ class QueueState(EngineMessage, frozen=True):
     others: int
 
 
+class Leave(EngineMessage, frozen=True):
+    """The engine unloads the model for another one: the client sends no further requests, and Close after the last."""
+
+
+class Resident(Struct, frozen=True, array_like=True, gc=False):
+    """A version in a replica that models share. `path`: as the client has named it. `memory_bytes`: 0 while it is being
+    loaded. `queued_s`: seconds that its requests will take there.
+    """
+
+    model: str
+    version: str
+    path: str
+    memory_bytes: int
+    queued_s: float
+
+
+class Residents(EngineMessage, frozen=True):
+    """The versions in a replica that models share. `free_bytes`: of its budget. `evictions`: by model, since the last
+    message; of several clients that follow the replica only one gets them.
+    """
+
+    residents: list[Resident]
+    free_bytes: int
+    queued_s: float
+    evictions: dict[str, int] = {}
+
+
 class Closed(EngineMessage, frozen=True):
     """The model is unloaded; the process ends."""
 
@@ -282,5 +309,7 @@ FromEngine = (
     | SpecLearned
     | Pong
     | QueueState
+    | Leave
+    | Residents
     | Closed
 )

@@ -129,6 +129,7 @@ class ClientSession:
             raise ProtocolError("expected a loaded model before the first request, got none")
         if number in self._calls:
             raise ProtocolError(f"expected a new request, got the number {number} again")
+        self._host.note_use()
         return engine
 
     def _await(self, call: HostedCall, future: "asyncio.Future[Any]") -> None:

@@ -25,6 +25,32 @@ class ReplicaConfig:
     max_download_bytes: int = 20 * 1024**3
 
     @property
+    def name(self) -> str:
+        """Name of the model, for logs."""
+        return self.engine.name
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether a GPU that the replica has may be used."""
+        return self.settings.performance.enable_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """The models that share a replica, and their settings. `members`: with no versions, as the models are lazy.
+
+    `max_model_memory`: bytes of all loaded models on each device of one replica. `min_residency_s`: a model is not
+    evicted earlier for a request.
+    """
+
+    name: str
+    members: tuple[ReplicaConfig, ...]
+    settings: RegistrySettings
+    max_model_memory: int
+    min_residency_s: float
+    log_level: str = "info"
+
+    @property
     def uses_gpu(self) -> bool:
         """Whether a GPU that the replica has may be used."""
         return self.settings.performance.enable_gpu

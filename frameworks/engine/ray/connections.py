@@ -1,7 +1,7 @@
 """Keep one engine for each running replica of a deployment: connect to new ones, drain those that leave."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -34,16 +34,21 @@ class Seat:
         self.address = address
         self.engine = engine
         self.is_open = False
+        self.has_to_leave = False
+        """Whether its replica is about to unload the version."""
 
 
 class Version:
-    """The version that a connection is for. `client`, `node`: names of this process and of its node in Ray."""
+    """The version that a connection is for. `client`, `node`: names of this process and of its node in Ray. `model`:
+    its name, where models share the replicas.
+    """
 
-    def __init__(self, name: str, path: str, client: str, node: str) -> None:
+    def __init__(self, name: str, path: str, client: str, node: str, model: str = "") -> None:
         self.name = name
         self.path = path
         self.client = client
         self.node = node
+        self.model = model
 
 
 class Connections:
@@ -82,6 +87,9 @@ class Connections:
         """Begin to follow the running replicas."""
         self._stop = self._running.follow(self._update)
 
+    def want(self) -> None:
+        """Connect to one more replica. All that run are connected anyway, where models do not share them."""
+
     def close(self) -> None:
         """Connect to no further replica. The owner closes the engines of the seats."""
         self._stop()
@@ -96,6 +104,11 @@ class Connections:
             del self._seats[replica]
             self.on_left(seat)
             self._open_missing()
+
+    def note_leave(self, seat: Seat) -> None:
+        """Note that a replica is about to unload the version: it answers the requests that it has."""
+        seat.has_to_leave = True
+        self.note_lost(seat)
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
         self._departures.note(self._addresses, addresses)
@@ -115,9 +128,12 @@ class Connections:
     def _open_missing(self) -> None:
         for replica, address in self._addresses.items():
             if replica not in self._seats and replica not in self._opening:
-                task = asyncio.get_running_loop().create_task(self._open_seat(address))
-                self._opening[replica] = task
-                task.add_done_callback(partial(self._forget_opening, replica))
+                self._start_opening(address)
+
+    def _start_opening(self, address: Address) -> None:
+        replica = address.replica
+        task = self._opening[replica] = asyncio.get_running_loop().create_task(self._open_seat(address))
+        task.add_done_callback(partial(self._forget_opening, replica))
 
     def _forget_opening(self, replica: str, task: "asyncio.Task[None]") -> None:
         if self._opening.get(replica) is task:
@@ -127,36 +143,52 @@ class Connections:
         """Connect to a replica, again and again until it has loaded the version or leaves."""
         delay_s = _FIRST_RETRY_S
         while True:
-            seat = self._seat(address)
-            try:
-                await seat.engine.open()
-            except RoundhouseError as error:
-                log.warning("replica not connected", model=self._settings.name, reason=error.message)
-                self.on_failed(error)
-            except Exception as error:
-                log.exception("replica not connected", model=self._settings.name)
-                self.on_failed(error)
-            else:
-                seat.is_open = True
-                self._seats[address.replica] = seat
-                self.on_open(seat)
+            error = await self._try_seat(address)
+            if error is None:
                 return
+            self.on_failed(error)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
 
+    async def _try_seat(self, address: Address) -> Exception | None:
+        """Connect to a replica. Returns the error where it has not loaded the version."""
+        seat = self._seat(address)
+        try:
+            await seat.engine.open()
+        except RoundhouseError as error:
+            log.warning("replica not connected", model=self._settings.name, reason=error.message)
+            return error
+        except Exception as error:
+            log.exception("replica not connected", model=self._settings.name)
+            return error
+        seat.is_open = True
+        self._seats[address.replica] = seat
+        self._note_opened()
+        self.on_open(seat)
+        if seat.has_to_leave:
+            self.note_lost(seat)
+        return None
+
+    def _note_opened(self) -> None:
+        """Called before `on_open`."""
+
     def _seat(self, address: Address) -> Seat:
         async def start(listener: Listener) -> Started:
-            return await (self._replace(seat, listener) if seat.is_open else self._connect(seat.address, listener))
+            if seat.is_open:
+                return await self._replace(seat, listener)
+            return await self._connect(seat.address, listener, partial(self.note_leave, seat))
 
         policy = RestartPolicy(first_delay_s=0.0)
         engine = ProcessEngine(self._settings, self._counts, start, policy, self._suspects)
         seat = Seat(address, engine)
         return seat
 
-    async def _connect(self, address: Address, listener: Listener) -> Started:
+    async def _connect(
+        self, address: Address, listener: Listener, on_leave: Callable[[], None] = lambda: None
+    ) -> Started:
         version = self._version
-        link = ReplicaLink(address, version.node, partial(self._departures.has_left, address.replica))
-        return await link.open(version.name, version.path, version.client, listener)
+        link = ReplicaLink(address, version.node, partial(self._departures.has_left, address.replica), on_leave)
+        return await link.open(version.name, version.path, version.client, listener, version.model)
 
     async def _replace(self, seat: Seat, listener: Listener) -> Started:
         """Connect the requests of a lost replica to another one. Raises ModelFailed where none runs in time."""
@@ -165,8 +197,7 @@ class Connections:
             async with asyncio.timeout(self._replaced_s):
                 while True:
                     changed = self._changed
-                    others = [each for each in self._addresses.values() if each.replica != seat.address.replica]
-                    for address in others or self._addresses.values():
+                    for address in self._successors(seat):
                         try:
                             return await self._connect(address, listener)
                         except RoundhouseError as error:
@@ -178,6 +209,11 @@ class Connections:
                         pass
         except TimeoutError:
             raise failure from None
+
+    def _successors(self, seat: Seat) -> Sequence[Address]:
+        """Return the replicas for the requests of a lost one, the best first; itself only where it is the last one."""
+        others = [each for each in self._addresses.values() if each.replica != seat.address.replica]
+        return others or list(self._addresses.values())
 
 
 def _ignore() -> None:

@@ -1,4 +1,4 @@
-"""The Serve deployment of one model, and how an ingress finds it.
+"""The Serve deployments of models and of groups of models, and how an ingress finds them.
 
 The application binds `model_deployment(config)` for each model to its ingress, and the ingress makes its loader with
 `frameworks.models.ray.RayStarter({name: deployed(handle)})`:
@@ -16,10 +16,13 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.opening import COLD_START_S, Deployed
+from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
+from frameworks.engine.ray.hosted import HostedVersions
+from frameworks.engine.ray.hosting import Host
+from frameworks.engine.ray.opening import Deployed, client_name
 from frameworks.engine.ray.placement import measured_share
 from frameworks.engine.ray.replica import ModelReplica
+from frameworks.engine.ray.residents import GroupResidents
 from frameworks.engine.ray.router import PublishingRouter
 from frameworks.engine.ray.running import running_replicas
 
@@ -64,9 +67,29 @@ def model_deployment(
     """
     if num_gpus is None:
         num_gpus = default_gpus(config)
+    name = deployment_name(config.engine.name)
+    return _deployment(name, config, HostedVersions, replicas, num_cpus, num_gpus, drain_s)
+
+
+def group_deployment(
+    config: GroupConfig, host: Host, replicas: int | Scaling, num_cpus: float, num_gpus: float, drain_s: float = DRAIN_S
+) -> serve.Application:
+    """Return the deployment of the models of a group, as `model_deployment`. `host`: for the models of a group."""
+    return _deployment(f"group-{config.name}", config, host, replicas, num_cpus, num_gpus, drain_s)
+
+
+def _deployment(
+    name: str,
+    config: ReplicaConfig | GroupConfig,
+    host: Host,
+    replicas: int | Scaling,
+    num_cpus: float,
+    num_gpus: float,
+    drain_s: float,
+) -> serve.Application:
     router: Any = PublishingRouter
     options: Any = serve.deployment(
-        name=deployment_name(config.engine.name),
+        name=name,
         num_replicas=replicas if isinstance(replicas, int) else None,
         autoscaling_config=None if isinstance(replicas, int) else _autoscaling(replicas),
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
@@ -78,11 +101,11 @@ def model_deployment(
         health_check_timeout_s=30.0,
         request_router_config=RequestRouterConfig(request_router_class=router),
     )
-    application: serve.Application = options(ModelReplica).bind(_with_threads(config, num_cpus))
+    application: serve.Application = options(ModelReplica).bind(_with_threads(config, num_cpus), host)
     return application
 
 
-def _with_threads(config: ReplicaConfig, num_cpus: float) -> ReplicaConfig:
+def _with_threads(config: ReplicaConfig | GroupConfig, num_cpus: float) -> ReplicaConfig | GroupConfig:
     """Return the config with as many threads as Ray reserves CPUs, unless its settings name a number."""
     performance = config.settings.performance
     if performance.intra_op_threads is not None:
@@ -107,8 +130,11 @@ def default_gpus(config: ReplicaConfig) -> float:
     return share
 
 
-def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, cold_start_s: float = COLD_START_S) -> Deployed:
-    """Return the deployment behind a handle, for the engines in this process. `may_be_empty`: it scales to zero."""
+def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, is_shared: bool = False) -> Deployed:
+    """Return the deployment behind a handle, for the engines in this process. `may_be_empty`: it scales to zero.
+
+    `is_shared`: models share its replicas, which this process follows from now on. Call it in the event loop then.
+    """
     # Starts the router of the handle, which publishes the running replicas.
     waking = handle.options(method_name="wake")
 
@@ -117,7 +143,12 @@ def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, cold_sta
 
     key = handle.deployment_id
     node = ray.get_runtime_context().get_node_id()
-    return Deployed(running_replicas(key.app_name, key.name), wake, node, may_be_empty, cold_start_s)
+    running = running_replicas(key.app_name, key.name)
+    residents = None
+    if is_shared:
+        residents = GroupResidents(running, client_name())
+        residents.open()
+    return Deployed(running, wake, node, may_be_empty, residents)
 
 
 def _autoscaling(scaling: Scaling) -> AutoscalingConfig:

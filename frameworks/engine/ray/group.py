@@ -49,12 +49,14 @@ class ReplicaGroup(EngineGroup):
         """`first`: an open seat. `wake`: makes Serve start a replica where none runs, and waits for it. `cold_start_s`:
         requests fail that wait longer for the first replica. `may_be_empty`: the deployment scales to zero.
         """
-        super().__init__(settings, [first.engine], instances, LeastSeconds(), ReplicasModel)
+        self._choice = self._new_choice()
+        super().__init__(settings, [first.engine], instances, self._choice, ReplicasModel)
         self._connections = connections
         self._wake = wake
         self._cold_start_s = cold_start_s
         self._may_be_empty = may_be_empty
-        self._places: dict[Seat, Member] = {first: self._members[0]}
+        self._places: dict[Seat, Member] = {}
+        self._place(first, self._members[0])
         self._waking: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._reported = 0
@@ -73,6 +75,12 @@ class ReplicaGroup(EngineGroup):
     def num_replicas(self) -> int:
         """Number of replicas that get requests."""
         return len(self._members)
+
+    @property
+    def replica_bytes(self) -> int:
+        """Memory of the version in the replicas that get requests, and in those that answer their last ones."""
+        started = [engine.started for engine in self.engines]
+        return sum(each.loaded.memory_bytes for each in started if each is not None)
 
     async def generate(
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
@@ -121,9 +129,15 @@ class ReplicaGroup(EngineGroup):
             self._waking = None
 
     def _add_seat(self, seat: Seat) -> None:
-        self._places[seat] = self.add(seat.engine)
+        self._place(seat, self.add(seat.engine))
         self._follow_seat(seat)
         log.info("replica serves", model=self._name, host=seat.address.host, replicas=len(self._members))
+
+    def _new_choice(self) -> LeastSeconds:
+        return LeastSeconds()
+
+    def _place(self, seat: Seat, member: Member) -> None:
+        self._places[seat] = member
 
     def _follow_seat(self, seat: Seat) -> None:
         """Also retire the seat when its replica is lost. The group moves requests to other members before that."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from frameworks.engine.process.messages import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_HELLO_BYTES = 64 * 1024
 _LENGTH_BYTES = 4
 SECRET_BYTES = 32
@@ -40,13 +40,19 @@ class Address(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, array_like=True):
-    """`version`, `path`: of the model's version, which the replica loads where needed. `client`: for logs."""
+    """`version`, `path`: of the model's version, which the replica loads where needed. `client`: for logs.
+
+    `model`: its name, where models share the replica. `follows`: the client asks for no version there, but for the
+    Residents.
+    """
 
     protocol: int
     secret: str
     client: str
     version: str
     path: str
+    model: str = ""
+    follows: bool = False
 
 
 def encode_hello(hello: Hello) -> bytes:

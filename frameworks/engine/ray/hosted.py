@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,10 @@ import structlog
 from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import (
-    Free,
-    FromEngine,
-    Loaded,
-    LoadFailed,
-    Ping,
-    Pong,
-    ProtocolError,
-    ToEngine,
-)
+from frameworks.engine.process.messages import LoadFailed, ToEngine
 from frameworks.engine.process.model_source import FileSource, HostedModel
 from frameworks.engine.process.plain import error_to_plain
-from frameworks.engine.process.session import ClientSession
+from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.files import local_files, newest_files, state_of
 from frameworks.engine.ray.hello import Hello
@@ -34,111 +25,14 @@ from frameworks.errors import InvalidModel, RoundhouseError
 
 log = structlog.get_logger(__name__)
 
-SILENT_S = 30.0
-"""A client that has sent nothing for so long is gone: it pings every few seconds."""
 UNUSED_S = 30.0
 """A version that all clients have closed is unloaded after so long, if another one is in use."""
-
 
 Load = Callable[[ReplicaConfig, Path], HostedModel]
 
 
-class HostedVersion:
-    """One version: being loaded, loaded, or failed. Owned by the event loop."""
-
-    def __init__(self, name: str, path: str, state: object, host: MeteredEngine) -> None:
-        """`state`: of its files before the load."""
-        self.name = name
-        self.path = path
-        self.key = (name, path, state)
-        self.host = host
-        self.reply: Loaded | LoadFailed | None = None
-        """The end of the load, for clients; None during the load."""
-        self.clients: set[ReplicaClient] = set()
-        self.was_closed = False
-        """Whether a client has closed it, and none uses it since."""
-        self.task: asyncio.Task[None] | None = None
-
-
-class ReplicaClient:
-    """The channel to one ingress, for one version. Owned by the event loop."""
-
-    def __init__(self, version: HostedVersion, name: str, ended: Callable[["ReplicaClient", bool], None]) -> None:
-        """`ended`: called once, with whether the client has closed its session."""
-        self._name = name
-        self._version = version
-        self._ended = ended
-        self.channel: Channel[ToEngine] = Channel(ToEngine, self._received, self._lost)
-        self._session: ClientSession | None = None
-        self.heard_s = time.monotonic()
-        self._is_open = True
-        self._is_served = False
-
-    def greet(self) -> None:
-        """Send the time here, and the reply to the load if it is known."""
-        self.send(Pong(0, 0.0, time.perf_counter()))
-        if self._version.reply is not None:
-            self.serve()
-
-    def serve(self) -> None:
-        """Tell the client of the end of the load, and answer its requests from now on."""
-        reply = self._version.reply
-        assert reply is not None
-        if self._is_served:
-            return
-        self._is_served = True
-        if isinstance(reply, Loaded):
-            host = self._version.host
-            self._session = ClientSession(host, self.channel, _ignore_free, False, self._close)
-            self.send(reply)
-            host.describe(self.channel)
-        else:
-            self.send(reply)
-
-    def send(self, message: FromEngine) -> None:
-        """Send a message, unless the connection has ended."""
-        if self.channel.is_open:
-            self.channel.send(message)
-
-    def check(self, now_s: float) -> None:
-        """Drop a client that has been silent for too long."""
-        if now_s - self.heard_s > SILENT_S:
-            self.channel.fail(f"the client sent nothing for {SILENT_S:.0f} s")
-
-    def close(self) -> None:
-        """End the requests and the connection."""
-        self._end(is_closed=False)
-
-    def _received(self, messages: Sequence[ToEngine]) -> None:
-        self.heard_s = time.monotonic()
-        if self._session is not None:
-            self._session.received(messages)
-            return
-        for message in messages:
-            if not isinstance(message, Ping):
-                raise ProtocolError(f"expected a Ping before the end of the load, got {type(message).__name__}")
-            self.send(Pong(message.number, 0.0, time.perf_counter()))
-
-    def _lost(self, reason: str) -> None:
-        log.info("client of replica ends", client=self._name, version=self._version.name, reason=reason)
-        self._end(is_closed=False)
-
-    def _close(self) -> None:
-        """Close the connection after the last message: the client has closed its session."""
-        self._end(is_closed=True)
-
-    def _end(self, is_closed: bool) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        if self._session is not None:
-            self._session.abort()
-        self.channel.close()
-        self._ended(self, is_closed)
-
-
 class HostedVersions:
-    """Owned by the event loop. Loads run one after the other."""
+    """Implement Hosted for one model. Owned by the event loop. Loads run one after the other."""
 
     def __init__(self, config: ReplicaConfig, threads: EngineThreads, load: Load | None = None) -> None:
         """`load`: None for the model's own files, see `load_model`."""
@@ -171,6 +65,11 @@ class HostedVersions:
     def queued_s(self) -> float:
         """The seconds that the requests of all versions will take."""
         return sum(each.host.queued_s for each in self._versions.values())
+
+    async def open(self) -> None:
+        """Load the versions of the config. Raises InvalidModel."""
+        for name, path in self._config.versions:
+            await self.load(name, path)
 
     async def load(self, name: str, path: str) -> None:
         """Load a version before an ingress asks for it. Raises InvalidModel.
@@ -237,10 +136,10 @@ class HostedVersions:
             finally:
                 thread.shutdown(wait=False)
         for client in list(version.clients):
-            client.serve()
+            client.serve(version.reply)
 
     def _note_end(self, client: ReplicaClient, is_closed: bool) -> None:
-        version = client._version
+        version = client.version
         version.clients.discard(client)
         version.was_closed |= is_closed
         if version.was_closed and not version.clients:
@@ -254,6 +153,7 @@ class HostedVersions:
             self._start(self._unload(version))
 
     async def _unload(self, version: HostedVersion) -> None:
+        version.host.stop_reports()
         if version.host.engine is not None:
             await version.host.engine.close()
         version.host.abort()
@@ -293,7 +193,3 @@ def choose_device(engine: EngineSettings, needs: ModelNeeds, devices: DeviceMana
 
 def _ignore() -> None:
     pass
-
-
-def _ignore_free(_: Free) -> None:
-    """A replica shares no memory with its clients."""

@@ -15,6 +15,7 @@ from frameworks.engine.process.messages import (
     FromEngine,
     Generate,
     Infer,
+    Leave,
     Loaded,
     LoadFailed,
     Ping,
@@ -46,13 +47,21 @@ class ReplicaLink:
 
     num_leases = 0
 
-    def __init__(self, address: Address, own_node: str, has_left: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        address: Address,
+        own_node: str,
+        has_left: Callable[[], bool] = lambda: False,
+        on_leave: Callable[[], None] = lambda: None,
+    ) -> None:
         """`own_node`: id of the node of this process; all processes of a node have one clock.
 
-        `has_left`: whether Serve has announced the end of the replica, see Departures.
+        `has_left`: whether Serve has announced the end of the replica, see Departures. `on_leave`: called when the
+        replica is about to unload the version for another model.
         """
         self.address = address
         self._has_left = has_left
+        self._on_leave = on_leave
         self._clock = None if address.node == own_node else PeerClock()
         self._channel: Channel[FromEngine] = Channel(FromEngine, self._received, self._lost)
         self._loop = asyncio.get_running_loop()
@@ -67,13 +76,14 @@ class ReplicaLink:
         self._heard_s = self._ping_due_s = self._loop.time()
         self._ping: asyncio.TimerHandle | None = None
 
-    async def open(self, version: str, path: str, client: str, listener: Listener) -> Started:
+    async def open(self, version: str, path: str, client: str, listener: Listener, model: str = "") -> Started:
         """Connect, and wait until the replica has loaded the version. From then on messages go to `listener`.
 
-        Raises InvalidModel, OutOfMemory, and ModelFailed where the replica is lost.
+        `model`: its name, where models share the replica. Raises InvalidModel, OutOfMemory, and ModelFailed where the
+        replica is lost.
         """
         address = self.address
-        hello = Hello(PROTOCOL_VERSION, address.secret, client, version, path)
+        hello = Hello(PROTOCOL_VERSION, address.secret, client, version, path, model)
         try:
             async with asyncio.timeout(CONNECT_S):
                 transport, _ = await self._loop.create_connection(
@@ -149,6 +159,8 @@ class ReplicaLink:
                 self._note_pong(message)
             elif isinstance(message, Loaded | LoadFailed):
                 self._note_load(message)
+            elif isinstance(message, Leave):
+                self._on_leave()
             elif isinstance(message, Closed):
                 pass
             elif self._listener is not None:
@@ -207,4 +219,4 @@ class ReplicaLink:
             self._reply.exception()  # perhaps no caller awaits it
 
 
-_OWN = frozenset({Pong, Loaded, LoadFailed, Closed})
+_OWN = frozenset({Pong, Loaded, LoadFailed, Leave, Closed})

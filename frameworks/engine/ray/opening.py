@@ -11,7 +11,9 @@ from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.link import Started
 from frameworks.engine.ray.connections import REPLACED_S, Connections, Seat, Version
 from frameworks.engine.ray.group import RETRY_AFTER_S, ReplicaGroup
+from frameworks.engine.ray.residents import GroupResidents
 from frameworks.engine.ray.running import RunningReplicas
+from frameworks.engine.ray.sharing import SharedConnections, SharedGroup
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
 
 COLD_START_S = 600.0
@@ -20,76 +22,123 @@ COLD_START_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A Serve deployment of a model, as an ingress sees it.
+    """A Serve deployment of a model, or of models that share it, as an ingress sees it.
 
-    `wake`: makes Serve start a replica where none runs, and waits for it. `node`: id of the node of this process.
+    `residents`: what the replicas have loaded, where models share them. `wake`: makes Serve start a replica where none
+    runs, and waits for it. `node`: id of the node of this process.
     """
 
     running: RunningReplicas
     wake: Callable[[], Awaitable[Any]]
     node: str
     may_be_empty: bool = False
+    residents: GroupResidents | None = None
     cold_start_s: float = COLD_START_S
     replaced_s: float = REPLACED_S
 
 
+class _Opening:
+    """The seats that open before the group takes them over."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self.seats: list[Seat] = []
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+        connections.on_open, connections.on_left, connections.on_failed = self._opened, self._left, self._failed
+
+    async def first(self) -> None:
+        """Wait for a seat. Raises InvalidModel and OutOfMemory where the version cannot be loaded."""
+        while not self.seats:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Give up."""
+        self._connections.close()
+        for seat in self.seats:
+            seat.engine.abort("the model was not loaded")
+
+    def _opened(self, seat: Seat) -> None:
+        self.seats.append(seat)
+        self._changed.set()
+
+    def _left(self, seat: Seat) -> None:
+        self.seats.remove(seat)
+        seat.engine.abort("the replica stopped")
+        if not self.seats:
+            self._connections.want()
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, InvalidModel | OutOfMemory):
+            self._failure = error
+            self._changed.set()
+
+
 async def open_group(
-    deployed: Deployed, settings: EngineSettings, counts: RunCounts, name: str, path: str, instances: int
+    deployed: Deployed,
+    settings: EngineSettings,
+    counts: RunCounts,
+    name: str,
+    path: str,
+    instances: int,
+    on_evicted: Callable[[], None] = lambda: None,
 ) -> tuple[ReplicaGroup, Started]:
     """Return the engine of a version, and the description of its first replica.
 
-    `name`, `path`: of the version. Raises InvalidModel and OutOfMemory of a replica that cannot load it, and
-    ModelFailed where no replica has started in time.
+    `name`, `path`: of the version. `on_evicted`: as of SharedGroup. Raises InvalidModel and OutOfMemory of a replica
+    that cannot load it, and ModelFailed where no replica has started in time.
     """
-    version = Version(name, path, f"{socket.gethostname()}:{os.getpid()}", deployed.node)
-    connections = Connections(settings, counts, version, deployed.running, deployed.replaced_s)
-    first: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
-    early: list[Seat] = []
-
-    def note_open(seat: Seat) -> None:
-        early.append(seat)
-        if not first.done():
-            first.set_result(seat)
-
-    def note_left(seat: Seat) -> None:
-        early.remove(seat)
-        seat.engine.abort("the replica stopped")
-
-    def note_failed(error: Exception) -> None:
-        if isinstance(error, InvalidModel | OutOfMemory) and not first.done():
-            first.set_exception(error)
-
-    connections.on_open, connections.on_left, connections.on_failed = note_open, note_left, note_failed
+    connections = _connections(deployed, settings, counts, name, path)
+    opening = _Opening(connections)
     connections.open()
+    connections.want()
     waking = asyncio.ensure_future(deployed.wake())
+    waking.add_done_callback(_ignore_failure)
     try:
         async with asyncio.timeout(deployed.cold_start_s):
-            seat = await first
-        if not early:
-            raise ModelFailed("the replica stopped while its model was loaded; try again", 1.0)
+            await opening.first()
     except TimeoutError:
-        _close(connections, early)
+        opening.close()
         limit_s = f"{deployed.cold_start_s:.0f} s"
         raise ModelFailed(
             f'model "{settings.name}": no replica has started within {limit_s}; try again later', RETRY_AFTER_S
         ) from None
     except BaseException:
-        _close(connections, early)
+        opening.close()
         raise
     finally:
         waking.cancel()
-        await asyncio.gather(waking, return_exceptions=True)
-    seat = early[0]
-    assert seat.engine.started is not None, "an open seat has started"
-    group = ReplicaGroup(
-        settings, connections, seat, instances, deployed.wake, deployed.cold_start_s, deployed.may_be_empty
-    )
-    for each in early[1:]:
+    # Without a wait: the seats that have opened may leave in it.
+    seat, *others = opening.seats
+    started = seat.engine.started
+    assert started is not None, "an open seat has started"
+    arguments = (settings, connections, seat, instances, deployed.wake, deployed.cold_start_s, deployed.may_be_empty)
+    if isinstance(connections, SharedConnections):
+        group: ReplicaGroup = SharedGroup(*arguments, load_s=started.loaded.load_s, on_evicted=on_evicted)
+    else:
+        group = ReplicaGroup(*arguments)
+    for each in others:
         connections.on_open(each)
-    return group, seat.engine.started
+    return group, started
 
 
-def _close(connections: Connections, early: list[Seat]) -> None:
-    connections.close()
-    for seat in early:
-        seat.engine.abort("the model was not loaded")
+def _connections(deployed: Deployed, settings: EngineSettings, counts: RunCounts, name: str, path: str) -> Connections:
+    client, running, replaced_s = client_name(), deployed.running, deployed.replaced_s
+    if deployed.residents is None:
+        version = Version(name, path, client, deployed.node)
+        return Connections(settings, counts, version, running, replaced_s)
+    version = Version(name, path, client, deployed.node, settings.name)
+    return SharedConnections(settings, counts, version, running, replaced_s, deployed.residents)
+
+
+def _ignore_failure(waking: "asyncio.Future[Any]") -> None:
+    if not waking.cancelled():
+        waking.exception()
+
+
+def client_name() -> str:
+    """Return the name of this process for the logs of replicas."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -14,10 +14,10 @@ import structlog
 from ray import serve
 
 from frameworks.engine.ray.autoscaling import QUEUED_S
-from frameworks.engine.ray.config import ReplicaConfig
+from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.gate import Gate
 from frameworks.engine.ray.hello import SECRET_BYTES, Address
-from frameworks.engine.ray.hosted import HostedVersions
+from frameworks.engine.ray.hosting import Host
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.threads import EngineThreads
 from memory.allocator import keep_freed_memory
@@ -33,21 +33,20 @@ _QUIET_S = 1.0
 
 
 class ModelReplica:
-    """The class of the Serve deployment of one model."""
+    """The class of the Serve deployment of one model, and of those of a group."""
 
-    async def __init__(self, config: ReplicaConfig) -> None:  # type: ignore[misc]
+    async def __init__(self, config: ReplicaConfig | GroupConfig, host: Host) -> None:  # type: ignore[misc]
         """Load the versions of the config: Serve routes to the replica, and ends older ones, after that.
 
-        Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
+        `host`: for this kind of config. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
         _prepare_process(config)
-        self._limit_s = config.engine.max_batch_seconds
+        self._limit_s = config.engine.max_batch_seconds if isinstance(config, ReplicaConfig) else None
         self._threads = EngineThreads()
-        self._versions = HostedVersions(config, self._threads)
+        self._versions = host(config, self._threads)
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._gate = Gate(self._secret, self._versions.accept)
-        for name, path in config.versions:
-            await self._versions.load(name, path)
+        await self._versions.open()
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._port = await self._gate.open(self._host, server_context())
         self._checking = asyncio.get_running_loop().create_task(self._check())
@@ -95,7 +94,7 @@ class ModelReplica:
             self._versions.check()
 
 
-def _prepare_process(config: ReplicaConfig) -> None:
+def _prepare_process(config: ReplicaConfig | GroupConfig) -> None:
     """Set what the server sets for its own process, before a framework is imported."""
     # The threads of OpenMP do not spin beside the processes of other replicas, see `frameworks.models.processes`.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -103,7 +102,8 @@ def _prepare_process(config: ReplicaConfig) -> None:
     shorten_collections()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     context = serve.get_replica_context()
-    labels = {"model": config.engine.name, "replica": context.replica_id.unique_id}
+    kind = "model" if isinstance(config, ReplicaConfig) else "group"
+    labels = {kind: config.name, "replica": context.replica_id.unique_id}
     labels["node"] = ray.get_runtime_context().get_node_id()
     structlog.configure(
         processors=[

@@ -1,6 +1,6 @@
 """Choose the replica for a request: the one with the least queued seconds, or one that has the prefix of the prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,7 +41,9 @@ class LeastSeconds:
     ingresses. A prompt is sent to the member with its longest prefix unless that one is behind by more than a request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others_s: Callable[[Member], float] = lambda _: 0.0) -> None:
+        """`others_s`: the seconds that requests for other models will take there."""
+        self._others_s = others_s
         self._mean_units = 1.0
         self._prefixes: WeakKeyDictionary[Any, SeenPrefixes] = WeakKeyDictionary()
 
@@ -65,7 +67,14 @@ class LeastSeconds:
     def seconds(self, member: Member) -> float:
         """Return the seconds that the requests of a member will take."""
         state = member.engine.queue_state
-        return (state.call_s or _UNKNOWN_CALL_S) * (member.units / self._mean_units + state.others)
+        return self._others_s(member) + (state.call_s or _UNKNOWN_CALL_S) * (
+            member.units / self._mean_units + state.others
+        )
+
+    def waits_s(self, members: Sequence[Member], waiting: int) -> float:
+        """Return the seconds until a further request begins, beside so many that have no member yet."""
+        call_s = sum(member.engine.queue_state.call_s for member in members) / len(members)
+        return min(map(self.seconds, members)) + waiting * call_s / len(members)
 
     def _with_prefix(
         self, request: GenerateRequest, best: Member, least_s: float, free: Sequence[tuple[Member, float]]

@@ -66,10 +66,48 @@ def test_application_binds_deployment_per_model(tmp_path: Path) -> None:
     application: Any = build_application(loaded_from(tmp_path), "k" * 32)
     deployment = application._bound_deployment
     assert deployment.name == NAME
-    config, models = deployment.init_args
+    config, models, groups = deployment.init_args
+    assert not groups
     assert "k" * 32 not in repr(config)
     assert {name: each._bound_deployment.name for name, each in models.items()} == {"a": "model-a", "b": "model-b"}
     assert models["b"]._bound_deployment.num_replicas == 2
+
+
+def test_application_binds_deployment_per_group(tmp_path: Path) -> None:
+    from app.ray.application import build_application
+
+    member = 'load = "lazy"\nreplica_group = "small"\n'
+    text = f"""
+[[models.onnx_models]]
+name = "a"
+path = "a.onnx"
+{member}
+[[models.onnx_models]]
+name = "b"
+path = "b.onnx"
+{member}pinned = true
+[[models.onnx_models]]
+name = "c"
+path = "c.onnx"
+[[ray.groups]]
+name = "small"
+replicas = {{ min = 0, max = 3 }}
+num_cpus = 0.5
+max_model_memory = "1GiB"
+[scheduling]
+min_residency_s = 4.0
+"""
+    application: Any = build_application(loaded_from(tmp_path, text), "")
+    _, models, groups = application._bound_deployment.init_args
+    assert {name: each._bound_deployment.name for name, each in models.items()} == {"c": "model-c"}
+    group = groups["small"]._bound_deployment
+    assert (group.name, group.ray_actor_options["num_cpus"]) == ("group-small", 0.5)
+    config, _ = group.init_args
+    assert [(member.name, member.entry.pinned, member.versions) for member in config.members] == [
+        ("a", False, ()),
+        ("b", True, ()),
+    ]
+    assert (config.max_model_memory, config.min_residency_s) == (1024**3, 4.0)
 
 
 def test_stopped_ingress_waits_for_running_one() -> None:

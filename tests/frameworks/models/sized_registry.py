@@ -72,13 +72,17 @@ class SizedRegistry(FakeRegistry):
                 raise InvalidModel(f"{name} is broken")
             if name in self.crashing:
                 raise ModelFailed("its process ended")
-            instances = [DoublingModel(self.behaviour, self.sizes.get(name, GIB)) for _ in range(entry.instances)]
+            instances = [self.make(name, self.sizes.get(name, GIB)) for _ in range(entry.instances)]
             self.made += instances
             self.of[name] = instances[0]
             return [*instances]
         finally:
             with self._lock:
                 self._at_once[name] -= 1
+
+    def make(self, name: str, size_bytes: int) -> DoublingModel:
+        """Return an instance of a model."""
+        return DoublingModel(self.behaviour, size_bytes)
 
     @property
     def are_all_closed(self) -> bool:

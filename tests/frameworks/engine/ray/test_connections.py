@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.engine.process.messages import Infer, ProtocolError
-from frameworks.engine.ray import gate, hosted, link
+from frameworks.engine.ray import clients, gate, link
 from frameworks.engine.ray.clock import PeerClock
-from frameworks.engine.ray.hello import MAX_HELLO_BYTES, Address, Hello, encode_hello, take_hello
+from frameworks.engine.ray.hello import MAX_HELLO_BYTES, PROTOCOL_VERSION, Address, Hello, encode_hello, take_hello
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.errors import ModelFailed
 from frameworks.types import TensorBatch
@@ -22,7 +22,7 @@ from tests.frameworks.engine.ray.replicas import NODE, SECRET, Replica, ask, clu
 from tests.support.certificates import Authority, server_pair
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
 
-HELLO = Hello(1, SECRET, "ingress", "1", "files")
+HELLO = Hello(PROTOCOL_VERSION, SECRET, "ingress", "1", "files")
 
 
 async def connect(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -55,8 +55,8 @@ async def test_wrong_hello_is_refused() -> None:
     async with cluster() as there:
         (replica,) = there.replicas.values()
         wrong = [
-            encode_hello(Hello(1, "another", "ingress", "1", "files")),
-            encode_hello(Hello(2, SECRET, "ingress", "1", "files")),
+            encode_hello(Hello(PROTOCOL_VERSION, "another", "ingress", "1", "files")),
+            encode_hello(Hello(PROTOCOL_VERSION + 1, SECRET, "ingress", "1", "files")),
             (MAX_HELLO_BYTES + 1).to_bytes(4, "big") + b"x",
             b"GET / HTTP/1.1\r\n\r\n",
             (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
@@ -112,7 +112,7 @@ async def test_silent_client_is_dropped() -> None:
     async with serving() as (there, group):
         (replica,) = there.replicas.values()
         [client] = replica.clients
-        client.heard_s -= hosted.SILENT_S + 1.0
+        client.heard_s -= clients.SILENT_S + 1.0
         replica.versions.check()
         assert not replica.clients
         assert await ask(group, 1.0) == 2.0
@@ -213,7 +213,7 @@ def test_damaged_hello_is_refused(received: bytes) -> None:
 
 @given(st.binary(max_size=50), st.text(max_size=50), st.text(max_size=50))
 def test_hello_is_taken_whole(rest: bytes, version: str, path: str) -> None:
-    hello = Hello(1, SECRET, "ingress", version, path)
+    hello = Hello(PROTOCOL_VERSION, SECRET, "ingress", version, path)
     received = bytearray(encode_hello(hello) + rest)
     assert take_hello(received, SECRET) == hello
     assert received == rest

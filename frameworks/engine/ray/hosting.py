@@ -1,0 +1,50 @@
+"""Define the contract of the models in a replica of Ray Serve, of one or of several."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from frameworks.engine.process.channel import Channel
+from frameworks.engine.process.messages import ToEngine
+from frameworks.engine.ray.hello import Hello
+from frameworks.engine.threads import EngineThreads
+
+
+class Hosted(Protocol):
+    """Owned by the event loop."""
+
+    is_dead: bool
+    """Whether a loaded version will never answer again: the replica has to be replaced."""
+
+    @property
+    def num_calls(self) -> int:
+        """Requests of all clients in progress."""
+        ...
+
+    @property
+    def queued_s(self) -> float:
+        """The seconds that the requests of all versions will take."""
+        ...
+
+    def running_s(self) -> float:
+        """Return the seconds for which the longest batch or step runs."""
+        ...
+
+    async def open(self) -> None:
+        """Load what has to be loaded before the replica serves. Raises InvalidModel."""
+        ...
+
+    def accept(self, hello: Hello) -> Channel[ToEngine]:
+        """Return the channel of a new client; its version is loaded where it is not."""
+        ...
+
+    def check(self) -> None:
+        """Drop silent clients. Call it every few seconds."""
+        ...
+
+    def close(self) -> None:
+        """End all requests, connections and engines."""
+        ...
+
+
+Host = Callable[[Any, EngineThreads], Hosted]
+"""Make the models of a replica, by its config."""
