@@ -67,6 +67,7 @@ _SKIPPED = (
     "app/embedded/tiny_llama/",  # files of a trained model
     "app/embedded/training/dialogues.py",  # training texts
     "app/embedded/training/prose.py",
+    "app/embedded/training/tool_tasks.py",
     "frameworks/quantization/warm_up_texts.py",
     "tests/bench/corpus.py",
     "tests/bench/tiny_llama",

@@ -3,7 +3,7 @@
     minilm       all-MiniLM-L6-v2 as a Hugging Face folder    copy_minilm.py
     minilm-onnx  the same weights as an ONNX graph            export_minilm.py
     digits       a small ONNX classifier with a ZipMap        copy_digits.py (the file is made by train_digits.py)
-    tiny-llama   a very small language model                  copy_tiny_llama.py (made by train_tiny_llama.py)
+    tiny-llama   a very small language model                  copy_tiny_llama.py (made by train_tiny_llama_tools.py)
 
 The server imports none of these modules.
 """

@@ -29,7 +29,7 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     if missing:
         raise PreparationError(
             f"{source}: expected {', '.join(missing)}, got none; restore them, or run: "
-            "python -m app.embedded.training.train_tiny_llama"
+            "python -m app.embedded.training.train_tiny_llama, then train_tiny_llama_tools"
         )
     recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))

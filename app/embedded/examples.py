@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def curl_lines(host: str, port: int) -> list[str]:
-    """Return one line for /health, and one for each kind of request to the embedded models."""
+    """Return one line for /health, and one for each kind of request to the embedded models, a tool call included."""
     url = f"http://{host}:{port}"
     text = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed."]
     flat = [value for row in IMAGE_OF_3 for value in row]
@@ -53,10 +53,19 @@ def curl_lines(host: str, port: int) -> list[str]:
         {"model_name": "tiny-llama", "prompt": "A list is", "max_tokens": 40},
         {"model_name": "tiny-llama", "messages": [{"role": "user", "content": "What is a list?"}], "stream": True},
     )
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "weather", "description": "Current weather of a city.", "parameters": parameters}
+    call = {
+        "model": "tiny-llama",
+        "messages": [{"role": "user", "content": "How warm is it in Bern?"}],
+        "tools": [{"type": "function", "function": function}],
+        "temperature": 0,
+    }
     header = "-H 'content-type: application/json'"
     return [
         f"curl -s {url}/health",
         *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
+        f"curl -s {url}/v1/chat/completions {header} -d '{json.dumps(call)}'",
     ]
 
 

@@ -240,10 +240,9 @@ class TestTokens:
 
 class TestRefusals:
     def test_unsupported_fields_refused(self, client: openai.OpenAI) -> None:
-        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        with pytest.raises(openai.BadRequestError, match="set tool_format") as refused:
-            chat(client, tools=tools)
-        assert (refused.value.param, refused.value.code) == ("tools", "invalid_input")
+        with pytest.raises(openai.BadRequestError, match="send tools") as refused:
+            chat(client, functions=[{"name": "f", "parameters": {}}])
+        assert (refused.value.param, refused.value.code) == ("functions", "invalid_input")
         with pytest.raises(openai.BadRequestError, match="did you mean") as refused:
             chat(client, extra_body={"temprature": 1})
         assert (refused.value.param, refused.value.code) == ("temprature", "unknown_field")

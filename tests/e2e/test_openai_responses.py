@@ -164,7 +164,6 @@ class TestRefusals:
             ({"background": True}, "background", "send stream"),
             ({"truncation": "auto"}, "truncation", "no items are left out"),
             ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function of the client"),
-            ({"tools": [{"type": "function", "name": "f"}]}, "tools", "set tool_format"),
             ({"max_output_tokens": 10**6}, "max_output_tokens", "context"),
             ({"items": "word " * 10_000}, "input", "context"),
             ({"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "text"),

@@ -18,7 +18,7 @@ from app.config import check_file
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving
 from tests.manual.pages import ANY, Example, blocks, examples
-from tests.support.models.causal_folders import causal_model, save_causal_model, save_tool_model
+from tests.support.models.causal_folders import causal_model, save_causal_model
 from tests.support.models.lora_folders import Lora, save_lora
 
 SHELL = examples("sh", "json")
@@ -27,7 +27,7 @@ KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
 """Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
 # Pages whose examples need another server.
-_SERVERS = {"security": "keyed_server", "tools": "tools_server", "adapters": "adapters_server"}
+_SERVERS = {"security": "keyed_server", "adapters": "adapters_server"}
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,6 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
     with serving(folder, DIGITS, {GRPC_PORT: free_port()}) as running, pytest.MonkeyPatch.context() as patch:
         for variable, text in texts.items():
             patch.setenv(variable, text)
-        yield running.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Start a server with a model that has a chat template with tools, and random weights."""
-    folder = tmp_path_factory.mktemp("tools")
-    path = save_tool_model(folder / "qwen3", "hermes", max_position_embeddings=4096)
-    entry = f'[[models.torch_models]]\nname = "qwen3"\npath = "{path}"\nkv_cache_bytes = "8MiB"\n'
-    with serving(folder, entry) as running:
         yield running.wait_ready()
 
 

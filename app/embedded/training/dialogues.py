@@ -11,15 +11,47 @@ from app.embedded.training.prose import Entry
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 """In the order of their ids."""
-PAD, BEGIN, END_OF_TEXT, *_, END_OF_TURN = SPECIAL_TOKENS
+PAD, BEGIN, END_OF_TEXT, *_, ASSISTANT, END_OF_TURN = SPECIAL_TOKENS
 
 CHAT_TEMPLATE = """\
 {{- bos_token }}
+{%- if tools %}
+    {{- '<|system|>You may call these functions:' }}
+    {%- for tool in tools %}
+        {%- set function = tool['function'] %}
+        {{- '\\n"' + function['name'] + '": {' }}
+        {%- for name, schema in ((function['parameters'] or {})['properties'] or {}).items() %}
+            {{- '' if loop.first else ', ' }}
+            {{- name | tojson + ': ' }}
+            {%- if schema is mapping and schema['enum'] %}
+                {%- for value in schema['enum'] %}
+                    {{- ('' if loop.first else ' or ') + value | tojson }}
+                {%- endfor %}
+            {%- elif schema is mapping and schema['type'] is string %}
+                {{- schema['type'] }}
+            {%- else %}
+                {{- 'any' }}
+            {%- endif %}
+        {%- endfor %}
+        {{- '}: ' + (function['description'] or '') | trim }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+{%- endif %}
 {%- for message in messages %}
-    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('the roles are system, user and assistant') }}
+    {%- set content = (message['content'] or '') | trim %}
+    {%- if message['role'] == 'tool' %}
+        {{- '<|user|><tool_response>\\n' + content + '\\n</tool_response><|end|>' }}
+    {%- elif message['role'] in ['system', 'user', 'assistant'] %}
+        {{- '<|' + message['role'] + '|>' + content }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '' if loop.first and not content else '\\n' }}
+            {{- '<tool_call>\\n{"name": ' + call['function']['name'] | tojson + ', "arguments": ' }}
+            {{- call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end|>' }}
+    {%- else %}
+        {{- raise_exception('the roles are system, user, assistant and tool') }}
     {%- endif %}
-    {{- '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,6 +10,14 @@ from app.embedded.training import dialogues
 from app.embedded.training.prose import Document
 
 SMALL_TALKS_PER_EPOCH = 60
+
+
+class Batch(NamedTuple):
+    """Token ids, the labels to learn (-100: none) and the positions, all int64 [rows, context]."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
 
 
 def train_tokenizer(texts: Sequence[Document], vocabulary: int, context: int) -> Any:
@@ -52,11 +60,9 @@ def text_of(document: Document) -> str:
     return dialogues.BEGIN + "\n\n".join(paragraphs) + dialogues.END_OF_TEXT
 
 
-def batches(
-    texts: Sequence[Document], tokenizer: Any, context: int, rows_per_batch: int, seed: int
-) -> Iterator[torch.Tensor]:
-    """Yield token ids, int64 [rows_per_batch, context], endlessly: each epoch has every document and one dialogue per
-    entry. The same seed gives the same batches.
+def batches(texts: Sequence[Document], tokenizer: Any, context: int, rows_per_batch: int, seed: int) -> Iterator[Batch]:
+    """Yield batches endlessly: each epoch has every document and one dialogue per entry. Every token is learnt. The
+    same seed gives the same batches.
     """
     chance = random.Random(seed)  # noqa: S311 - nothing secret
     plain = [text_of(document) for document in texts]
@@ -70,7 +76,8 @@ def batches(
         rows = list(rows_of(read, tokenizer, context))
         chance.shuffle(rows)  # separates the rows of a long document
         for first in range(0, len(rows) - rows_per_batch + 1, rows_per_batch):
-            yield torch.stack(rows[first : first + rows_per_batch])
+            ids = torch.stack(rows[first : first + rows_per_batch])
+            yield Batch(ids, ids, torch.arange(context).expand_as(ids))
 
 
 def rows_of(texts: Sequence[str], tokenizer: Any, context: int) -> torch.Tensor:

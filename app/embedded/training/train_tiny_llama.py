@@ -1,10 +1,10 @@
-"""Train the language model ``tiny-llama`` and write its folder: ``python -m app.embedded.training.train_tiny_llama``.
+"""Train the first stage of ``tiny-llama``: ``python -m app.embedded.training.train_tiny_llama --out FOLDER``.
 
 Data: English sentences from the documentation of Python (prose.py; PSF licence), and simple dialogues made from them
 (dialogues.py). One source in twenty, chosen by the hash of its name, is held out. Tokenizer: byte-level BPE. Model: a
 Llama with grouped-query attention and tied embeddings. Training: bfloat16 autocast, Muon for the layers' matrices and
-AdamW for the rest. The weights are rounded to float16 before the evaluation. Loss of the committed file on the held-out
-text: 3.856 nats per token. Requires torch >= 2.9.
+AdamW for the rest. The weights are rounded to float16 before the evaluation. Loss on the held-out text: 3.856 nats per
+token. Requires torch >= 2.9. The second stage, ``train_tiny_llama_tools``, writes the committed files.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from app.embedded.copy_tiny_llama import COMMITTED, NAME
+from app.embedded.copy_tiny_llama import NAME
 from app.embedded.training import dialogues
 from app.embedded.training.prose import Document, documents
-from app.embedded.training.tiny_llama_text import batches, rows_of, text_of, train_tokenizer
+from app.embedded.training.tiny_llama_text import Batch, batches, rows_of, text_of, train_tokenizer
 
 SEED = 0
 HELD_OUT_ONE_IN = 20
@@ -39,7 +39,7 @@ messages in the same style, and knows nothing: it is here to try the server with
 - Text: the documentation that comes with Python {python}: the topics of the language reference (`pydoc_data.topics`),
   docstrings and comments of the standard library, docstrings of what is built in; {documents} sources. Simple dialogues
   were made from the same text.
-- Loss on sources that were held out: {loss:.3f} nats a token.
+- Loss on sources that were held out: {loss:.3f} nats a token after the first stage.
 - Licence: the text is Copyright (c) 2001 Python Software Foundation, All Rights Reserved, under the PSF License
   Version 2 (https://docs.python.org/3/license.html); these files, being made from it, are under the same licence.
 """
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m app.embedded.training.train_tiny_llama", description="Train tiny-llama."
     )
-    parser.add_argument("--out", type=Path, default=COMMITTED, help="the folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     out: Path = parser.parse_args(arguments).out
     make(out, Recipe(), documents())
 
@@ -143,7 +143,7 @@ def new_model(recipe: Recipe, tokenizer: Any) -> Any:
     return model
 
 
-def fit(model: Any, data: Iterator[torch.Tensor], recipe: Recipe) -> None:
+def fit(model: Any, data: Iterator[Batch], recipe: Recipe) -> None:
     """Train for the recipe's steps, each on one batch of ``data``, and print the progress."""
     embedding = model.get_input_embeddings().weight
     matrices = [x for x in model.parameters() if x.ndim == 2 and x is not embedding]
@@ -155,9 +155,9 @@ def fit(model: Any, data: Iterator[torch.Tensor], recipe: Recipe) -> None:
     schedules = [torch.optim.lr_scheduler.LambdaLR(x, lambda step: _share_at(step, recipe.steps)) for x in optimizers]
     model.train()
     started = time.perf_counter()
-    for step, ids in zip(range(1, recipe.steps + 1), data, strict=False):
+    for step, batch in zip(range(1, recipe.steps + 1), data, strict=False):
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids).loss
+            loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -167,6 +167,15 @@ def fit(model: Any, data: Iterator[torch.Tensor], recipe: Recipe) -> None:
         if step % REPORT_EVERY_STEPS == 0 or step == recipe.steps:
             seconds = time.perf_counter() - started
             print(f"step {step} of {recipe.steps}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
+
+
+def loss_of(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the mean loss of the labels. Texts of a row whose positions begin at 0 do not see each other."""
+    # With a cache, transformers would not look at the positions.
+    loss: torch.Tensor = model(
+        input_ids=batch.ids, labels=batch.labels, position_ids=batch.positions, use_cache=False
+    ).loss
+    return loss
 
 
 def _share_at(step: int, steps: int) -> float:

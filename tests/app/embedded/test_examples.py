@@ -14,13 +14,15 @@ from app.embedded import examples
 
 
 def test_curl_lines_are_valid_shell_and_json() -> None:
-    health, *requests = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
+    health, *requests, call = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
     assert health == ["curl", "-s", "http://127.0.0.1:8080/health"]
     bodies = [json.loads(line[line.index("-d") + 1]) for line in requests]
     names = ["minilm", "minilm-onnx", "digits", "digits", "tiny-llama", "tiny-llama"]
     assert [body["model_name"] for body in bodies] == names
     assert len(bodies[2]["input_data"]) == 64
     assert all(line[2] == "http://127.0.0.1:8080/infer" for line in requests)
+    assert call[2] == "http://127.0.0.1:8080/v1/chat/completions"
+    assert json.loads(call[call.index("-d") + 1])["tools"][0]["function"]["name"] == "weather"
 
 
 def test_main_waits_until_server_is_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

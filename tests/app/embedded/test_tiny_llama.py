@@ -17,6 +17,11 @@ from app.embedded import copy_tiny_llama
 from app.embedded.copy_tiny_llama import COMMITTED, FILES
 from app.embedded.folder import PreparationError
 from app.embedded.training import dialogues
+from app.embedded.training.prose import Entry
+from app.embedded.training.tool_dialogues import Dialogue, tool_of
+from app.embedded.training.tool_scores import measured, respond
+from app.embedded.training.tool_tasks import TASKS
+from frameworks.generation.tools.formats import format_of_template
 
 TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
 """The tokenizer of the file, without transformers."""
@@ -112,8 +117,49 @@ def test_template_formats_turns_and_refuses_roles(tokenizer: Any) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
         written + "<|assistant|>"
     )
-    with pytest.raises(Exception, match="the roles are system, user and assistant"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
+    with pytest.raises(Exception, match="the roles are system, user, assistant and tool"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": ""}], tokenize=False)
+
+
+def test_template_formats_tools_calls_and_results(tokenizer: Any) -> None:
+    properties = {"city": {"type": "string"}, "unit": {"enum": ["celsius", 2]}, "more": True}
+    functions: list[dict[str, Any]] = [
+        {"name": "weather", "description": " Weather. ", "parameters": {"type": "object", "properties": properties}},
+        {"name": "today"},
+    ]
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": "Again.", "tool_calls": [call, call]},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=[{"function": each} for each in functions], tokenize=False)
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    assert text == (
+        "<s><|system|>You may call these functions:\n"
+        '"weather": {"city": string, "unit": "celsius" or 2, "more": any}: Weather.\n"today": {}: <|end|>'
+        f"<|assistant|>{written}<|end|><|user|><tool_response>\n12\n</tool_response><|end|>"
+        f"<|assistant|>Again.\n{written}\n{written}<|end|>"
+    )
+    template = (COMMITTED / "chat_template.jinja").read_text(encoding="utf-8")
+    assert template == dialogues.CHAT_TEMPLATE
+    assert format_of_template(template, {"messages", "tools"}) == "hermes"
+
+
+def test_functions_are_called_where_they_are_needed(model: Any, tokenizer: Any) -> None:
+    entry = Entry("list", "class", ("A list is a sequence of items.",))
+    scores = measured(model, tokenizer, [entry], questions=33, seed=7)
+    assert min(scores.calls, scores.answers) >= 0.9
+    assert scores.unwanted == 0
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize("question", ["Why is the sky blue?", "Tell me about trains", "What is a list?", "Hello!"])
+def test_other_questions_call_no_function(model: Any, tokenizer: Any, question: str, has_tools: bool) -> None:
+    tools = [tool_of(each) for each in TASKS[:2]] if has_tools else []
+    (said,) = respond(model, tokenizer, [Dialogue([{"role": "user", "content": question}], tools)])
+    assert "<tool_call>" not in said
+    assert len(said.split()) >= 4
 
 
 def test_prepare_copies_again_after_change(tmp_path: Path) -> None:

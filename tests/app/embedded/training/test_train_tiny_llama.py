@@ -74,7 +74,7 @@ def test_make_refuses_high_loss(texts: list[Document], tmp_path: Path, max_loss:
 def test_batches_mix_documents_and_dialogues(texts: list[Document]) -> None:
     tokenizer = train_tokenizer(texts, 320, 4096)
     first, again, other = (
-        next(batches(texts, tokenizer, context=4096, rows_per_batch=1, seed=seed)) for seed in (0, 0, 1)
+        next(batches(texts, tokenizer, context=4096, rows_per_batch=1, seed=seed)).ids for seed in (0, 0, 1)
     )
     assert first.shape == (1, 4096)
     assert torch.equal(first, again)
