@@ -28,7 +28,7 @@ def poison(model: GeneratingModel) -> None:
     decoder = decoder_of(model)
     embedding = decoder._embedding.weight.detach().clone()
     embedding[POISON] = torch.nan
-    decoder._embedding = torch.nn.Embedding.from_pretrained(embedding)
+    decoder._embedding = torch.nn.Embedding(*embedding.shape, _weight=embedding)
 
 
 class TestFailingAlone:
