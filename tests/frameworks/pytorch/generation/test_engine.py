@@ -14,6 +14,7 @@ from tests.frameworks.pytorch.generation.generating import (
     GREEDY,
     alone,
     decoder_of,
+    embedding_of,
     ids_of,
     load_generating,
     request,
@@ -198,7 +199,7 @@ class TestStandingReady:
     def test_model_with_nan_logits_is_refused(self, model: GeneratingModel) -> None:
         decoder = decoder_of(model)
         weight = torch.full_like(decoder._embedding.weight, torch.nan)
-        decoder._embedding = torch.nn.Embedding(*weight.shape, _weight=weight)
+        decoder._embedding = embedding_of(weight)
         with pytest.raises(
             InvalidModel, match="the model does not generate text: the model returned logits that are not"
         ):

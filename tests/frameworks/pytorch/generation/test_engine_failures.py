@@ -9,7 +9,15 @@ from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.pytorch.generation.generating import alone, decoder_of, load_generating, request, run_out, stepped
+from tests.frameworks.pytorch.generation.generating import (
+    alone,
+    decoder_of,
+    embedding_of,
+    load_generating,
+    request,
+    run_out,
+    stepped,
+)
 from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_model
 
 PROMPT = tuple((7 * i + 3) % 250 for i in range(45))
@@ -26,9 +34,9 @@ def model(made_once: FolderMaker) -> Any:
 def poison(model: GeneratingModel) -> None:
     """Make every row that reads the token POISON NaN."""
     decoder = decoder_of(model)
-    embedding = decoder._embedding.weight.detach().clone()
-    embedding[POISON] = torch.nan
-    decoder._embedding = torch.nn.Embedding(*embedding.shape, _weight=embedding)
+    weight = decoder._embedding.weight.detach().clone()
+    weight[POISON] = torch.nan
+    decoder._embedding = embedding_of(weight)
 
 
 class TestFailingAlone:
