@@ -6,9 +6,9 @@ of the first stage. Checked before anything is written: calls, answers and unwan
 """
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ README = """\
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ToolRecipe(Recipe):
     """Sizes of the second stage. Those of the model are not read: they are in its folder."""
 
-    steps: int = 500
+    passes: tuple[int, ...] = (500, 450)
+    """Steps of each pass. A pass begins with the full learning rate, other dialogues and weights rounded to float16."""
     rows_per_step: int = 1
     """Rows of texts as in the first stage."""
     tool_rows_per_step: int = 3
@@ -71,7 +72,10 @@ def make(out: Path, source: Path, recipe: ToolRecipe, texts: Sequence[Document])
     tokenizer.chat_template = dialogues.CHAT_TEMPLATE
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     context = model.config.max_position_embeddings
-    fit(model, mixed_batches(train, tokenizer, context, recipe.rows_per_step, recipe.tool_rows_per_step, SEED), recipe)
+    for number, steps in enumerate(recipe.passes):
+        rows = (recipe.rows_per_step, recipe.tool_rows_per_step)
+        model.half().float()
+        fit(model, mixed_batches(train, tokenizer, context, *rows, SEED + number), replace(recipe, steps=steps))
     loss = loss_as_rounded(model, rows_of([text_of(x) for x in held_out], tokenizer, context))
     asked_about = [entry for x in held_out for entry in x.entries if dialogues.can_be_asked_about(entry)]
     scores = measured(model, tokenizer, asked_about, recipe.questions, SEED)

@@ -30,7 +30,7 @@ FIRST = Recipe(
     rows_per_step=1, max_loss=math.inf,
 )  # fmt: skip
 SECOND = ToolRecipe(
-    steps=2, rows_per_step=1, tool_rows_per_step=1, questions=11, min_right=0, max_unwanted=1, max_loss=math.inf
+    passes=(1, 1), rows_per_step=1, tool_rows_per_step=1, questions=11, min_right=0, max_unwanted=1, max_loss=math.inf
 )
 
 
@@ -161,7 +161,7 @@ def test_make_writes_all_files_twice_alike(
 
 @pytest.mark.parametrize("limit", [{"max_loss": 0.5}, {"min_right": 0.5}])
 def test_make_refuses_bad_model(texts: list[Document], source: Path, tmp_path: Path, limit: dict[str, float]) -> None:
-    recipe = dataclasses.replace(SECOND, steps=1, **limit)  # type: ignore[arg-type]
+    recipe = dataclasses.replace(SECOND, passes=(1,), **limit)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="nothing written"):
         make(tmp_path / "out", source, recipe, texts)
     assert not (tmp_path / "out").exists()
