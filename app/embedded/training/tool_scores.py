@@ -25,14 +25,17 @@ class Scores:
     """Held-out questions with exactly the right call."""
     answers: float
     """Right answers to results of functions."""
+    unneeded: float
+    """Calls where functions are offered, and the question is about an entry of the documentation."""
     unwanted: float
-    """Calls where none is offered, or where the question is about an entry of the documentation."""
+    """Calls where no function is offered."""
 
 
 def measured(model: Any, tokenizer: Any, entries: Sequence[Entry], questions: int, seed: int) -> Scores:
     """Return the scores of greedy answers to this number of questions of each sort. `entries`: held-out ones."""
     chance = random.Random(seed)  # noqa: S311 - nothing secret
     asked_for_call, calls, asked_for_answer, answers = [], [], [], []
+    unneeded: list[Dialogue] = []
     unwanted: list[Dialogue] = []
     for number in range(questions):
         offers = offered(TASKS[number % len(TASKS)], chance)
@@ -45,13 +48,15 @@ def measured(model: Any, tokenizer: Any, entries: Sequence[Entry], questions: in
         asked_for_answer.append(Dialogue([question, call, {"role": "tool", "content": asked.result}], tools))
         answers.append(asked.answer)
         about = [dict(each) for each in dialogues.dialogue(chance.choice(entries), chance) if each["role"] == "user"]
-        unwanted += [Dialogue([question], []), Dialogue(about[:1], tools), Dialogue(about[:1], [])]
-    said = respond(model, tokenizer, [*asked_for_call, *asked_for_answer, *unwanted])
+        unneeded.append(Dialogue(about[:1], tools))
+        unwanted += [Dialogue([question], []), Dialogue(about[:1], [])]
+    said = respond(model, tokenizer, [*asked_for_call, *asked_for_answer, *unneeded, *unwanted])
     to_calls, to_results, others = said[:questions], said[questions : 2 * questions], said[2 * questions :]
     return Scores(
         calls=_share([one == other for one, other in zip(to_calls, calls, strict=True)]),
         answers=_share([one == other for one, other in zip(to_results, answers, strict=True)]),
-        unwanted=_share([CALL in each for each in others]),
+        unneeded=_share([CALL in each for each in others[:questions]]),
+        unwanted=_share([CALL in each for each in others[questions:]]),
     )
 
 

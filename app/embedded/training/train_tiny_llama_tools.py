@@ -42,8 +42,9 @@ class ToolRecipe(Recipe):
     learning_rate: float = 2.4e-3
     questions: int = 220
     """Held-out questions of each sort."""
-    min_right: float = 0.95
-    """Minimum share of right calls and of right answers."""
+    min_calls: float = 0.95
+    min_answers: float = 0.9
+    max_unneeded: float = 0.02
     max_unwanted: float = 0.0
 
 
@@ -98,9 +99,11 @@ def _check(loss: float, scores: Scores, recipe: ToolRecipe) -> None:
         raise SystemExit(
             f"expected a loss of at most {recipe.max_loss} on the held-out text, got {loss:.3f}; nothing written"
         )
-    if min(scores.calls, scores.answers) < recipe.min_right or scores.unwanted > recipe.max_unwanted:
+    is_right = scores.calls >= recipe.min_calls and scores.answers >= recipe.min_answers
+    if not is_right or scores.unneeded > recipe.max_unneeded or scores.unwanted > recipe.max_unwanted:
         raise SystemExit(
-            f"expected {recipe.min_right} right calls and answers and {recipe.max_unwanted} unwanted calls, "
+            f"expected at least {recipe.min_calls} right calls and {recipe.min_answers} right answers, at most "
+            f"{recipe.max_unneeded} calls that are not needed and {recipe.max_unwanted} without functions, "
             f"got {scores}; nothing written"
         )
 

@@ -26,8 +26,8 @@ from frameworks.generation.tools.formats import format_of_template
 TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
 """The tokenizer of the file, without transformers."""
 
-PROMPT = "The function returns"
-CONTINUATION = " the result of the specified clock clk_id.</s>"
+PROMPT = "Return the"
+CONTINUATION = " current process's group id.</s>"
 """Greedy continuation of float32 weights."""
 MIN_MARGIN = 0.01
 """Minimum difference of the best two logits for `CONTINUATION`. Rounding of other CPUs is a thousandth of it."""
@@ -90,7 +90,7 @@ def test_greedy_continuation_is_unchanged(model: Any, tokenizer: Any) -> None:
     ("question", "answer"),
     [
         ("Hello!", "Hello! Ask me about Python, and I will say what its documentation says."),
-        ("How do I open a file?", "Open the file in binary mode, read it, and close the file."),
+        ("How do I open a file?", "I have no function for that."),
     ],
 )
 def test_chat_answers_are_unchanged(model: Any, tokenizer: Any, question: str, answer: str) -> None:
@@ -149,7 +149,9 @@ def test_template_formats_tools_calls_and_results(tokenizer: Any) -> None:
 def test_functions_are_called_where_they_are_needed(model: Any, tokenizer: Any) -> None:
     entry = Entry("list", "class", ("A list is a sequence of items.",))
     scores = measured(model, tokenizer, [entry], questions=33, seed=7)
-    assert min(scores.calls, scores.answers) >= 0.9
+    assert scores.calls >= 0.9
+    assert scores.answers >= 0.8
+    assert scores.unneeded <= 0.05
     assert scores.unwanted == 0
 
 

@@ -30,7 +30,15 @@ FIRST = Recipe(
     rows_per_step=1, max_loss=math.inf,
 )  # fmt: skip
 SECOND = ToolRecipe(
-    passes=(1, 1), rows_per_step=1, tool_rows_per_step=1, questions=11, min_right=0, max_unwanted=1, max_loss=math.inf
+    passes=(1, 1),
+    rows_per_step=1,
+    tool_rows_per_step=1,
+    questions=11,
+    min_calls=0,
+    min_answers=0,
+    max_unneeded=1,
+    max_unwanted=1,
+    max_loss=math.inf,
 )
 
 
@@ -159,7 +167,7 @@ def test_make_writes_all_files_twice_alike(
     assert "Second stage" in (tmp_path / "one" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("limit", [{"max_loss": 0.5}, {"min_right": 0.5}])
+@pytest.mark.parametrize("limit", [{"max_loss": 0.5}, {"min_calls": 0.5}, {"min_answers": 0.5}])
 def test_make_refuses_bad_model(texts: list[Document], source: Path, tmp_path: Path, limit: dict[str, float]) -> None:
     recipe = dataclasses.replace(SECOND, passes=(1,), **limit)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="nothing written"):
@@ -171,4 +179,4 @@ def test_scores_compare_whole_calls_and_answers(monkeypatch: pytest.MonkeyPatch)
     tokenizer = AutoTokenizer.from_pretrained(COMMITTED)
     tokenizer.chat_template = dialogues.CHAT_TEMPLATE
     monkeypatch.setattr("app.embedded.training.tool_scores.respond", lambda *_: ["<tool_call>"] * (5 * 11))
-    assert measured(None, tokenizer, [ENTRY], 11, 0) == Scores(0.0, 0.0, 1.0)
+    assert measured(None, tokenizer, [ENTRY], 11, 0) == Scores(0.0, 0.0, 1.0, 1.0)
