@@ -169,13 +169,10 @@ def fit(model: Any, data: Iterator[Batch], recipe: Recipe) -> None:
             print(f"step {step} of {recipe.steps}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
 
 
-def loss_of(model: Any, batch: Batch) -> torch.Tensor:
+def loss_of(model: Any, batch: Batch) -> Any:
     """Return the mean loss of the labels. Texts of a row whose positions begin at 0 do not see each other."""
     # With a cache, transformers would not look at the positions.
-    loss: torch.Tensor = model(
-        input_ids=batch.ids, labels=batch.labels, position_ids=batch.positions, use_cache=False
-    ).loss
-    return loss
+    return model(input_ids=batch.ids, labels=batch.labels, position_ids=batch.positions, use_cache=False).loss
 
 
 def _share_at(step: int, steps: int) -> float:
