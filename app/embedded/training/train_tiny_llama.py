@@ -158,7 +158,7 @@ def fit(model: Any, data: Iterator[Batch], recipe: Recipe) -> None:
     for step, batch in zip(range(1, recipe.steps + 1), data, strict=False):
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
