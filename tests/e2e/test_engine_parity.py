@@ -259,6 +259,7 @@ _MEASURED = {
     "last_used",
     "latency_ms",
     "loaded_at",
+    "kernels",
 }
 
 

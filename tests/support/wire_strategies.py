@@ -281,7 +281,7 @@ _batch_deltas = st.builds(
     *(_sizes, _sizes, st.dictionaries(counts, _seconds, max_size=3), st.dictionaries(texts, _seconds, max_size=3)),
 )
 _step_deltas = st.builds(
-    messages.StepDeltas, *[counts] * 5, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
+    messages.StepDeltas, *[counts] * 7, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
 )
 _residents = st.builds(messages.Resident, texts, texts, texts, counts, _seconds)
 message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = {
