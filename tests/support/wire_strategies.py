@@ -186,6 +186,7 @@ _token_texts = st.builds(
     texts,
     st.none() | reals,
     st.lists(st.tuples(token_ids, texts, reals), max_size=2).map(tuple),
+    rank=st.none() | counts,
 )
 pieces = st.builds(
     Piece,
