@@ -14,8 +14,8 @@ class PromptPrices:
         """
         self._newest_share = newest_share
         self._max_outlier = max_outlier
-        # Moments of the relative observations: parts², parts · tokens, tokens², and both against the seconds.
-        self._moments = [0.0] * 5
+        # Means over the steps, all relative to the tokens: parts², parts, parts · seconds, seconds.
+        self._means = [0.0] * 4
         self.part_s = 0.0
         """Seconds of a part without its tokens."""
         self.token_s: float | None = None
@@ -28,8 +28,8 @@ class PromptPrices:
         # Relative to the tokens, so that a long step does not outweigh short ones.
         part, second = parts / tokens, seconds / tokens
         share = 1.0 if self.token_s is None else self._newest_share
-        for place, product in enumerate((part * part, part, 1.0, part * second, second)):
-            self._moments[place] += share * (product - self._moments[place])
+        for place, seen in enumerate((part * part, part, part * second, second)):
+            self._means[place] += share * (seen - self._means[place])
         self._solve()
 
     def fitting_tokens(self, seconds: float) -> int:
@@ -39,11 +39,10 @@ class PromptPrices:
         return max(0, int((seconds - self.part_s) / self.token_s))
 
     def _solve(self) -> None:
-        squares, mixed, ones, part_seconds, seconds = self._moments
-        squares *= 1 + _TOWARDS_ZERO
-        determinant = squares * ones - mixed * mixed
-        part_s = (part_seconds * ones - mixed * seconds) / determinant if determinant > 0 else 0.0
-        token_s = seconds - mixed * part_s
+        squares, parts, part_seconds, seconds = self._means
+        determinant = (1 + _TOWARDS_ZERO) * squares - parts * parts
+        part_s = (part_seconds - parts * seconds) / determinant if determinant > 0 else 0.0
+        token_s = seconds - parts * part_s
         if part_s <= 0 or token_s <= 0:
             part_s, token_s = 0.0, seconds
         self.part_s, self.token_s = part_s, token_s

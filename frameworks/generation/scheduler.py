@@ -185,7 +185,8 @@ class StepScheduler:
             return 0
         most = min(self._max_num_batched_tokens, self.cost.max_tokens_in_pause(num_decodes))
         beside = self.cost.max_prompt_tokens(num_decodes)
-        return most if beside < self._num_missing_tokens(queue) <= most else 0
+        # The missing tokens take a search of the prefix cache.
+        return most if beside < most and beside < self._num_missing_tokens(queue) <= most else 0
 
     def _num_missing_tokens(self, queue: TenantQueue) -> int:
         """Return how many tokens of the next prompt have to be computed; 0 if no prompt can be completed in a step."""

@@ -54,11 +54,6 @@ class StepCost:
         if texts or prompt_tokens >= MIN_PROMPT_TOKENS:
             self._prompts.learn(prompts, prompt_tokens, max(seconds - without_s, 0.02 * seconds))
 
-    def _fitting(self, texts: int, steps: float) -> int:
-        """Return how many tokens of one prompt take as long as so many steps of the decodes; 0 before measurements."""
-        without_s = self.seconds_of(texts)
-        return 0 if without_s is None else self._prompts.fitting_tokens(steps * without_s)
-
     def seconds_of(self, texts: int) -> float | None:
         """Return the seconds of a step of so many decodes alone, or of the nearest number that was measured; None
         before any.
@@ -67,6 +62,11 @@ class StepCost:
             return None
         bucket = texts.bit_length()
         return self._texts_s[min(self._texts_s, key=lambda seen: (abs(seen - bucket), seen))]
+
+    def _fitting(self, texts: int, steps: float) -> int:
+        """Return how many tokens of one prompt take as long as so many steps of the decodes; 0 before measurements."""
+        without_s = self.seconds_of(texts)
+        return 0 if without_s is None else self._prompts.fitting_tokens(steps * without_s)
 
 
 def _moving_average(before: float | None, seen: float) -> float:

@@ -9,12 +9,12 @@ from statistics import median
 
 from tests.bench.generation import Way, llama_config
 from tests.bench.language_models import LARGE, SMALL, LlamaShape, save_llama
-from tests.bench.llama_gguf import write_gguf
 from tests.bench.peers.llama_cpp import llama_server, quantized
 from tests.bench.peers.start import enter, enter_peer
 from tests.bench.rounds import in_turn, ratio
 from tests.bench.servers import roundhouse
 from tests.bench.table import Row
+from tests.support.gguf_files import Kind, write_gguf
 
 _ROUNDS = 3
 _CALLERS = 16
@@ -50,7 +50,7 @@ def _rows(folder: Path, shape: LlamaShape, precision: _Precision, counts: tuple[
     with ExitStack() as stack:
         ours = enter(stack, roundhouse(config=llama_config(folder, model, precision.dtype)))
         ways = {_OURS: Way(ours, {"model": "llama", "ignore_eos": True})}
-        peer = enter_peer(stack, _PEER, llama_server(_gguf(model, shape, precision.kind)))
+        peer = enter_peer(stack, _PEER, llama_server(_gguf(model, precision.kind)))
         if peer is not None:
             ways[_PEER] = Way(peer, {"ignore_eos": True, "cache_prompt": False})
         measures = {
@@ -75,10 +75,10 @@ def _rows(folder: Path, shape: LlamaShape, precision: _Precision, counts: tuple[
     return rows
 
 
-def _gguf(model: Path, shape: LlamaShape, kind: str) -> Path:
+def _gguf(model: Path, kind: str) -> Path:
     path = model.with_suffix(".gguf")
     if not path.exists():
-        write_gguf(model, shape)
+        write_gguf(model, path, Kind.F32)
     return path if kind == "F32" else quantized(path, kind)
 
 

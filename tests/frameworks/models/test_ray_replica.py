@@ -83,6 +83,9 @@ async def test_replicas_are_replaced_under_load() -> None:
         await replace(second, False)
         over.set()
         await asyncio.gather(*calls)
+        assert there.evictions >= 10
+        assert not first.models.num_calls
+        assert not second.models.num_calls
 
 
 @in_loop
@@ -202,8 +205,10 @@ async def test_model_without_replica_is_registered_again() -> None:
         there.publish()
         await soon(lambda: manager.slot("a").state is ModelState.REGISTERED)
         waiting = task(ask(manager, "a"))
-        await there.start()
+        replica = await there.start()
         await waiting
+        assert replica.loaded == {"a"}
+        assert manager.slot("a").state is ModelState.READY
 
 
 @in_loop
