@@ -18,6 +18,7 @@ from frameworks.engine.ray.clients import ReplicaClient
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.files import local_files, state_of
 from frameworks.engine.ray.hello import Hello
+from frameworks.engine.ray.hosting import VersionTotals
 from frameworks.engine.registries import registry_factories
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import Draining, ModelFailed, RoundhouseError
@@ -38,7 +39,7 @@ log = structlog.get_logger(__name__)
 _IN_MEMORY = (ModelState.LOADING, ModelState.READY, ModelState.DRAINING)
 
 
-class HostedModels:
+class HostedModels(VersionTotals):
     """Implement Hosted for the models of a group. Owned by the event loop."""
 
     def __init__(self, config: GroupConfig, threads: EngineThreads, loader: Loader | None = None) -> None:
@@ -64,22 +65,6 @@ class HostedModels:
     def all(self) -> list[SharedVersion]:
         """Every version that a client has asked for, loaded or not."""
         return list(self._versions.values())
-
-    @property
-    def num_calls(self) -> int:
-        """Requests of all clients in progress."""
-        return sum(each.host.num_calls for each in self._versions.values())
-
-    @property
-    def queued_s(self) -> float:
-        """The seconds that the requests of all versions will take."""
-        return sum(each.host.queued_s for each in self._versions.values())
-
-    def running_s(self) -> float:
-        """Return the seconds for which the longest batch or step runs."""
-        engines = [each.host.engine for each in self._versions.values()]
-        since = [each.running_since_s for each in engines if each is not None and each.running_since_s is not None]
-        return time.perf_counter() - min(since) if since else 0.0
 
     def residents(self) -> Residents:
         """Return what is loaded or being loaded. The free bytes are those of the accelerators, where there are some."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from gguf import GGMLQuantizationType
+
 from tests.bench.generation import Way, llama_config
 from tests.bench.language_models import LARGE, SMALL, LlamaShape, save_llama
 from tests.bench.peers.llama_cpp import llama_server, quantized
@@ -14,7 +16,7 @@ from tests.bench.peers.start import enter, enter_peer
 from tests.bench.rounds import in_turn, ratio
 from tests.bench.servers import roundhouse
 from tests.bench.table import Row
-from tests.support.gguf_files import Kind, write_gguf
+from tests.support.gguf_files import write_gguf
 
 _ROUNDS = 3
 _CALLERS = 16
@@ -78,7 +80,7 @@ def _rows(folder: Path, shape: LlamaShape, precision: _Precision, counts: tuple[
 def _gguf(model: Path, kind: str) -> Path:
     path = model.with_suffix(".gguf")
     if not path.exists():
-        write_gguf(model, path, Kind.F32)
+        write_gguf(model, path, GGMLQuantizationType.F32)
     return path if kind == "F32" else quantized(path, kind)
 
 

@@ -19,6 +19,7 @@ from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.files import local_files, newest_files, state_of
 from frameworks.engine.ray.hello import Hello
+from frameworks.engine.ray.hosting import VersionTotals
 from frameworks.engine.ray.metered import MeteredEngine
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import InvalidModel, RoundhouseError
@@ -31,7 +32,7 @@ UNUSED_S = 30.0
 Load = Callable[[ReplicaConfig, Path], HostedModel]
 
 
-class HostedVersions:
+class HostedVersions(VersionTotals):
     """Implement Hosted for one model. Owned by the event loop. Loads run one after the other."""
 
     def __init__(self, config: ReplicaConfig, threads: EngineThreads, load: Load | None = None) -> None:
@@ -49,22 +50,6 @@ class HostedVersions:
     def all(self) -> list[HostedVersion]:
         """Every version, also those being loaded."""
         return list(self._versions.values())
-
-    @property
-    def num_calls(self) -> int:
-        """Requests of all clients in progress."""
-        return sum(each.host.num_calls for each in self._versions.values())
-
-    def running_s(self) -> float:
-        """Return the seconds for which the longest batch or step runs."""
-        engines = [each.host.engine for each in self._versions.values()]
-        since = [each.running_since_s for each in engines if each is not None and each.running_since_s is not None]
-        return time.perf_counter() - min(since) if since else 0.0
-
-    @property
-    def queued_s(self) -> float:
-        """The seconds that the requests of all versions will take."""
-        return sum(each.host.queued_s for each in self._versions.values())
 
     async def open(self) -> None:
         """Load the versions of the config. Raises InvalidModel."""

@@ -1,10 +1,13 @@
-"""Define the contract of the models in a replica of Ray Serve, of one or of several."""
+"""Define the contract of the models in a replica of Ray Serve, of one or of several, and sum up their versions."""
 
-from collections.abc import Callable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from frameworks.engine.process.channel import Channel
 from frameworks.engine.process.messages import ToEngine
+from frameworks.engine.ray.clients import HostedVersion
 from frameworks.engine.ray.hello import Hello
 from frameworks.engine.threads import EngineThreads
 
@@ -44,6 +47,31 @@ class Hosted(Protocol):
     def close(self) -> None:
         """End all requests, connections and engines."""
         ...
+
+
+class VersionTotals(ABC):
+    """Implement the part of Hosted that adds up the versions of a replica."""
+
+    @property
+    @abstractmethod
+    def all(self) -> Sequence[HostedVersion]:
+        """Every version, also those that are not loaded."""
+
+    @property
+    def num_calls(self) -> int:
+        """As Hosted.num_calls."""
+        return sum(each.host.num_calls for each in self.all)
+
+    @property
+    def queued_s(self) -> float:
+        """As Hosted.queued_s."""
+        return sum(each.host.queued_s for each in self.all)
+
+    def running_s(self) -> float:
+        """As Hosted.running_s."""
+        engines = [each.host.engine for each in self.all]
+        since = [each.running_since_s for each in engines if each is not None and each.running_since_s is not None]
+        return time.perf_counter() - min(since) if since else 0.0
 
 
 Host = Callable[[Any, EngineThreads], Hosted]
