@@ -134,7 +134,7 @@ def test_body_without_object_refused(body: str, server: RunningServer) -> None:
         ("texts", "text"),
         ("normalise", "normalize"),
         ("batchsize", "batch_size"),
-        ("", "known fields are batch_size, choice, frequency_penalty"),
+        ("", "known fields are bad_words, batch_size, choice"),
         ("\u0000", "known fields are"),
         ("漢字" * 1000, "known fields are"),
         ("[" * 100, "known fields are"),
