@@ -19,7 +19,7 @@ _SOFT_PAUSE = 1
 
 def release_threads() -> None:
     """End the OpenMP threads of the calling thread. Its next product starts new ones, in half a millisecond."""
-    library = _library()
+    library = parallel_library()
     if library is not None:
         library.omp_pause_resource_all(_SOFT_PAUSE)
 
@@ -56,6 +56,17 @@ def single_threaded_mkl() -> Iterator[None]:
 
 
 @cache
+def parallel_library() -> ctypes.CDLL | None:
+    """Return the library that holds torch's OpenMP, or None where it is not GNU OpenMP."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if sys.platform != "linux" or not path.exists():
+        return None
+    library = ctypes.CDLL(str(path))
+    # The second name is in no other OpenMP.
+    return library if hasattr(library, "omp_pause_resource_all") and hasattr(library, "GOMP_parallel") else None
+
+
+@cache
 def _mkl_setter() -> Callable[[int], int] | None:
     """Return MKL's function that sets the calling thread's number of threads and returns the last one."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
@@ -64,14 +75,3 @@ def _mkl_setter() -> Callable[[int], int] | None:
     # This kind of library keeps the interpreter's lock, which another thread would hold for long.
     library = ctypes.PyDLL(str(path))
     return library.MKL_Set_Num_Threads_Local if hasattr(library, "MKL_Set_Num_Threads_Local") else None
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    """Return the library that holds torch's OpenMP, or None where it is not GNU OpenMP."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if sys.platform != "linux" or not path.exists():
-        return None
-    library = ctypes.CDLL(str(path))
-    # The second name is in no other OpenMP.
-    return library if hasattr(library, "omp_pause_resource_all") and hasattr(library, "GOMP_parallel") else None

@@ -10,6 +10,7 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.files import check_weight_bytes
 from frameworks.pytorch import kernels
+from frameworks.pytorch.compiled.code_cache import set_cache_folder
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
@@ -60,6 +61,7 @@ class TorchRegistry:
         self._ageing_s = ageing_s
         self._copies = copies
         self._gguf_folders = GgufFolders(copies.cache_dir)
+        set_cache_folder(copies.cache_dir / "compiled")
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
             pool.add_device(PINNED, PinnedBuffers())

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from frameworks.pytorch import kernels
+from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.generation.group_weights import round_to_groups
 from frameworks.pytorch.generation.linear import (
     HalfLinear,
@@ -61,6 +62,7 @@ def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
     if kernels.packs(dtype):
         found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size)))
     if dtype == torch.float32:
+        found[:0] = _compiled()
         found.append(CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)))
     if dtype in (torch.float32, torch.float16):
         found.append(HALF)
@@ -85,6 +87,15 @@ def half_is_exact(weight: torch.Tensor) -> bool:
         largest = max(largest, float(part.abs().max()))
         error = max(error, float(part.half().float().sub_(part).abs_().max()))
     return error <= _MAX_HALF_ERROR * largest  # infinite where a weight is too large for float16
+
+
+def _compiled() -> list[CpuKernel]:
+    """Return our own product of float32 weights, where this CPU can have it."""
+    if not lanes():
+        return []
+    from frameworks.pytorch.compiled.linear import FLOAT32, CompiledLinear
+
+    return [CpuKernel("compiled", CompiledLinear, FLOAT32.held_bytes)]
 
 
 def _int8_kernel(kernel: Int8Kernel) -> CpuKernel:

@@ -1,0 +1,18 @@
+"""Products that are compiled for this CPU when they are first needed.
+
+One number of a decode step's few rows is multiplied with every weight, so the step takes as long as reading the weights
+does. The libraries that torch calls read them at half the bandwidth of memory, or less. These products read them in one
+stream, in an order made for it, for any number of rows.
+
+- `vectors`: the width of the CPU's vectors.
+- `tiles`: the inner loops, in LLVM's language.
+- `formats`: the orders of the weights.
+- `products`: the loops around the tiles.
+- `parallel`: run them on torch's threads.
+- `linear`: the layers.
+
+numba compiles them. It is installed with the extra `cpu`; without it, torch's own products remain.
+
+Sources: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
+BLIS (2015).
+"""

@@ -1,0 +1,115 @@
+"""numba's decorators with types, and calls of functions by their addresses."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from frameworks.pytorch.compiled.code_cache import cache_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Sums may be made in any order and with fused operations; numbers that are not finite stay what they are.
+_MATH = {"contract", "reassoc", "arcp", "nsz"}
+
+
+def compiled(function: F) -> F:
+    """Compile a function that compiled functions call."""
+    made: F = numba.njit(fastmath=_MATH, error_model="numpy", nogil=True)(function)
+    return made
+
+
+def inlined(function: F) -> F:
+    """As `compiled`, as a part of each function that calls it: its loops become vectors together with theirs."""
+    made: F = numba.njit(fastmath=_MATH, error_model="numpy", nogil=True, forceinline=True)(function)
+    return made
+
+
+def llvm_function(write: Callable[..., Any]) -> Any:
+    """Make a function for compiled code whose body is written in LLVM's language: numba's `intrinsic`."""
+    return intrinsic(write)
+
+
+def address_of(function: Callable[[Any], None]) -> int:
+    """Compile a function of one pointer to int64 numbers, or read it from the cache, and return its address."""
+    signature = types.void(types.CPointer(types.int64))
+    with cache_folder() as is_cached:
+        make = numba.cfunc(signature, fastmath=_MATH, error_model="numpy", cache=is_cached)
+        made = make(function)
+    _kept.append(made)
+    return int(made.address)
+
+
+_kept: list[Any] = []
+
+
+@llvm_function
+def call_for_number(_context: Any, _address: Any) -> Any:
+    """(address) → what the C function of no arguments there returns, an int."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        found = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(found, ir.IntType(64))
+
+    return types.int64(types.int64), write
+
+
+@llvm_function
+def call(_context: Any, _address: Any) -> Any:
+    """(address) → nothing, after calling the C function of no arguments there."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), write
+
+
+@llvm_function
+def pointer_to_floats(_context: Any, _address: Any) -> Any:
+    """(address) → a pointer to float32 numbers."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), write
+
+
+@llvm_function
+def pointer_to_integers(_context: Any, _address: Any) -> Any:
+    """(address) → a pointer to int64 numbers."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), write
+
+
+@llvm_function
+def float_of_bits(_context: Any, _bits: Any) -> Any:
+    """(int32) → the float32 with these bits."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), write
+
+
+@llvm_function
+def stack_floats(_context: Any, count: Any) -> Any:
+    """(literal number) → the address of so many float32 numbers that live as long as the calling function."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def write(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        kind = ir.ArrayType(ir.FloatType(), count.literal_value)
+        place = cgutils.alloca_once(builder, kind)
+        return builder.ptrtoint(place, ir.IntType(64))
+
+    return types.int64(count), write
