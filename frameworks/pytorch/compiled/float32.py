@@ -36,3 +36,8 @@ def pack(weight: Floats) -> Floats:
 def held_bytes(outputs: int, inputs: int) -> int:
     """Return the bytes of packed weights."""
     return -(-outputs // BLOCK) * BLOCK * inputs * 4
+
+
+def tile_bytes(rows: int, inputs: int) -> int:
+    """Return the bytes of ordered rows; one row is in order already."""
+    return 4 * rows * inputs if rows > 1 else 0

@@ -72,6 +72,20 @@ def call(_context: Any, _address: Any) -> Any:
 
 
 @llvm_function
+def call_with(_context: Any, _address: Any, _argument: Any) -> Any:
+    """(address, number) → nothing, after calling the C function there with the number as a pointer."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer])
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
+        builder.call(function, [builder.inttoptr(arguments[1], pointer)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), write
+
+
+@llvm_function
 def pointer_to_floats(_context: Any, _address: Any) -> Any:
     """(address) → a pointer to float32 numbers."""
 

@@ -30,16 +30,17 @@ from frameworks.pytorch.compiled.products import (
 class PackedFormat:
     """How weights of float32 are packed, and the address of the region that multiplies them.
 
-    `held_bytes`: of outputs and inputs.
+    `held_bytes`: of outputs and inputs. `tile_bytes`: for the work, of at most ROWS_AT_ONCE rows and inputs.
     """
 
     name: str
     address: int
     pack: Callable[["np.ndarray[Any, np.dtype[np.float32]]"], "np.ndarray[Any, np.dtype[Any]]"]
     held_bytes: Callable[[int, int], int]
+    tile_bytes: Callable[[int, int], int]
 
 
-FLOAT32 = PackedFormat("float32", float32.ADDRESS, float32.pack, float32.held_bytes)
+FLOAT32 = PackedFormat("float32", float32.ADDRESS, float32.pack, float32.held_bytes, float32.tile_bytes)
 
 
 class CompiledLinear:
@@ -52,10 +53,14 @@ class CompiledLinear:
         self.weights = torch.from_numpy(packed_format.pack(weight.detach().float().numpy()))
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._region = Region(packed_format.address, NUM_ARGUMENTS - NUM_RESERVED)
-        arguments = self._region.arguments
+        self.arguments = arguments = self._region.arguments
         arguments[INPUTS], arguments[OUTPUTS] = self.inputs, self.outputs
         arguments[WEIGHTS] = self.weights.data_ptr()
         arguments[BIAS] = 0 if self.bias is None else self.bias.data_ptr()
+
+    def tile_bytes(self, rows: int) -> int:
+        """Return the bytes that a product of so many rows needs for its work."""
+        return self.format.tile_bytes(min(rows, ROWS_AT_ONCE), self.inputs)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._product(rows, NONE, None)
@@ -73,10 +78,10 @@ class CompiledLinear:
         x = rows.to(torch.float32).contiguous()
         count = len(x)
         out = torch.empty((count, self.outputs), dtype=torch.float32)
-        tiles = x if count == 1 else torch.empty(min(count, ROWS_AT_ONCE) * self.inputs, dtype=torch.float32)
+        tiles = torch.empty(self.tile_bytes(count), dtype=torch.uint8)
         if other is not None:
             other = other.to(torch.float32).contiguous()
-        arguments = self._region.arguments
+        arguments = self.arguments
         arguments[ROWS] = count
         arguments[X] = x.data_ptr()
         arguments[OUT] = out.data_ptr()

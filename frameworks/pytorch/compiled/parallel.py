@@ -32,11 +32,15 @@ class Region:
         ]
         self._threads = 1
 
-    def run(self, threads: int) -> None:
-        """Run the function on so many threads, without the interpreter's lock, and wait for its end."""
+    def prepare(self, threads: int) -> None:
+        """Set the reserved arguments for a run on so many threads."""
         if threads != self._threads:
             self._threads = threads
             self.arguments[:NUM_RESERVED] = self._functions if threads > 1 else 0
+
+    def run(self, threads: int) -> None:
+        """Run the function on so many threads, without the interpreter's lock, and wait for its end."""
+        self.prepare(threads)
         if threads == 1:
             self._alone(self._pointer)
         else:

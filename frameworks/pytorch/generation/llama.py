@@ -8,14 +8,16 @@ normalised by head), Zhang and Sennrich 2019 (root mean square norm).
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.linear import MakeLinear
+from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.packed.modules import joined_linear_of, linear_of
 from frameworks.pytorch.generation.step_layout import StepLayout
 
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 _JOINED = ("q_proj", "k_proj", "v_proj")
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Rotary embeddings whose frequencies do not depend on the lengths of the batch's sequences.
@@ -42,7 +44,7 @@ class RootMeanSquareNorm:
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         """`weight`: [n]."""
         size = len(weight)
-        self._weight = weight
+        self.weight = weight
         self._epsilon = epsilon
         self._times_root = weight.float() * size**0.5
         self._floor = torch.tensor((size * epsilon) ** 0.5, device=weight.device)
@@ -50,7 +52,7 @@ class RootMeanSquareNorm:
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[…, n] → the same."""
         if states.device.type != "cpu":
-            return torch.nn.functional.rms_norm(states, self._weight.shape, self._weight, self._epsilon)
+            return torch.nn.functional.rms_norm(states, self.weight.shape, self.weight, self._epsilon)
         wide = states.float()
         lengths = torch.linalg.vector_norm(wide, 2, -1, True)
         return (wide / torch.hypot(lengths, self._floor)).mul_(self._times_root).to(states.dtype)
@@ -64,35 +66,43 @@ class LlamaDecoder:
         body = model.model
         config = model.config
         self._attention = attention
-        self._embedding = body.embed_tokens
+        self._embed = body.embed_tokens
+        self.embedding: torch.Tensor = body.embed_tokens.weight
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
         # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
+        self._positive_frequencies = frequencies.cpu().numpy()
         self._rope_scale = float(body.rotary_emb.attention_scaling)
         epsilon = float(config.rms_norm_eps)
-        self._final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
+        self.final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
         # A head that shares its weights with the embedding is packed beside it: the two are read in different orders.
-        self._head = linear_of(model.lm_head, make_linear)
-        self._layers: list[_Layer] = []
+        self.head = linear_of(model.lm_head, make_linear)
+        self.layers: list[LlamaLayer] = []
         self.adaptable_layers: list[AdaptableLayer] = []
         for index, layer in enumerate(body.layers):
-            self._layers.append(_Layer(layer, index, attention, epsilon, make_linear))
+            self.layers.append(LlamaLayer(layer, index, attention, epsilon, make_linear))
             is_last = index == len(body.layers) - 1
-            self.adaptable_layers += _adaptable_layers(self._layers[-1], layer, f"model.layers.{index}", is_last)
+            self.adaptable_layers += _adaptable_layers(self.layers[-1], layer, f"model.layers.{index}", is_last)
             body.layers[index] = torch.nn.Identity()
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        states = self._embedding(layout.token_ids)
+        states = self._embed(layout.token_ids)
         cosine, sine = self._rotation(layout.positions, states.dtype)
-        *layers, last_layer = self._layers
+        *layers, last_layer = self.layers
         for layer in layers:
             states = layer(states, cosine, sine)
         states = last_layer(states, cosine, sine, layout.selected_rows)
         if not layout.num_logits:
-            return states.new_empty(0, self._embedding.num_embeddings)
-        return self._head(self._final_norm(states))[: layout.num_logits]
+            return states.new_empty(0, len(self.embedding))
+        return self.head(self.final_norm(states))[: layout.num_logits]
+
+    def angles(self, positions: Floats) -> tuple[Floats, Floats]:
+        """Return cosines and sines of these positions: [tokens, head size / 2] each."""
+        products = positions[:, None] * self._positive_frequencies
+        scale = np.float32(self._rope_scale)
+        return np.cos(products) * scale, np.sin(products) * scale
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines, and sines with the sign of their half: [tokens, 1, head size] each."""
@@ -103,59 +113,68 @@ class LlamaDecoder:
         return cosine.to(dtype), sine.to(dtype)
 
 
-class _Layer:
+class LlamaLayer:
+    """One layer. `window`: tokens that a query sees, None for all."""
+
     def __init__(
         self, layer: Any, index: int, attention: BlockAttention, epsilon: float, make_linear: MakeLinear
     ) -> None:
         own = layer.self_attn
         self._index = index
         self._attention = attention
-        self._size = int(own.head_dim)
-        self._key_heads = own.k_proj.out_features // self._size
-        self._query_heads = own.q_proj.out_features // self._size
-        self._query_and_key_value_heads = [self._query_heads, 2 * self._key_heads]
+        self.head_size = int(own.head_dim)
+        self.key_heads = own.k_proj.out_features // self.head_size
+        self.query_heads = own.q_proj.out_features // self.head_size
+        self._query_and_key_value_heads = [self.query_heads, 2 * self.key_heads]
         window = getattr(own, "sliding_window", None)
         if own.config.model_type == "mistral":
             window = own.config.sliding_window
-        self._window: int | None = window
-        self._query_norm = RootMeanSquareNorm(own.q_norm.weight, epsilon) if hasattr(own, "q_norm") else None
-        self._key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
+        self.window: int | None = window
+        self.epsilon = epsilon
+        self.scale = float(self.head_size**-0.5)
+        self.query_norm = RootMeanSquareNorm(own.q_norm.weight, epsilon) if hasattr(own, "q_norm") else None
+        self.key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
         self.query_key_value = joined_linear_of([getattr(own, each) for each in _JOINED], make_linear)
         self.output = linear_of(own.o_proj, make_linear)
         self.gate = linear_of(layer.mlp.gate_proj, make_linear)
         self.up = linear_of(layer.mlp.up_proj, make_linear)
         self.down = linear_of(layer.mlp.down_proj, make_linear)
-        self._input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
-        self._middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
+        self.input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
+        self.middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """Return the linear layers in the order of their use."""
+        return [self.query_key_value, self.output, self.gate, self.up, self.down]
 
     def __call__(
         self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[rows, hidden size] → the same, or only the rows in `wanted`, int64."""
         rows = states.shape[0]
-        heads = self.query_key_value(self._input_norm(states)).view(rows, -1, self._size)
-        self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
+        heads = self.query_key_value(self.input_norm(states)).view(rows, -1, self.head_size)
+        self._rotate(heads[:, : self.query_heads + self.key_heads], cosine, sine)
         query, key_value = torch.split_with_sizes(heads, self._query_and_key_value_heads, 1)
-        seen = self._attention(self._index, query, key_value, self._window).reshape(rows, -1)
+        seen = self._attention(self._index, query, key_value, self.window).reshape(rows, -1)
         if wanted is not None:
             # All keys and values are written; rows without logits need no further computation.
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
             if not len(wanted):
                 return states
         states = self.output.fused_add(seen, states)
-        middle = self._middle_norm(states)
+        middle = self.middle_norm(states)
         return self.down.fused_add(self.up.fused_mul(middle, self.gate.fused_silu(middle)), states)
 
     def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
         """Rotate queries and keys by their positions (Su et al. 2021), the halves of a head together as in Llama."""
         turned = heads
-        if self._query_norm is not None and self._key_norm is not None:
-            query, key = heads[:, : self._query_heads], heads[:, self._query_heads :]
-            turned = torch.cat((self._query_norm(query), self._key_norm(key)), 1)
-        torch.addcmul(turned * cosine, turned.roll(self._size // 2, -1), sine, out=heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = heads[:, : self.query_heads], heads[:, self.query_heads :]
+            turned = torch.cat((self.query_norm(query), self.key_norm(key)), 1)
+        torch.addcmul(turned * cosine, turned.roll(self.head_size // 2, -1), sine, out=heads)
 
 
-def _adaptable_layers(layer: _Layer, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:
+def _adaptable_layers(layer: LlamaLayer, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:
     """Return the linear layers, with the names of the modules of transformers. After the attention of the last layer
     only the rows with logits are computed.
     """

@@ -9,6 +9,7 @@ from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
@@ -44,22 +45,24 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
+    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder)
+    step = compiled_step(decoder, cache, max_context_tokens)
+    runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
     if load.bits is None:
         packed_tolerance = PACKED_TOLERANCE if load.source is not None else 0.0
-        trial.check(decoder, layouts, shape.cache.dtype, packed_tolerance)
+        trial.check(runner, shape.cache.dtype, packed_tolerance)
     else:
-        report = report_quantization(load.bits, trial, decoder, layouts, maker)
+        report = report_quantization(load.bits, trial, runner, maker)
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
         check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
         warn_if_less_accurate(report, load.bits, entry.name)
-    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder)
     return ServedModel(
-        PagedRunner(decoder, cache, layouts, adapters),
+        runner,
         BlockPool(cache.blocks, BLOCK_TOKENS),
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes + (0 if step is None else step.held_bytes),
         report,
         adapters,
         products=maker.products,

@@ -1,6 +1,6 @@
 """The perplexity of a text: by a model of transformers, and by a decoder with its quantised weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp
 from typing import Any
 
@@ -9,9 +9,7 @@ import torch
 from frameworks.generation.sequence import Sequence as TextSequence
 from frameworks.generation.sequence import StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
-from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.types import DEFAULT_PRIORITY
 
 _MAX_TOKENS = 384
@@ -36,8 +34,11 @@ def model_perplexity(model: Any, token_ids: Sequence[int]) -> float | None:
     return _perplexity(-_log_probabilities(logits[:-1], token_ids[1:]), len(token_ids) - 1)
 
 
-def decoder_perplexity(decoder: Decoder, layouts: LayoutMaker, token_ids: Sequence[int]) -> float | None:
-    """Return the perplexity by a decoder whose cache is free and holds the text; None for fewer than two tokens."""
+def decoder_perplexity(compute: Callable[[list[StepPart]], torch.Tensor], token_ids: Sequence[int]) -> float | None:
+    """Return the perplexity by a decoder whose cache is free and holds the text; None for fewer than two tokens.
+
+    `compute`: as PagedRunner.compute.
+    """
     if len(token_ids) < 2:
         return None
     request = SequenceRequest(0, tuple(token_ids), 1, Sampling(), priority=DEFAULT_PRIORITY)
@@ -47,7 +48,7 @@ def decoder_perplexity(decoder: Decoder, layouts: LayoutMaker, token_ids: Sequen
     for start in range(0, len(token_ids), _PART_TOKENS):
         count = min(_PART_TOKENS, len(token_ids) - start)
         with torch.inference_mode():
-            logits = decoder.logits(layouts.make([StepPart(sequence, start, count, is_scored=True)]))
+            logits = compute([StepPart(sequence, start, count, is_scored=True)])
         following = token_ids[start + 1 : start + 1 + count]
         loss -= _log_probabilities(logits[: len(following)], following)
     return _perplexity(loss, len(token_ids) - 1)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import structlog
 
 from frameworks.pytorch.generation.cpu_kernels import INT4_GROUP
-from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.linear_makers import Bits, LinearMaker
-from frameworks.pytorch.generation.step_layout import LayoutMaker
+from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.trial import Trial
 from frameworks.types import QuantizationReport
 
@@ -19,15 +18,13 @@ MAX_PERPLEXITY = {"int8": 1.005, "int4": 1.05}
 """Times the original's: more is warned of."""
 
 
-def report_quantization(
-    bits: Bits, trial: Trial, decoder: Decoder, layouts: LayoutMaker, maker: LinearMaker
-) -> QuantizationReport:
+def report_quantization(bits: Bits, trial: Trial, runner: PagedRunner, maker: LinearMaker) -> QuantizationReport:
     """Compare a decoder, whose layers `maker` made, with the original."""
     products = maker.products
     kernel, weights = (products[0].kernel, products[0].weights) if products else ("torch", "whole")
     rows = "bfloat16 rows" if kernel == "weight-only" else "dynamic int8 rows"
     scheme = f"int8 per channel, {rows}" if bits == "int8" else f"int4 in groups of {INT4_GROUP}, {rows}"
-    report = trial.report(decoder, layouts, scheme, maker.original_bytes, maker.held_bytes)
+    report = trial.report(runner, scheme, maker.original_bytes, maker.held_bytes)
     trials = products[0].trials if products else ()
     return replace(report, kernel=kernel, weights=weights, kernels=trials)
 

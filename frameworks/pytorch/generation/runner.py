@@ -4,8 +4,9 @@ from typing import Protocol
 
 import torch
 
-from frameworks.generation.sequence import StepPlan
+from frameworks.generation.sequence import StepPart, StepPlan
 from frameworks.pytorch.generation.adapters.set import AdapterSet
+from frameworks.pytorch.generation.compiled_step import CompiledStep
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.step_layout import LayoutMaker
@@ -27,9 +28,18 @@ class StepRunner(Protocol):
 class PagedRunner:
     """A StepRunner: all sequences of a step in one pass, over the blocks of one key/value cache."""
 
-    def __init__(self, decoder: Decoder, cache: KeyValueCache, layouts: LayoutMaker, adapters: AdapterSet) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KeyValueCache,
+        layouts: LayoutMaker,
+        adapters: AdapterSet,
+        step: CompiledStep | None = None,
+    ) -> None:
+        """`step`: computes the steps of few tokens of the decoder."""
         self.decoder = decoder
         self.cache = cache
+        self.step = step
         self._layouts = layouts
         self._adapters = adapters
 
@@ -41,6 +51,16 @@ class PagedRunner:
         """As StepRunner.logits."""
         self.cache.copy(plan.copies)
         self.cache.clear_begun(plan.parts)
-        layout = self._layouts.make(plan.parts)
-        with self._adapters.in_step(plan.parts, layout):
+        return self.compute(plan.parts)
+
+    def compute(self, parts: list[StepPart]) -> torch.Tensor:
+        """Compute the parts of a plan, as `logits` does."""
+        if self.step is not None and self.step.takes(parts):
+            return self.step.logits(parts)
+        return self.compute_by_layers(parts)
+
+    def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
+        """As `compute`, by the decoder's own layers."""
+        layout = self._layouts.make(parts)
+        with self._adapters.in_step(parts, layout):
             return self.decoder.logits(layout)

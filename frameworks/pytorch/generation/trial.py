@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.generation.sequence import Sequence, StepPart
+from frameworks.generation.sequence import Sequence as TextSequence
+from frameworks.generation.sequence import StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
-from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.perplexity import decoder_perplexity, max_text_tokens, model_perplexity
+from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.shape import NotPaged
-from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
@@ -65,17 +65,16 @@ class Trial:
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
 
-    def check(
-        self, decoder: Decoder, layouts: LayoutMaker, kv_dtype: torch.dtype, packed_tolerance: float = 0.0
-    ) -> None:
-        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory.
+    def check(self, runner: PagedRunner, kv_dtype: torch.dtype, packed_tolerance: float = 0.0) -> None:
+        """Raise NotPaged if the runner computes something else than the model, OutOfMemory.
 
         `kv_dtype`: of its keys and values. `packed_tolerance`: for layers that round more than the dtype does.
         """
-        own, _ = self._run_decoder(decoder, layouts)
-        off = self.off(own)
-        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
-            raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
+        for compute in (runner.compute_by_layers, *([] if runner.step is None else [runner.compute])):
+            own, _ = self._run(compute)
+            off = self.off(own)
+            if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
+                raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
 
     def off(self, logits: Any, first: int = 0) -> float:
         """Return the error of logits after the parts from `first` on, relative to their spread."""
@@ -87,11 +86,9 @@ class Trial:
         """Largest error of a right model."""
         return _TOLERANCE[self._dtype]
 
-    def report(
-        self, decoder: Decoder, layouts: LayoutMaker, scheme: str, bytes_before: int, bytes_after: int
-    ) -> QuantizationReport:
+    def report(self, runner: PagedRunner, scheme: str, bytes_before: int, bytes_after: int) -> QuantizationReport:
         """Measure how far a decoder with quantised weights is from the model."""
-        own, own_s = self._run_decoder(decoder, layouts)
+        own, own_s = self._run(runner.compute)
         cosines = row_cosines(self._logits, own)
         return QuantizationReport(
             scheme,
@@ -102,20 +99,20 @@ class Trial:
             bytes_after=bytes_after,
             original_ms=round(1e3 * self._original_s, 3),
             quantized_ms=round(1e3 * own_s, 3),
-            perplexity=decoder_perplexity(decoder, layouts, self._text_ids),
+            perplexity=decoder_perplexity(runner.compute, self._text_ids),
             perplexity_original=self._perplexity,
         )
 
-    def _run_decoder(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:
+    def _run(self, compute: Callable[[list[StepPart]], torch.Tensor]) -> tuple[Any, float]:
         """Return the logits after each part, and the seconds of the whole text at once."""
         blocks = list(range(-(-sum(self.counts) // BLOCK_TOKENS)))
 
         def computed(start: int, count: int) -> torch.Tensor:
             token_ids = self.token_ids[: start + count]
-            sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY), 0.0)
+            sequence = TextSequence(SequenceRequest(0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY), 0.0)
             sequence.blocks = blocks
             with torch.inference_mode():
-                return decoder.logits(layouts.make([StepPart(sequence, start, count)])).float().cpu()
+                return compute([StepPart(sequence, start, count)]).float().cpu().clone()
 
         try:
             ends = np.cumsum(self.counts)

@@ -30,7 +30,7 @@ def logits_of(model: GeneratingModel) -> torch.Tensor:
     sequence.blocks = [0, 1]
     parts = [StepPart(sequence, 0, 40, is_scored=True), StepPart(sequence, 40, 1)]
     with torch.inference_mode():
-        rows = [runner.decoder.logits(runner._layouts.make([part]))[-1:] for part in parts]
+        rows = [runner.compute([part])[-1:].clone() for part in parts]
     return torch.cat(rows).float()
 
 

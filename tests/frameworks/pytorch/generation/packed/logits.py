@@ -6,7 +6,7 @@ import torch
 
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.generation.engine import GeneratingModel
-from tests.frameworks.pytorch.generation.generating import GREEDY, decoder_of, request
+from tests.frameworks.pytorch.generation.generating import GREEDY, request
 
 
 def logits_of(model: Any, token_ids: list[int]) -> torch.Tensor:
@@ -25,6 +25,5 @@ def own_logits(model: GeneratingModel, token_ids: list[int]) -> torch.Tensor:
         for position in range(len(token_ids)):
             sequence = Sequence(request(0, token_ids[: position + 1], 1, GREEDY), 0.0)
             sequence.blocks = [0, 1]
-            layout = runner._layouts.make([StepPart(sequence, position, 1)])
-            rows.append(decoder_of(model).logits(layout).float())
+            rows.append(runner.compute([StepPart(sequence, position, 1)]).float().clone())
     return torch.cat(rows)

@@ -1,0 +1,159 @@
+"""A whole step of a Llama decoder in one call: no Python and no operator of torch between its products.
+
+All threads run the step together. A barrier ends each part of it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from frameworks.pytorch.compiled.jit import (
+    address_of,
+    call_with,
+    compiled,
+    pointer_to_floats,
+    pointer_to_integers,
+)
+from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
+from frameworks.pytorch.compiled.products import NUM_ARGUMENTS
+from frameworks.pytorch.compiled.rows import attend, copy, normalize, rotate
+
+(
+    ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, MAX_TOKENS, BLOCK_TOKENS,
+    TABLE, PRODUCTS, NUMBERS, EMBEDDING, FINAL_NORM, CACHE, CACHE_LAYER_BYTES, CACHE_HALF_BYTES, CACHE_BLOCK_BYTES,
+    TOKEN_IDS, POSITIONS, FIRST_BLOCKS, BLOCKS, LOGIT_ROWS, COSINES, SINES,
+    STATES, NORMED, HEADS, SEEN, SCORES, NUM_STEP_ARGUMENTS,
+) = range(NUM_RESERVED, NUM_RESERVED + 31)  # fmt: skip
+"""Arguments of the step's region. Sizes, then addresses:
+
+- `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the arguments of
+  the products, and behind them the address of the product's region. `NUMBERS`: float32, epsilon and the scale.
+- `EMBEDDING`, `FINAL_NORM`: weights. `CACHE`: the first key.
+- Of the step, int64: `TOKEN_IDS`, `POSITIONS` and `FIRST_BLOCKS` [rows], where the blocks of the row's sequence begin
+  in `BLOCKS`, `LOGIT_ROWS` [logits]. float32: `COSINES` and `SINES` [rows, head size / 2].
+- For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
+  `SEEN` [rows, query heads, head size], `SCORES` [threads, MAX_TOKENS].
+"""
+INPUT_NORM, QUERY_NORM, KEY_NORM, MIDDLE_NORM, WINDOW, NUM_COLUMNS = range(6)
+"""Columns of the table: addresses of weights, 0 where there are none, and the tokens that a query sees, 0 for all."""
+QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, PRODUCTS_OF_LAYER = range(6)
+"""Products of a layer, in this order."""
+REGION = NUM_ARGUMENTS
+PRODUCT_COLUMNS = NUM_ARGUMENTS + 1
+
+
+@compiled
+def _multiply(arguments: Any, layer: int, index: int) -> None:
+    own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index)
+    call_with(pointer_to_integers(own)[REGION], own)
+    barrier(arguments)
+
+
+@compiled
+def _normalize_rows(arguments: Any, source: int, weight: int, rows: int, number: int, threads: int) -> None:
+    size = arguments[HIDDEN]
+    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
+    for row in range(number, rows, threads):
+        offset = 4 * row * size
+        normalize(source + offset, arguments[NORMED] + offset, weight, size, epsilon)
+    barrier(arguments)
+
+
+@compiled
+def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
+    """Rotate queries and keys, and write keys and values to the cache."""
+    table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
+    query_heads, key_heads, size = arguments[QUERY_HEADS], arguments[KEY_HEADS], arguments[HEAD_SIZE]
+    positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
+    blocks = pointer_to_integers(arguments[BLOCKS])
+    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
+    head_bytes = 4 * size
+    heads = query_heads + 2 * key_heads
+    keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
+    for task in range(number, arguments[ROWS] * heads, threads):
+        row, head = task // heads, task % heads
+        own = arguments[HEADS] + task * head_bytes
+        target = own
+        if head >= query_heads:
+            position = positions[row]
+            block = blocks[first_blocks[row] + position // arguments[BLOCK_TOKENS]]
+            target = keys + block * arguments[CACHE_BLOCK_BYTES]
+            index = head - query_heads
+            if index >= key_heads:
+                index -= key_heads
+                target += arguments[CACHE_HALF_BYTES]
+            target += (index * arguments[BLOCK_TOKENS] + position % arguments[BLOCK_TOKENS]) * head_bytes
+        if head >= query_heads + key_heads:
+            copy(own, target, size)
+            continue
+        weight = table[QUERY_NORM] if head < query_heads else table[KEY_NORM]
+        if weight:
+            normalize(own, own, weight, size, epsilon)
+        angles = 4 * row * (size // 2)
+        rotate(own, target, arguments[COSINES] + angles, arguments[SINES] + angles, size)
+    barrier(arguments)
+
+
+@compiled
+def _attend_rows(arguments: Any, layer: int, number: int, threads: int) -> None:
+    query_heads, key_heads, size = arguments[QUERY_HEADS], arguments[KEY_HEADS], arguments[HEAD_SIZE]
+    window = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)[WINDOW]
+    positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
+    scale = pointer_to_floats(arguments[NUMBERS])[1]
+    keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
+    scores = arguments[SCORES] + 4 * number * arguments[MAX_TOKENS]
+    head_bytes, heads = 4 * size, query_heads + 2 * key_heads
+    for task in range(number, arguments[ROWS] * query_heads, threads):
+        row, head = task // query_heads, task % query_heads
+        end = positions[row] + 1
+        first = max(0, end - window) if window else 0
+        place = keys + (head // (query_heads // key_heads)) * arguments[BLOCK_TOKENS] * head_bytes
+        blocks = pointer_to_integers(arguments[BLOCKS] + 8 * first_blocks[row])
+        attend(
+            arguments[HEADS] + (row * heads + head) * head_bytes,
+            arguments[SEEN] + task * head_bytes,
+            scores,
+            (size, arguments[BLOCK_TOKENS]),
+            (place, place + arguments[CACHE_HALF_BYTES], arguments[CACHE_BLOCK_BYTES], blocks),
+            (first, end),
+            scale,
+        )
+    barrier(arguments)
+
+
+@compiled
+def _embed(arguments: Any, number: int, threads: int) -> None:
+    size = arguments[HIDDEN]
+    token_ids = pointer_to_integers(arguments[TOKEN_IDS])
+    for row in range(number, arguments[ROWS], threads):
+        copy(arguments[EMBEDDING] + 4 * token_ids[row] * size, arguments[STATES] + 4 * row * size, size)
+    barrier(arguments)
+
+
+def _region(arguments: Any) -> None:
+    number, threads = thread_number(arguments), num_threads(arguments)
+    rows = arguments[ROWS]
+    _embed(arguments, number, threads)
+    for layer in range(arguments[LAYERS]):
+        table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
+        _normalize_rows(arguments, arguments[STATES], table[INPUT_NORM], rows, number, threads)
+        _multiply(arguments, layer, QUERY_KEY_VALUE)
+        _write_heads(arguments, layer, number, threads)
+        _attend_rows(arguments, layer, number, threads)
+        _multiply(arguments, layer, OUTPUT)
+        _normalize_rows(arguments, arguments[STATES], table[MIDDLE_NORM], rows, number, threads)
+        _multiply(arguments, layer, GATE)
+        _multiply(arguments, layer, UP)
+        _multiply(arguments, layer, DOWN)
+    size, logit_rows = arguments[HIDDEN], pointer_to_integers(arguments[LOGIT_ROWS])
+    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
+    for index in range(number, arguments[LOGITS], threads):
+        source = arguments[STATES] + 4 * logit_rows[index] * size
+        normalize(source, arguments[NORMED] + 4 * index * size, arguments[FINAL_NORM], size, epsilon)
+    barrier(arguments)
+    if arguments[LOGITS]:
+        _multiply(arguments, arguments[LAYERS], 0)
+
+
+ADDRESS = address_of(_region)
+Integers = np.ndarray[Any, np.dtype[np.int64]]

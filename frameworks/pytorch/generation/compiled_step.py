@@ -1,0 +1,190 @@
+"""Compute a step of few tokens by one compiled function, where the decoder's layers have compiled products.
+
+A step of a small model is calls rather than arithmetic: 25 operators of torch a layer take twice as long as its
+products. Prompts have more rows than a step here takes; they are computed layer by layer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.generation.sequence import StepPart
+from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
+
+MAX_ROWS = 64
+"""Tokens of a step. Above it, the operators of torch take a small share of the time."""
+
+
+def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "CompiledStep | None":
+    """Return what computes the steps of few tokens; None where the decoder or the cache does not allow it.
+
+    `max_tokens`: of a sequence. Compiling takes seconds, unless the code is in the cache.
+    """
+    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype != torch.float32:
+        return None
+    from frameworks.pytorch.compiled.linear import CompiledLinear
+
+    linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
+    compiled = [each for each in linears if isinstance(each, CompiledLinear)]
+    if len(compiled) < len(linears) or decoder.embedding.dtype != torch.float32:
+        return None
+    return CompiledStep(decoder, compiled, cache, max_tokens)
+
+
+class CompiledStep:
+    """Computes steps of one decoder. Used by one thread."""
+
+    def __init__(self, decoder: LlamaDecoder, linears: Sequence[Any], cache: KeyValueCache, max_tokens: int) -> None:
+        """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
+        from frameworks.pytorch.compiled import elementwise, products, step
+        from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
+
+        self._decoder = decoder
+        self._cache = cache
+        self._kept = linears
+        self._step, self._products, self._operations = step, products, elementwise
+        self._num_reserved = NUM_RESERVED
+        self._max_tokens = max_tokens
+        self._vocabulary = linears[-1].outputs
+        self._region = Region(step.ADDRESS, step.NUM_STEP_ARGUMENTS - NUM_RESERVED)
+        first = decoder.layers[0]
+        heads = first.query_heads + 2 * first.key_heads
+        sizes = {
+            "states": decoder.embedding.shape[1],
+            "normed": decoder.embedding.shape[1],
+            "heads": heads * first.head_size,
+            "seen": first.query_heads * first.head_size,
+            "gated": max(each.outputs for each in linears[2::5]),
+        }
+        self._buffers = {name: np.empty((MAX_ROWS, size), dtype=np.float32) for name, size in sizes.items()}
+        self._buffers["tiles"] = np.empty(max(each.tile_bytes(MAX_ROWS) for each in linears) // 4, dtype=np.float32)
+        self._scores = np.empty(0, dtype=np.float32)
+        self._logits = torch.empty(0, self._vocabulary)
+        self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
+        self._table = _table(decoder.layers, step)
+        self._arguments_of_products = self._products_table(linears)
+        self._set_constants(first, heads)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the buffers."""
+        buffers = sum(each.nbytes for each in (*self._buffers.values(), self._scores, self._arguments_of_products))
+        return buffers + self._logits.nbytes
+
+    def takes(self, parts: Sequence[StepPart]) -> bool:
+        """Return whether a step of these parts is computed here: few tokens, and none with an adapter."""
+        tokens = 0
+        for part in parts:
+            tokens += part.num_tokens
+            if tokens > MAX_ROWS or part.sequence.request.adapter_id:
+                return False
+        return True
+
+    def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
+        """As Decoder.logits of these parts. The tensor is valid until the next step."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        first_blocks: list[int] = []
+        logit_rows: list[int] = []
+        blocks: list[int] = []
+        for part in parts:
+            token_ids += part.token_ids
+            positions += range(part.start, part.start + part.num_tokens)
+            first_blocks += [len(blocks)] * part.num_tokens
+            blocks += part.sequence.blocks
+            logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
+        rows, count = len(token_ids), len(logit_rows)
+        threads = torch.get_num_threads()
+        if count > len(self._logits):
+            self._set_logits(count)
+        if len(self._scores) < threads * self._max_tokens:
+            self._scores = np.empty(threads * self._max_tokens, dtype=np.float32)
+        numbers = np.array(token_ids + positions + first_blocks + logit_rows + blocks, dtype=np.int64)
+        cosines, sines = self._decoder.angles(np.array(positions, dtype=np.float32))
+        step, arguments = self._step, self._region.arguments
+        address = numbers.ctypes.data
+        arguments[step.ROWS], arguments[step.LOGITS] = rows, count
+        arguments[step.TOKEN_IDS] = address
+        arguments[step.POSITIONS] = address + 8 * rows
+        arguments[step.FIRST_BLOCKS] = address + 16 * rows
+        arguments[step.LOGIT_ROWS] = address + 24 * rows
+        arguments[step.BLOCKS] = address + 24 * rows + 8 * count
+        arguments[step.COSINES], arguments[step.SINES] = cosines.ctypes.data, sines.ctypes.data
+        arguments[step.SCORES] = self._scores.ctypes.data
+        products = self._arguments_of_products
+        products[:, self._products.ROWS] = rows
+        products[-1, self._products.ROWS] = count
+        self._region.prepare(threads)
+        products[:, : self._num_reserved] = arguments[: self._num_reserved]
+        self._region.run(threads)
+        return self._logits[:count]
+
+    def _set_logits(self, count: int) -> None:
+        self._logits = torch.empty(count, self._vocabulary)
+        self._arguments_of_products[-1, self._products.OUT] = self._logits.data_ptr()
+
+    def _products_table(self, linears: Sequence[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Return the arguments of each product, with what it reads and writes."""
+        products, operations = self._products, self._operations
+        states, normed, heads, seen, gated, tiles = (each.ctypes.data for each in self._buffers.values())
+        places = (
+            (normed, heads, operations.NONE, 0),
+            (seen, states, operations.ADD, states),
+            (normed, gated, operations.SILU, 0),
+            (normed, gated, operations.MUL, gated),
+            (gated, states, operations.ADD, states),
+        )
+        table = np.zeros((len(linears), self._step.PRODUCT_COLUMNS), dtype=np.int64)
+        for index, linear in enumerate(linears):
+            own = table[index]
+            own[: products.NUM_ARGUMENTS] = linear.arguments
+            own[self._step.REGION] = linear.format.address
+            x, out, operation, other = (
+                places[index % 5] if index < len(linears) - 1 else (normed, 0, operations.NONE, 0)
+            )
+            own[products.X], own[products.OUT] = x, out
+            own[products.OPERATION], own[products.OTHER] = operation, other
+            own[products.TILES] = tiles
+        return table
+
+    def _set_constants(self, layer: LlamaLayer, heads: int) -> None:
+        step, arguments, keys = self._step, self._region.arguments, self._cache.layers[0][0]
+        assert heads == layer.query_heads + 2 * layer.key_heads
+        values = self._cache.layers[0][1]
+        arguments[step.LAYERS] = len(self._decoder.layers)
+        arguments[step.HIDDEN] = self._decoder.embedding.shape[1]
+        arguments[step.QUERY_HEADS], arguments[step.KEY_HEADS] = layer.query_heads, layer.key_heads
+        arguments[step.HEAD_SIZE] = layer.head_size
+        arguments[step.MAX_TOKENS] = self._max_tokens
+        arguments[step.BLOCK_TOKENS] = BLOCK_TOKENS
+        arguments[step.TABLE] = self._table.ctypes.data
+        arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
+        arguments[step.NUMBERS] = self._numbers.ctypes.data
+        arguments[step.EMBEDDING] = self._decoder.embedding.data_ptr()
+        arguments[step.FINAL_NORM] = self._decoder.final_norm.weight.data_ptr()
+        arguments[step.CACHE] = keys.data_ptr()
+        arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()
+        arguments[step.CACHE_LAYER_BYTES] = 2 * arguments[step.CACHE_HALF_BYTES]
+        arguments[step.CACHE_BLOCK_BYTES] = keys.stride(0) * keys.element_size()
+        for name in ("STATES", "NORMED", "HEADS", "SEEN"):
+            arguments[getattr(step, name)] = self._buffers[name.lower()].ctypes.data
+
+
+def _table(layers: Sequence[LlamaLayer], step: Any) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    table = np.zeros((len(layers), step.NUM_COLUMNS), dtype=np.int64)
+    for own, layer in zip(table, layers, strict=True):
+        own[step.INPUT_NORM] = layer.input_norm.weight.data_ptr()
+        own[step.MIDDLE_NORM] = layer.middle_norm.weight.data_ptr()
+        own[step.QUERY_NORM] = _address(layer.query_norm)
+        own[step.KEY_NORM] = _address(layer.key_norm)
+        own[step.WINDOW] = layer.window or 0
+    return table
+
+
+def _address(norm: RootMeanSquareNorm | None) -> int:
+    return 0 if norm is None else norm.weight.data_ptr()
