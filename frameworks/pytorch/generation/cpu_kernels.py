@@ -33,6 +33,8 @@ from frameworks.pytorch.int8_products import Int8Kernel
 INT4_GROUP = 32
 ORIGINAL = "original"
 _FBGEMM_BLOCK = 512
+# Layers that are all compiled save the calls between them, which take as long as the products of a small model.
+_MAX_TIME_OF_CALLS = 0.7
 # Relative to the largest weight: float32 sums of a few hundred products are no more exact.
 _MAX_HALF_ERROR = 1e-6
 # Pieces of the weights stay in the CPU's cache.
@@ -43,7 +45,8 @@ _ELEMENTS_AT_ONCE = 1 << 16
 class CpuKernel:
     """A product. `held_bytes`: of outputs and inputs. `fits`: whether it multiplies these weights, [outputs, inputs],
     without a loss that the dtype does not have. `weights`: name of the range that int8 weights are rounded to.
-    `shares`: the layer reads the given weights, and holds no copy.
+    `shares`: the layer reads the given weights, and holds no copy. `max_rival_time`: another kernel is chosen
+    only if it takes less than this share of the time.
     """
 
     name: str
@@ -52,6 +55,7 @@ class CpuKernel:
     fits: Callable[[torch.Tensor], bool] = lambda _: True
     weights: str = ""
     shares: bool = False
+    max_rival_time: float = 0.9
 
 
 def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
@@ -95,7 +99,7 @@ def _compiled() -> list[CpuKernel]:
         return []
     from frameworks.pytorch.compiled.linear import FLOAT32, CompiledLinear
 
-    return [CpuKernel("compiled", CompiledLinear, FLOAT32.held_bytes)]
+    return [CpuKernel("compiled", CompiledLinear, FLOAT32.held_bytes, max_rival_time=_MAX_TIME_OF_CALLS)]
 
 
 def _int8_kernel(kernel: Int8Kernel) -> CpuKernel:

@@ -30,10 +30,10 @@ _MAX_ELEMENTS = 1 << 19
 _OUTPUT_STEP = 64
 # The call takes longer than the product: all kernels are alike, and chance would choose.
 _MIN_ELEMENTS = 1 << 15
+# Of the last block of a layer's weights.
+_MAX_PADDING_BYTES = 1 << 20
 # Layers that are multiplied by turns, so that none stays in the cache of a core, as those of a model do not.
 _COPIES = 2
-# A kernel replaces an earlier one of the list only if it takes less than this share of its time.
-_CLEARLY_FASTER = 0.9
 # A kernel this many times slower than the fastest is not timed with more rows.
 _HOPELESS = 4.0
 # Shortest times of one kernel differ by a few percent.
@@ -72,9 +72,9 @@ class KernelChooser:
         measure: Measure | None = None,
     ) -> None:
         """`kernels`: in the order of preference; one alone is not measured. `original`: for quantised weights, the
-        kernels of the original, the best last. `max_bytes`: of a weight, unless no kernel takes fewer. `shared`:
-        addresses of weights that are held in any case. `max_error`: of weights, the largest error of a product that may
-        be chosen. `measure`: None for the clock.
+        kernels of the original, the best last. `max_bytes`: of a weight, less a MiB of padding,
+        unless no kernel takes fewer. `shared`: addresses of weights that are held in any case. `max_error`: of weights,
+        the largest error of a product that may be chosen. `measure`: None for the clock.
         """
         self._kernels = kernels
         self._original = original
@@ -96,7 +96,7 @@ class KernelChooser:
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that `fits` accepts, [outputs, inputs]."""
         usable = [each for each in self._kernels if each.fits(weight)]
-        most = self._max_bytes * weight.numel()
+        most = self._max_bytes * weight.numel() + _MAX_PADDING_BYTES
         usable = [each for each in usable if each.held_bytes(*weight.shape) <= most] or usable[:1]
         key = (*weight.shape, weight.dtype, *(each.name for each in usable))
         if key not in self._choices:
@@ -155,7 +155,7 @@ def fastest(usable: Sequence[CpuKernel], times: Times) -> CpuKernel:
     complete = [each for each in usable if len(times.get(each.name, {})) == len(TRIAL_ROWS)]
     best = complete[0] if complete else usable[0]
     for each in complete[1:]:
-        if geometric_mean([*times[each.name].values()]) < _CLEARLY_FASTER * geometric_mean(
+        if geometric_mean([*times[each.name].values()]) < best.max_rival_time * geometric_mean(
             [*times[best.name].values()]
         ):
             best = each
