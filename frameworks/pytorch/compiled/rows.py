@@ -55,16 +55,19 @@ def attend(query: int, out: int, scores: int, sizes: Any, cache: Any, seen: Any,
     keys, values, block_bytes, blocks = cache
     first, end = seen
     own, shares, result = pointer_to_floats(query), pointer_to_floats(scores), pointer_to_floats(out)
+    first_block, end_block = first // block_tokens, (end + block_tokens - 1) // block_tokens
     largest = np.float32(-np.inf)
-    for token in range(first, end):
-        place = keys + blocks[token // block_tokens] * block_bytes + 4 * size * (token % block_tokens)
-        key = pointer_to_floats(place)
-        product = _ZERO
-        for position in range(size):
-            product += own[position] * key[position]
-        product *= scale
-        shares[token - first] = product
-        largest = max(largest, product)
+    for index in range(first_block, end_block):
+        start = index * block_tokens
+        place = keys + blocks[index] * block_bytes
+        for token in range(max(first, start), min(end, start + block_tokens)):
+            key = pointer_to_floats(place + 4 * size * (token - start))
+            product = _ZERO
+            for position in range(size):
+                product += own[position] * key[position]
+            product *= scale
+            shares[token - first] = product
+            largest = max(largest, product)
     total = _ZERO
     for index in range(end - first):
         share = exponential(shares[index] - largest)
@@ -72,11 +75,14 @@ def attend(query: int, out: int, scores: int, sizes: Any, cache: Any, seen: Any,
         total += share
     for position in range(size):
         result[position] = _ZERO
-    for token in range(first, end):
-        place = values + blocks[token // block_tokens] * block_bytes + 4 * size * (token % block_tokens)
-        value = pointer_to_floats(place)
-        share = shares[token - first]
-        for position in range(size):
-            result[position] += share * value[position]
+    for index in range(first_block, end_block):
+        start = index * block_tokens
+        place = values + blocks[index] * block_bytes
+        for token in range(max(first, start), min(end, start + block_tokens)):
+            value = pointer_to_floats(place + 4 * size * (token - start))
+            share = shares[token - first]
+            for position in range(size):
+                result[position] += share * value[position]
+    factor = _ONE / total
     for position in range(size):
-        result[position] /= total
+        result[position] *= factor
