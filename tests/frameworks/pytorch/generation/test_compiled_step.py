@@ -1,0 +1,127 @@
+"""Steps of few tokens by one compiled function equal those by the decoder's layers."""
+
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frameworks.generation.sequence import Sequence, StepPart
+from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.generation.compiled_step import MAX_ROWS
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.pytorch.generation.generating import load_generating, request
+from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_model
+
+pytestmark = [
+    pytest.mark.isa,
+    pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"),
+]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "one key head": {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 32},
+    "window": {"model_type": "mistral", "sliding_window": 7},
+    "head norms": {"model_type": "qwen3"},
+}
+BLOCKS = 12
+# Relative to the spread of the logits: sums are made in another order.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(name="runner", scope="module", params=VARIANTS)
+def _runner(request: pytest.FixtureRequest, made_once: FolderMaker) -> Any:
+    model = load_generating(made_once(save_causal_model, **VARIANTS[request.param]), blocks=BLOCKS, kernels="compiled")
+    assert model._parts is not None
+    return model._parts.runner
+
+
+def plan_of(sizes: Rows[tuple[int, int]], blocks: Rows[int], *, is_scored: bool = False) -> list[StepPart]:
+    """Return parts of (tokens before, tokens) of one sequence each, whose blocks are taken from `blocks` in order."""
+    left = list(blocks)
+    parts = []
+    for number, (start, count) in enumerate(sizes):
+        token_ids = [(5 * number + 7 * place) % VOCABULARY_SIZE for place in range(start + count)]
+        sequence = Sequence(request(number, token_ids), 0.0)
+        needed = -(-(start + count) // BLOCK_TOKENS)
+        sequence.blocks, left = left[:needed], left[needed:]
+        parts.append(StepPart(sequence, start, count, is_scored=is_scored))
+    return parts
+
+
+def fill(runner: Any) -> None:
+    """Write keys and values of earlier tokens to all blocks."""
+    runner.cache._tensor.copy_(torch.randn(runner.cache._tensor.shape, generator=torch.Generator().manual_seed(0)))
+
+
+def computed(runner: Any, parts: list[StepPart], compute: Any, threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits and the cache after the step."""
+    fill(runner)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            return compute(parts).clone(), runner.cache._tensor.clone()
+    finally:
+        torch.set_num_threads(before)
+
+
+sizes = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=6)
+
+
+@given(sizes, st.permutations(range(BLOCKS)), st.booleans())
+def test_step_equals_that_by_layers(
+    runner: Any, sizes: list[tuple[int, int]], blocks: list[int], is_scored: bool
+) -> None:
+    parts = plan_of(sizes, blocks, is_scored=is_scored)
+    # A plan's decodes come first.
+    parts.sort(key=lambda part: part.num_tokens > 1)
+    expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
+    found, cache = computed(runner, parts, runner.step.logits)
+    assert len(found) == sum(part.num_logits for part in parts)
+    assert torch.allclose(found, expected, atol=TOLERANCE * float(expected.std()), rtol=0)
+    assert torch.allclose(cache, expected_cache, atol=1e-4)
+
+
+@given(sizes, st.permutations(range(BLOCKS)))
+def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]], blocks: list[int]) -> None:
+    parts = plan_of(sizes, blocks)
+    together, _ = computed(runner, parts, runner.step.logits, threads=2)
+    alone = [computed(runner, [part], runner.step.logits)[0] for part in parts]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_step_takes_few_tokens_without_adapters(runner: Any) -> None:
+    decode, prompt = plan_of([(3, 1), (0, MAX_ROWS)], range(BLOCKS))
+    assert runner.step.takes([decode])
+    assert runner.step.takes([prompt])
+    assert not runner.step.takes([decode, prompt])
+    adapted = Sequence(request(9, [1, 2], adapter_id=1), 0.0)
+    assert not runner.step.takes([StepPart(adapted, 1, 1)])
+
+
+def test_failed_numbers_reach_the_logits(runner: Any) -> None:
+    """The sampler finds them there, and fails that text alone."""
+    decodes = plan_of([(3, 1), (3, 1)], range(BLOCKS))
+    row = runner.decoder.embedding[decodes[0].sequence.token_ids[-1]]
+    kept = row.clone()
+    try:
+        with torch.inference_mode():
+            row.fill_(torch.nan)
+            logits = runner.step.logits(decodes)
+            assert logits[0].isnan().all()
+            assert logits[1].isfinite().all()
+    finally:
+        with torch.inference_mode():
+            row.copy_(kept)
+
+
+def test_other_caches_have_no_compiled_step(made_once: FolderMaker) -> None:
+    model = load_generating(made_once(save_causal_model), kv_cache_dtype="bf16")
+    assert model._parts is not None
+    runner: Any = model._parts.runner
+    assert runner.step is None
