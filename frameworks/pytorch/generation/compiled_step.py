@@ -31,20 +31,31 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "C
 
     linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
     compiled = [each for each in linears if isinstance(each, CompiledLinear)]
-    if len(compiled) < len(linears) or decoder.embedding.dtype != torch.float32:
+    embedding = decoder.embedding
+    if len(compiled) < len(linears) or embedding is None or embedding.dtype != torch.float32:
         return None
-    return CompiledStep(decoder, compiled, cache, max_tokens)
+    return CompiledStep(decoder, embedding.detach(), compiled, cache, max_tokens)
 
 
 class CompiledStep:
     """Computes steps of one decoder. Used by one thread."""
 
-    def __init__(self, decoder: LlamaDecoder, linears: Sequence[Any], cache: KeyValueCache, max_tokens: int) -> None:
-        """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
+    def __init__(
+        self,
+        decoder: LlamaDecoder,
+        embedding: torch.Tensor,
+        linears: Sequence[Any],
+        cache: KeyValueCache,
+        max_tokens: int,
+    ) -> None:
+        """`embedding`: float32 [vocabulary, hidden size]. `linears`: the CompiledLinears of all layers in the order of
+        LlamaLayer.linears, and the head.
+        """
         from frameworks.pytorch.compiled import elementwise, products, step
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 
         self._decoder = decoder
+        self._embedding = embedding
         self._cache = cache
         self._kept = linears
         self._step, self._products, self._operations = step, products, elementwise
@@ -55,8 +66,8 @@ class CompiledStep:
         first = decoder.layers[0]
         heads = first.query_heads + 2 * first.key_heads
         sizes = {
-            "states": decoder.embedding.shape[1],
-            "normed": decoder.embedding.shape[1],
+            "states": embedding.shape[1],
+            "normed": embedding.shape[1],
             "heads": heads * first.head_size,
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
@@ -157,7 +168,7 @@ class CompiledStep:
         assert heads == layer.query_heads + 2 * layer.key_heads
         values = self._cache.layers[0][1]
         arguments[step.LAYERS] = len(self._decoder.layers)
-        arguments[step.HIDDEN] = self._decoder.embedding.shape[1]
+        arguments[step.HIDDEN] = self._embedding.shape[1]
         arguments[step.QUERY_HEADS], arguments[step.KEY_HEADS] = layer.query_heads, layer.key_heads
         arguments[step.HEAD_SIZE] = layer.head_size
         arguments[step.MAX_TOKENS] = self._max_tokens
@@ -165,7 +176,7 @@ class CompiledStep:
         arguments[step.TABLE] = self._table.ctypes.data
         arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
         arguments[step.NUMBERS] = self._numbers.ctypes.data
-        arguments[step.EMBEDDING] = self._decoder.embedding.data_ptr()
+        arguments[step.EMBEDDING] = self._embedding.data_ptr()
         arguments[step.FINAL_NORM] = self._decoder.final_norm.weight.data_ptr()
         arguments[step.CACHE] = keys.data_ptr()
         arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()

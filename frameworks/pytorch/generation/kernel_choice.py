@@ -30,8 +30,8 @@ _MAX_ELEMENTS = 1 << 19
 _OUTPUT_STEP = 64
 # The call takes longer than the product: all kernels are alike, and chance would choose.
 _MIN_ELEMENTS = 1 << 15
-# Of the last block of a layer's weights.
-_MAX_PADDING_BYTES = 1 << 20
+# Packed weights are whole blocks of so many outputs.
+_BLOCK = 32
 # Layers that are multiplied by turns, so that none stays in the cache of a core, as those of a model do not.
 _COPIES = 2
 # A kernel this many times slower than the fastest is not timed with more rows.
@@ -72,7 +72,7 @@ class KernelChooser:
         measure: Measure | None = None,
     ) -> None:
         """`kernels`: in the order of preference; one alone is not measured. `original`: for quantised weights, the
-        kernels of the original, the best last. `max_bytes`: of a weight, less a MiB of padding,
+        kernels of the original, the best last. `max_bytes`: of a weight, in whole blocks,
         unless no kernel takes fewer. `shared`: addresses of weights that are held in any case. `max_error`: of weights,
         the largest error of a product that may be chosen. `measure`: None for the clock.
         """
@@ -96,7 +96,7 @@ class KernelChooser:
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that `fits` accepts, [outputs, inputs]."""
         usable = [each for each in self._kernels if each.fits(weight)]
-        most = self._max_bytes * weight.numel() + _MAX_PADDING_BYTES
+        most = self._max_bytes * -(-weight.shape[0] // _BLOCK) * _BLOCK * weight.shape[1]
         usable = [each for each in usable if each.held_bytes(*weight.shape) <= most] or usable[:1]
         key = (*weight.shape, weight.dtype, *(each.name for each in usable))
         if key not in self._choices:

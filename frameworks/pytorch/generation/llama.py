@@ -67,7 +67,8 @@ class LlamaDecoder:
         config = model.config
         self._attention = attention
         self._embed = body.embed_tokens
-        self.embedding: torch.Tensor = body.embed_tokens.weight
+        self.embedding: torch.Tensor | None = getattr(body.embed_tokens, "weight", None)
+        """[vocabulary, hidden size]; None where it is packed."""
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
         # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
@@ -95,7 +96,7 @@ class LlamaDecoder:
             states = layer(states, cosine, sine)
         states = last_layer(states, cosine, sine, layout.selected_rows)
         if not layout.num_logits:
-            return states.new_empty(0, len(self.embedding))
+            return states.new_empty(0, self._embed.num_embeddings)
         return self.head(self.final_norm(states))[: layout.num_logits]
 
     def angles(self, positions: Floats) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from frameworks.pytorch.openmp import _library, _mkl_setter, release_threads, single_threaded_mkl
+from frameworks.pytorch.openmp import _mkl_setter, parallel_library, release_threads, single_threaded_mkl
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux's")
 
@@ -40,7 +40,7 @@ def in_thread(*work: Callable[[], object]) -> list[object]:
 
 
 def test_released_threads_restart_on_demand() -> None:
-    assert _library() is not None, "torch for Linux brings GNU OpenMP"
+    assert parallel_library() is not None, "torch for Linux brings GNU OpenMP"
     first, _, without, again, with_it, _, once_more = in_thread(
         compute, release_threads, num_threads, compute, num_threads, release_threads, num_threads
     )

@@ -64,13 +64,6 @@ def never_stop_proposing(model: GeneratingModel) -> None:
     cost.of_token = lambda texts, proposed: -0.1 / proposed
 
 
-def embedding_of(weight: torch.Tensor) -> torch.nn.Embedding:
-    """Return the module of an embedding table, [tokens, size]."""
-    embedding = torch.nn.Embedding(len(weight), weight.shape[1])
-    embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return embedding
-
-
 def request(
     sequence_id: int, prompt_ids: Iterable[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any
 ) -> SequenceRequest:

@@ -14,7 +14,6 @@ from tests.frameworks.pytorch.generation.generating import (
     GREEDY,
     alone,
     decoder_of,
-    embedding_of,
     ids_of,
     load_generating,
     request,
@@ -191,15 +190,15 @@ class TestStandingReady:
         def fail(_: object) -> None:
             raise error
 
-        monkeypatch.setattr(decoder_of(model), "logits", fail)
+        assert model._parts is not None
+        monkeypatch.setattr(model._parts.runner, "compute", fail)
         with pytest.raises(ours, match=message):
             model.warm_up()
         assert not model.has_work
 
     def test_model_with_nan_logits_is_refused(self, model: GeneratingModel) -> None:
-        decoder = decoder_of(model)
-        weight = torch.full_like(decoder._embedding.weight, torch.nan)
-        decoder._embedding = embedding_of(weight)
+        with torch.inference_mode():
+            decoder_of(model).embedding.fill_(torch.nan)
         with pytest.raises(
             InvalidModel, match="the model does not generate text: the model returned logits that are not"
         ):

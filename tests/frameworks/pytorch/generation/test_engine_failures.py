@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
+from frameworks.generation.sequence import StepPart
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     alone,
     decoder_of,
-    embedding_of,
     load_generating,
     request,
     run_out,
@@ -33,10 +33,8 @@ def model(made_once: FolderMaker) -> Any:
 
 def poison(model: GeneratingModel) -> None:
     """Make every row that reads the token POISON NaN."""
-    decoder = decoder_of(model)
-    weight = decoder._embedding.weight.detach().clone()
-    weight[POISON] = torch.nan
-    decoder._embedding = embedding_of(weight)
+    with torch.inference_mode():
+        decoder_of(model).embedding[POISON] = torch.nan
 
 
 class TestFailingAlone:
@@ -109,17 +107,17 @@ class TestFailedSteps:
         """Let the next step write its keys and values, then fail."""
         assert model._parts is not None
         runner: Any = model._parts.runner
-        logits = runner.decoder.logits
+        compute = runner.compute
 
-        def fail(layout: Any) -> torch.Tensor:
-            logits(layout)
+        def fail(parts: list[StepPart]) -> torch.Tensor:
+            compute(parts)
             for keys, values in runner.cache.layers:
                 keys.fill_(5)
                 values.fill_(5)
             monkeypatch.undo()
             raise error
 
-        monkeypatch.setattr(runner.decoder, "logits", fail)
+        monkeypatch.setattr(runner, "compute", fail)
 
     def fail(self, model: GeneratingModel, error: type[Exception]) -> None:
         with pytest.raises(error):

@@ -57,7 +57,7 @@ def test_folder_gives_logits_of_its_numbers(copied: FolderMaker, case: str) -> N
         assert (packed is None) == ("_proj" not in name)
         if packed is not None:
             assert torch.equal(dense(packed, torch.float32, torch.device("cpu")), numbers)
-    assert isinstance(decoder_of(model)._layers[0].output, ReorderedLinear) == (case == "gptq_act_order")
+    assert isinstance(decoder_of(model).layers[0].output, ReorderedLinear) == (case == "gptq_act_order")
 
 
 @pytest.mark.parametrize(
