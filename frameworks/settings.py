@@ -36,7 +36,9 @@ from memory.sizes import Bytes
 
 Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU"]
 Dtype = Literal["f32", "f16", "bf16", "int8", "int4"]
-Kernels = Literal["auto", "plain", "compiled", "onednn", "mkl", "fbgemm", "torch", "float32", "weight-only"]
+Kernels = Literal[
+    "auto", "plain", "compiled", "compiled-f16", "onednn", "mkl", "fbgemm", "torch", "float32", "weight-only"
+]
 VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 Isolation = Literal["none", "process"]
 ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "pythonic"]

@@ -4,40 +4,45 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.formats import float32
+from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
+from frameworks.pytorch.compiled.float_rows import float_row_writer
+from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
 from frameworks.pytorch.compiled.jit import address_of
-from frameworks.pytorch.compiled.products import BLOCK, ROWS, ROWS_AT_ONCE, VECTORS, WEIGHTS, multiplier, ordered
+from frameworks.pytorch.compiled.products import multiplier, orderer, region
+from frameworks.pytorch.compiled.tiles import PARTS, Shape, at, float_tile, load, widening_step
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+_SHAPE = Shape(1, 4 * BLOCK, 4)
 
-multiply = multiplier(float32(VECTORS))
+
+def _load_weights(builder: Any, w: Any) -> list[list[Any]]:
+    return [[load(builder, at(builder, w, 4 * VECTORS.lanes * part), VECTORS.floats) for part in PARTS]]
+
+
+def _tile(rows: int) -> Any:
+    return float_tile(VECTORS, _SHAPE, widening_step(VECTORS, _load_weights), rows)
+
+
+FORMAT = Format("float32", 1, _SHAPE.step_bytes, 4, _tile, float_row_writer(1), orders_one_row=False)
+order = orderer(FORMAT)
+multiply = multiplier(FORMAT)
+_run = region(FORMAT, order, multiply)
 
 
 def _region(arguments: Any) -> None:
-    for first in range(0, arguments[ROWS], ROWS_AT_ONCE):
-        tiles, out, sizes, finish, number, threads = ordered(arguments, first)
-        multiply(arguments[WEIGHTS], tiles, out, sizes, finish, number, threads)
+    _run(arguments)
 
 
-ADDRESS = address_of(_region)
+ADDRESS = address_of(_region, keeps_order=True)
 
 
-def pack(weight: Floats) -> Floats:
-    """Return weights [outputs, inputs] as [blocks, inputs, outputs of a block]."""
+def pack(weight: Floats) -> Bytes:
+    """Return weights [outputs, inputs] as bytes of [blocks, inputs, outputs of a block]."""
     outputs, inputs = weight.shape
-    blocks, whole = -(-outputs // BLOCK), outputs // BLOCK
-    packed = np.zeros((blocks, inputs, BLOCK), dtype=np.float32)
-    packed[:whole] = weight[: whole * BLOCK].reshape(whole, BLOCK, inputs).transpose(0, 2, 1)
-    if whole < blocks:
-        packed[whole, :, : outputs - whole * BLOCK] = weight[whole * BLOCK :].T
-    return packed
+    buffer = empty_buffer(FORMAT, outputs, inputs)
+    packed = buffer.view(np.float32).reshape(-1, inputs, BLOCK)
+    for index, block in blocks_of(weight):
+        packed[index] = block.T
+    return buffer
 
 
-def held_bytes(outputs: int, inputs: int) -> int:
-    """Return the bytes of packed weights."""
-    return -(-outputs // BLOCK) * BLOCK * inputs * 4
-
-
-def tile_bytes(rows: int, inputs: int) -> int:
-    """Return the bytes of ordered rows; one row is in order already."""
-    return 4 * rows * inputs if rows > 1 else 0
+PACKED = PackedFormat(FORMAT, ADDRESS, pack)

@@ -1,44 +1,85 @@
-"""The formats of weights in memory: the order that a product reads them in, and how it widens them to float32.
+"""The formats of weights and rows in memory: what a product reads, and in which order.
 
-Weights are [blocks, inputs, outputs of a block]: a product reads them in one stream. The last block is filled up with
-zeros.
+Inputs are taken in steps of a fixed number; the last step is filled up with zeros. Weights are [blocks, steps, outputs
+of a block]: a product reads them in one stream. The last block is filled up with zeros, too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import ir
+import numpy as np
 
-from frameworks.pytorch.compiled.tiles import BLOCK_VECTORS, LoadWeights, Vectors, load
+from frameworks.pytorch.compiled.jit import inlined
+from frameworks.pytorch.compiled.tiles import Vectors
+from frameworks.pytorch.compiled.vectors import lanes
 
-_I64 = ir.IntType(64)
+# Sixteen registers hold the sums of four rows, and not of eight.
+_NARROW_LANES = 8
+
+VECTORS = Vectors(lanes())
+BLOCK = VECTORS.block
+"""Outputs of a block of the weights."""
+LARGEST_TILE = 4 if VECTORS.lanes == _NARROW_LANES else 8
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`input_bytes`: of one input of a block. `inputs_at_once`: see float_tile."""
+    """Weights and rows as one product reads them.
+
+    `inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `head_bytes`: of what a block has
+    before its first step. `row_step_bytes`, `row_head_bytes`: of a row in order, likewise. `tile`: the number of rows →
+    the inner loop, a function for compiled code: (rows, weights, sums, steps) → nothing; addresses, and a number. It
+    writes float32 [rows, outputs of a block]. `write_row`: a compiled function that puts a row in order: (row, tile,
+    rows of the tile, index in the tile, inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put
+    in order.
+    """
 
     name: str
-    input_bytes: int
-    load_weights: LoadWeights
-    inputs_at_once: int = 1
+    inputs_at_once: int
+    step_bytes: int
+    row_step_bytes: int
+    tile: Callable[[int], Any]
+    write_row: Any
+    head_bytes: int = 0
+    row_head_bytes: int = 0
+    largest_tile: int = LARGEST_TILE
+    orders_one_row: bool = True
+
+    def steps(self, inputs: int) -> int:
+        """Return the number of steps of so many inputs."""
+        return -(-inputs // self.inputs_at_once)
+
+    def row_bytes(self, inputs: int) -> int:
+        """Return the bytes of a row in order."""
+        return self.steps(inputs) * self.row_step_bytes + self.row_head_bytes
+
+    def block_bytes(self, inputs: int) -> int:
+        """Return the bytes of a block of the weights."""
+        return self.steps(inputs) * self.step_bytes + self.head_bytes
+
+    def held_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of packed weights."""
+        return -(-outputs // BLOCK) * self.block_bytes(inputs)
 
 
-def float32(vectors: Vectors) -> Format:
-    """Weights as they are."""
-    input_bytes = 4 * vectors.block
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """A format, and the address of the region that multiplies its weights. `pack`: from the weights, as the format's
+    module has them, to uint8 in the order of the format.
+    """
 
-    def load_weights(builder: Any, block: Any, start: Any) -> list[list[Any]]:
-        first = builder.mul(start, ir.Constant(_I64, input_bytes))
-        return [
-            [
-                load(builder, builder.gep(block, [builder.add(first, _offset(4 * part, vectors))]), vectors.floats, 4)
-                for part in range(BLOCK_VECTORS)
-            ]
-        ]
-
-    return Format("float32", input_bytes, load_weights)
+    format: Format
+    address: int
+    pack: Callable[..., "np.ndarray[Any, np.dtype[np.uint8]]"]
 
 
-def _offset(bytes_of_lane: int, vectors: Vectors) -> Any:
-    return ir.Constant(_I64, bytes_of_lane * vectors.lanes)
+def row_sizer(format_: Format) -> Callable[[int], int]:
+    """Return `Format.row_bytes` for compiled code."""
+    at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.row_step_bytes, format_.row_head_bytes
+
+    @inlined
+    def row_bytes(inputs: int) -> int:
+        return (inputs + at_once - 1) // at_once * step_bytes + head_bytes
+
+    return row_bytes

@@ -23,6 +23,12 @@ def compiled(function: F) -> F:
     return made
 
 
+def part(function: F) -> F:
+    """As lines of the function that calls it: it is not compiled a second time alone, and computes as that one."""
+    made: F = numba.njit(error_model="numpy", nogil=True, inline="always")(function)
+    return made
+
+
 def inlined(function: F) -> F:
     """As `compiled`, as a part of each function that calls it: its loops become vectors together with theirs."""
     made: F = numba.njit(fastmath=_MATH, error_model="numpy", nogil=True, forceinline=True)(function)
@@ -34,11 +40,16 @@ def llvm_function(write: Callable[..., Any]) -> Any:
     return intrinsic(write)
 
 
-def address_of(function: Callable[[Any], None]) -> int:
-    """Compile a function of one pointer to int64 numbers, or read it from the cache, and return its address."""
+def address_of(function: Callable[[Any], None], *, keeps_order: bool = False) -> int:
+    """Compile a function of one pointer to int64 numbers, or read it from the cache, and return its address.
+
+    `keeps_order`: compute float operations as they are written, those of an `llvm_function` too. Otherwise the same
+    numbers could have other last bits in another tile. Functions that this one calls keep their own choice.
+    """
     signature = types.void(types.CPointer(types.int64))
     with cache_folder() as is_cached:
-        make = numba.cfunc(signature, fastmath=_MATH, error_model="numpy", cache=is_cached)
+        math = False if keeps_order else _MATH
+        make = numba.cfunc(signature, fastmath=math, error_model="numpy", cache=is_cached)
         made = make(function)
     _kept.append(made)
     return int(made.address)
@@ -127,3 +138,35 @@ def stack_floats(_context: Any, count: Any) -> Any:
         return builder.ptrtoint(place, ir.IntType(64))
 
     return types.int64(count), write
+
+
+@llvm_function
+def store_float(_context: Any, _address: Any, _value: Any) -> Any:
+    """(address, float32) → nothing, after writing it there."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.FloatType().as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), write
+
+
+@llvm_function
+def store_integer(_context: Any, _address: Any, _value: Any) -> Any:
+    """(address, int32) → nothing, after writing it there."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(32).as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int32), write
+
+
+@llvm_function
+def bits_of_float(_context: Any, _value: Any) -> Any:
+    """(float32) → its bits, int32."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), write

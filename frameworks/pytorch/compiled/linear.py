@@ -1,14 +1,10 @@
-"""Linear layers whose products are compiled. Importing this module compiles them."""
+"""Linear layers whose products are compiled."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 import torch
 
-from frameworks.pytorch.compiled import float32
+from frameworks.pytorch.compiled.buffers import Bytes
 from frameworks.pytorch.compiled.elementwise import ADD, MUL, NONE, SILU
+from frameworks.pytorch.compiled.formats import PackedFormat
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 from frameworks.pytorch.compiled.products import (
     BIAS,
@@ -26,41 +22,30 @@ from frameworks.pytorch.compiled.products import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFormat:
-    """How weights of float32 are packed, and the address of the region that multiplies them.
-
-    `held_bytes`: of outputs and inputs. `tile_bytes`: for the work, of at most ROWS_AT_ONCE rows and inputs.
+class CompiledLinear:
+    """A Linear whose rows are computed as float32. A row's result is the same whatever rows are computed with it, and
+    on any threads.
     """
 
-    name: str
-    address: int
-    pack: Callable[["np.ndarray[Any, np.dtype[np.float32]]"], "np.ndarray[Any, np.dtype[Any]]"]
-    held_bytes: Callable[[int, int], int]
-    tile_bytes: Callable[[int, int], int]
-
-
-FLOAT32 = PackedFormat("float32", float32.ADDRESS, float32.pack, float32.held_bytes, float32.tile_bytes)
-
-
-class CompiledLinear:
-    """A Linear of float32 rows. A row's result is the same whatever rows are computed with it, and on any threads."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, packed_format: PackedFormat = FLOAT32) -> None:
-        """`weight`: [outputs, inputs]. `bias`: [outputs]."""
+    def __init__(
+        self, packed: Bytes, shape: tuple[int, int], bias: torch.Tensor | None, packed_format: PackedFormat
+    ) -> None:
+        """`packed`: weights in the order of the format. `shape`: outputs, inputs. `bias`: [outputs]."""
         self.format = packed_format
-        self.outputs, self.inputs = weight.shape
-        self.weights = torch.from_numpy(packed_format.pack(weight.detach().float().numpy()))
+        self.outputs, self.inputs = shape
+        self.weights = packed
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._region = Region(packed_format.address, NUM_ARGUMENTS - NUM_RESERVED)
         self.arguments = arguments = self._region.arguments
         arguments[INPUTS], arguments[OUTPUTS] = self.inputs, self.outputs
-        arguments[WEIGHTS] = self.weights.data_ptr()
+        arguments[WEIGHTS] = packed.ctypes.data
         arguments[BIAS] = 0 if self.bias is None else self.bias.data_ptr()
 
     def tile_bytes(self, rows: int) -> int:
         """Return the bytes that a product of so many rows needs for its work."""
-        return self.format.tile_bytes(min(rows, ROWS_AT_ONCE), self.inputs)
+        if rows == 1 and not self.format.format.orders_one_row:
+            return 0
+        return min(rows, ROWS_AT_ONCE) * self.format.format.row_bytes(self.inputs)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._product(rows, NONE, None)

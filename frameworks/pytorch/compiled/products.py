@@ -1,110 +1,109 @@
-"""Products of rows and weights: the loops around the tiles, for any number of rows and threads."""
+"""Products of rows and weights: the loops around the tiles, for any format and any number of rows and threads."""
 
 from collections.abc import Callable
 from typing import Any
 
 from frameworks.pytorch.compiled.elementwise import ADD, MUL, SILU, sigmoid
-from frameworks.pytorch.compiled.formats import Format
-from frameworks.pytorch.compiled.jit import compiled, inlined, pointer_to_floats, stack_floats
+from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer
+from frameworks.pytorch.compiled.jit import compiled, inlined, part, pointer_to_floats, stack_floats
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
-from frameworks.pytorch.compiled.tiles import Vectors, float_tile
-from frameworks.pytorch.compiled.vectors import lanes
 
 ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, NUM_ARGUMENTS = range(
     NUM_RESERVED, NUM_RESERVED + 11
 )
-"""Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]. `TILES`: of float32 [rows, inputs] for
-the work. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0.
+"""Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]. `TILES`: of room for the rows in
+order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0.
 """
 # Rows that are multiplied before the next ones are put in order: the ordered ones stay in a core's cache.
 ROWS_AT_ONCE = 256
-_WIDE_TILE = 8
-# Sixteen registers hold the sums of four rows, and not of eight.
-_NARROW_LANES = 8
 
 
-VECTORS = Vectors(lanes())
-BLOCK = VECTORS.block
-"""Outputs of a block of the weights."""
-_LARGEST_TILE = 4 if VECTORS.lanes == _NARROW_LANES else _WIDE_TILE
-_IS_WIDE = _LARGEST_TILE == _WIDE_TILE
-_NUM_SUMS = _LARGEST_TILE * BLOCK
+def region(format_: Format, order: Callable[..., None], multiply: Callable[..., None]) -> Callable[[Any], None]:
+    """Return the compiled function of the arguments above that multiplies, run by all threads."""
+    orders_one_row = format_.orders_one_row
+
+    @part
+    def run(arguments: Any) -> None:
+        inputs, outputs = arguments[INPUTS], arguments[OUTPUTS]
+        number, threads = thread_number(arguments), num_threads(arguments)
+        for first in range(0, arguments[ROWS], ROWS_AT_ONCE):
+            count = min(ROWS_AT_ONCE, arguments[ROWS] - first)
+            x = arguments[X] + 4 * first * inputs
+            tiles = x
+            if orders_one_row or count > 1:
+                tiles = arguments[TILES]
+                barrier(arguments)
+                order(x, tiles, count, inputs, number, threads)
+                barrier(arguments)
+            offset = 4 * first * outputs
+            finish = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS])
+            sizes = (count, inputs, outputs)
+            multiply(arguments[WEIGHTS], tiles, arguments[OUT] + offset, sizes, finish, number, threads)
+
+    return run
 
 
-@compiled
-def ordered(arguments: Any, first: int) -> Any:
-    """Put up to ROWS_AT_ONCE rows from `first` on in order, together with the other threads. Return the arguments of
-    the format's product.
-    """
-    inputs, outputs = arguments[INPUTS], arguments[OUTPUTS]
-    number, threads = thread_number(arguments), num_threads(arguments)
-    count = min(ROWS_AT_ONCE, arguments[ROWS] - first)
-    x = arguments[X] + 4 * first * inputs
-    tiles = x
-    if count > 1:
-        tiles = arguments[TILES]
-        barrier(arguments)
-        order_rows(x, tiles, count, inputs, number, threads)
-        barrier(arguments)
-    offset = 4 * first * outputs
-    out = arguments[OUT] + offset
-    finish = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS])
-    return tiles, out, (count, inputs, outputs), finish, number, threads
+def orderer(format_: Format) -> Callable[..., None]:
+    """Return the compiled function that puts rows in the order of the format."""
+    write_row, row_bytes, largest = format_.write_row, row_sizer(format_), format_.largest_tile
 
+    @part
+    def order(x: int, tiles: int, rows: int, inputs: int, number: int, threads: int) -> None:
+        """Write this thread's share of float32 [rows, inputs] as tiles: as many of the largest number of rows as there
+        are, then at most one of half as many, ….
+        """
+        done = index = 0
+        size = largest
+        while done < rows:
+            while rows - done < size:
+                size //= 2
+            if index % threads == number:
+                for row in range(size):
+                    write_row(x + 4 * (done + row) * inputs, tiles + done * row_bytes(inputs), size, row, inputs)
+            done += size
+            index += 1
 
-@compiled
-def order_rows(x: int, tiles: int, rows: int, inputs: int, number: int, threads: int) -> None:
-    """Write [rows, inputs] as tiles of `_LARGEST_TILE` rows, then of half as many, …: each [inputs, rows of a tile]."""
-    source, target = pointer_to_floats(x), pointer_to_floats(tiles)
-    done = index = 0
-    size = _LARGEST_TILE
-    while done < rows:
-        while rows - done < size:
-            size //= 2
-        if index % threads == number:
-            base = done * inputs
-            for row in range(size):
-                for position in range(inputs):
-                    target[base + position * size + row] = source[base + row * inputs + position]
-        done += size
-        index += 1
+    return order
 
 
 def multiplier(format_: Format) -> Callable[..., None]:
     """Return the compiled function that multiplies ordered rows by weights of the format."""
-    tile1, tile2, tile4, tile8 = (
-        float_tile(VECTORS, rows, format_.inputs_at_once, format_.load_weights) for rows in (1, 2, 4, 8)
-    )
-    input_bytes = format_.input_bytes
+    is_wide = format_.largest_tile >= 8
+    tile1, tile2, tile4 = (format_.tile(rows) for rows in (1, 2, 4))
+    tile8 = format_.tile(8) if is_wide else tile4
+    at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.step_bytes, format_.head_bytes
+    row_bytes, num_sums = row_sizer(format_), format_.largest_tile * BLOCK
 
-    @compiled
+    @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, finish: Any, number: int, threads: int) -> None:
         """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs. `finish`:
         operation, other, bias.
         """
         rows, inputs, outputs = sizes
         blocks = (outputs + BLOCK - 1) // BLOCK
-        sums = stack_floats(_NUM_SUMS)
+        steps = (inputs + at_once - 1) // at_once
+        row_size = row_bytes(inputs)
+        sums = stack_floats(num_sums)
         for index in range(blocks * number // threads, blocks * (number + 1) // threads):
-            own = weights + index * inputs * input_bytes
+            own = weights + index * (steps * step_bytes + head_bytes)
             first = index * BLOCK
             count = min(BLOCK, outputs - first)
             done = 0
-            while _IS_WIDE and rows - done >= 8:
-                tile8(tiles + 4 * done * inputs, own, sums, inputs)
-                _finish(sums, out, (done, 8), (first, count, BLOCK, outputs), finish)
+            while is_wide and rows - done >= 8:
+                tile8(tiles + done * row_size, own, sums, steps)
+                _finish(sums, out, (done, 8), (first, count, outputs), finish)
                 done += 8
             while rows - done >= 4:
-                tile4(tiles + 4 * done * inputs, own, sums, inputs)
-                _finish(sums, out, (done, 4), (first, count, BLOCK, outputs), finish)
+                tile4(tiles + done * row_size, own, sums, steps)
+                _finish(sums, out, (done, 4), (first, count, outputs), finish)
                 done += 4
             if rows - done >= 2:
-                tile2(tiles + 4 * done * inputs, own, sums, inputs)
-                _finish(sums, out, (done, 2), (first, count, BLOCK, outputs), finish)
+                tile2(tiles + done * row_size, own, sums, steps)
+                _finish(sums, out, (done, 2), (first, count, outputs), finish)
                 done += 2
             if rows - done == 1:
-                tile1(tiles + 4 * done * inputs, own, sums, inputs)
-                _finish(sums, out, (done, 1), (first, count, BLOCK, outputs), finish)
+                tile1(tiles + done * row_size, own, sums, steps)
+                _finish(sums, out, (done, 1), (first, count, outputs), finish)
 
     return multiply
 
@@ -113,14 +112,14 @@ def multiplier(format_: Format) -> Callable[..., None]:
 def _finish(sums: int, out: int, rows: Any, columns: Any, finish: Any) -> None:
     """Write the sums of a tile with the operation.
 
-    `rows`: first, count. `columns`: first, count, stride of the sums and of the outputs.
+    `rows`: first, count. `columns`: first, count, number of the outputs.
     """
     first_row, num_rows = rows
-    first, count, stride, outputs = columns
+    first, count, outputs = columns
     operation, other, bias = finish
     for row in range(num_rows):
         start = (first_row + row) * outputs + first
-        own = pointer_to_floats(sums + 4 * row * stride)
+        own = pointer_to_floats(sums + 4 * row * BLOCK)
         if bias:
             added = pointer_to_floats(bias + 4 * first)
             for column in range(count):

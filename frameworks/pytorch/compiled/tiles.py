@@ -6,6 +6,7 @@ made in the order of the inputs, in parts of CHUNK inputs. So a row's result doe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from llvmlite import ir
@@ -19,11 +20,17 @@ BLOCK_VECTORS = 2
 CHUNK = 512
 """Inputs whose products are added to one sum; rounding errors grow with the length of a sum."""
 
-_I8, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+PARTS = range(BLOCK_VECTORS)
+BYTES = ir.IntType(8).as_pointer()
+TILE_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
-LoadWeights = Callable[[Any, Any, Any], list[list[Any]]]
-"""IR builder, address of the block (bytes), index of a step of the inputs (int64) → for each input of the step, the
-weights as BLOCK_VECTORS vectors of float32."""
+Step = Callable[[Any, Any, Any, int, list[list[Any]]], None]
+"""Adds the products of one step of the inputs: IR builder, addresses (bytes) of the step in the tile's rows and in the
+block's weights, number of rows, the sums' variables [rows][BLOCK_VECTORS]."""
+LoadWeights = Callable[[Any, Any], list[list[Any]]]
+"""IR builder, address (bytes) of a step in the block's weights → for each input of the step, the weights as
+BLOCK_VECTORS vectors of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +52,23 @@ class Vectors:
         return BLOCK_VECTORS * self.lanes
 
 
-def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
-    """Read a value of the LLVM type `kind` at an address (bytes pointer) that is a multiple of `align`."""
-    return builder.load(builder.bitcast(address, kind.as_pointer()), align=align)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `row_step_bytes`: of a row."""
+
+    inputs_at_once: int
+    step_bytes: int
+    row_step_bytes: int
+
+
+def at(builder: Any, address: Any, offset: int) -> Any:
+    """Return the address (bytes pointer) so many bytes further."""
+    return builder.gep(address, [number(offset)])
+
+
+def load(builder: Any, address: Any, kind: Any) -> Any:
+    """Read a value of the LLVM type `kind` at an address (bytes pointer)."""
+    return builder.load(builder.bitcast(address, kind.as_pointer()), align=1)
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -58,68 +79,76 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
 
 
-def float_tile(vectors: Vectors, rows: int, inputs_at_once: int, load_weights: LoadWeights) -> Any:
-    """Return a function for compiled code: (rows' address, weights' address, sums' address, inputs) → nothing.
+def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int) -> Any:
+    """Return a function for compiled code: (rows' address, weights' address, sums' address, steps) → nothing.
 
-    It multiplies float32 [inputs, rows] and one block of weights, and writes float32 [rows, block]. `inputs_at_once`:
-    inputs of a step; the number of inputs is a multiple of it.
+    It multiplies the ordered rows of a tile and one block of weights, and writes float32 [rows, block].
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, inputs: Any) -> Any:
-        signature = types.void(types.int64, types.int64, types.int64, types.int64)
-
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_float_tile(builder, arguments, vectors, rows, inputs_at_once, load_weights)
+            _write_float_tile(builder, arguments, vectors, shape, add_step, rows)
             return context.get_dummy_value()
 
-        return signature, write
+        return TILE_SIGNATURE, write
 
     return tile
 
 
-def _write_float_tile(
-    builder: Any, arguments: Any, vectors: Vectors, rows: int, inputs_at_once: int, load_weights: LoadWeights
-) -> None:
-    bytes_pointer = _I8.as_pointer()
-    x, w, out = (builder.inttoptr(each, bytes_pointer) for each in arguments[:3])
-    inputs = arguments[3]
-    kind = vectors.floats
-    multiply_add = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{vectors.lanes}f32"
-    )
+def _write_float_tile(builder: Any, arguments: Any, vectors: Vectors, shape: Shape, add_step: Step, rows: int) -> None:
+    x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+    steps, kind = arguments[3], vectors.floats
     zero = ir.Constant(kind, [0.0] * vectors.lanes)
-    places = [[_place(builder, out, row, part, vectors) for part in range(BLOCK_VECTORS)] for row in range(rows)]
-    sums = [[cgutils.alloca_once(builder, kind) for _ in range(BLOCK_VECTORS)] for _ in range(rows)]
-    for of_row in places:
-        for place in of_row:
-            builder.store(zero, place, align=4)
-    chunk = _constant(CHUNK)
-    with cgutils.for_range_slice(builder, _constant(0), inputs, chunk) as (first, _):
-        for of_row in sums:
-            for each in of_row:
-                builder.store(zero, each)
+    places = sum_places(builder, out, rows, vectors)
+    sums = registers(builder, rows, kind)
+    for place in chain(*places):
+        builder.store(zero, place, align=4)
+    chunk = number(CHUNK // shape.inputs_at_once)
+    with cgutils.for_range_slice(builder, number(0), steps, chunk) as (first, _):
+        for each in chain(*sums):
+            builder.store(zero, each)
         after = builder.add(first, chunk)
-        end = builder.select(builder.icmp_signed("<", after, inputs), after, inputs)
-        with cgutils.for_range_slice(builder, first, end, _constant(inputs_at_once)) as (start, _):
-            weights = load_weights(builder, w, start)
-            for index, of_input in enumerate(weights):
-                position = builder.mul(builder.add(start, _constant(index)), _constant(4 * rows))
-                for row in range(rows):
-                    address = builder.gep(x, [builder.add(position, _constant(4 * row))])
-                    factor = splat(builder, load(builder, address, _FLOAT, 4), vectors.lanes)
-                    for part in range(BLOCK_VECTORS):
-                        own = sums[row][part]
-                        builder.store(builder.call(multiply_add, [of_input[part], factor, builder.load(own)]), own)
-        for own_sums, own_places in zip(sums, places, strict=True):
-            for each, place in zip(own_sums, own_places, strict=True):
-                builder.store(builder.fadd(builder.load(place, align=4), builder.load(each)), place, align=4)
+        end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
+        with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
+            of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+            of_weights = builder.gep(w, [builder.mul(step, number(shape.step_bytes))])
+            add_step(builder, of_rows, of_weights, rows, sums)
+        for each, place in zip(chain(*sums), chain(*places), strict=True):
+            builder.store(builder.fadd(builder.load(place, align=4), builder.load(each)), place, align=4)
 
 
-def _place(builder: Any, out: Any, row: int, part: int, vectors: Vectors) -> Any:
-    offset = 4 * (row * vectors.block + part * vectors.lanes)
-    return builder.bitcast(builder.gep(out, [_constant(offset)]), vectors.floats.as_pointer())
+def widening_step(vectors: Vectors, load_weights: LoadWeights) -> Step:
+    """Return a step whose weights are widened to float32. Rows are float32 [inputs of the step, rows]."""
+
+    def add_step(builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
+        kind = vectors.floats
+        multiply_add = function(builder, f"llvm.fma.v{vectors.lanes}f32", kind, [kind] * 3)
+        for index, of_input in enumerate(load_weights(builder, w)):
+            for row in range(rows):
+                factor = splat(builder, load(builder, at(builder, x, 4 * (index * rows + row)), _FLOAT), vectors.lanes)
+                for weights, own in zip(of_input, sums[row], strict=True):
+                    builder.store(builder.call(multiply_add, [weights, factor, builder.load(own)]), own)
+
+    return add_step
 
 
-def _constant(value: int) -> Any:
+def sum_places(builder: Any, out: Any, rows: int, vectors: Vectors) -> list[list[Any]]:
+    """Return the addresses of float32 [rows, block] at `out`, as vectors."""
+    offsets = [[4 * (row * vectors.block + part * vectors.lanes) for part in PARTS] for row in range(rows)]
+    return [[builder.bitcast(at(builder, out, each), vectors.floats.as_pointer()) for each in of] for of in offsets]
+
+
+def registers(builder: Any, rows: int, kind: Any) -> list[list[Any]]:
+    """Return variables of the LLVM type `kind`, [rows][BLOCK_VECTORS]."""
+    return [[cgutils.alloca_once(builder, kind) for _ in PARTS] for _ in range(rows)]
+
+
+def function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Return a function of LLVM."""
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def number(value: int) -> Any:
+    """Return an int64 constant."""
     return ir.Constant(_I64, value)

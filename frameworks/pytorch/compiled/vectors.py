@@ -1,4 +1,4 @@
-"""The CPU's vectors of float32."""
+"""The CPU's vectors, and its instructions for narrow numbers."""
 
 import importlib.util
 import platform
@@ -24,3 +24,28 @@ def lanes() -> int:
     if platform.machine() in ("aarch64", "arm64"):
         return _ARM_LANES
     return _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
+
+
+def has_vnni() -> bool:
+    """Return whether vectors of 512 bits have VNNI's products of unsigned and signed bytes."""
+    return _has("avx512vnni")
+
+
+def has_bfloat16() -> bool:
+    """Return whether vectors of 512 bits have products of pairs of bfloat16."""
+    return _has("avx512bf16")
+
+
+def has_integers() -> bool:
+    """Return whether products of narrow integers can be compiled for this CPU."""
+    return lanes() in _LANES.values()
+
+
+def _has(feature: str) -> bool:
+    """Return whether numba compiles for a CPU with this feature of AVX-512, and torch does not mask it."""
+    if lanes() != _LANES["AVX512"]:
+        return False
+    from numba.core.registry import cpu_target
+
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"+{feature}" in features.split(",")

@@ -10,7 +10,16 @@ from functools import partial
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.generation.compiled_linears import (
+    INT4_GROUP,
+    FormatName,
+    compiled_bytes,
+    compiles,
+    make_float,
+    make_int4,
+    make_int8,
+    packed_format,
+)
 from frameworks.pytorch.generation.group_weights import round_to_groups
 from frameworks.pytorch.generation.linear import (
     HalfLinear,
@@ -30,7 +39,6 @@ from frameworks.pytorch.generation.weight_only import (
 from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_products import Int8Kernel
 
-INT4_GROUP = 32
 ORIGINAL = "original"
 _FBGEMM_BLOCK = 512
 # Layers that are all compiled save the calls between them, which take as long as the products of a small model.
@@ -46,7 +54,7 @@ class CpuKernel:
     """A product. `held_bytes`: of outputs and inputs. `fits`: whether it multiplies these weights, [outputs, inputs],
     without a loss that the dtype does not have. `weights`: name of the range that int8 weights are rounded to.
     `shares`: the layer reads the given weights, and holds no copy. `max_rival_time`: another kernel is chosen
-    only if it takes less than this share of the time.
+    only if it takes less than this share of the time. `prepare`: what the first layer of all would take time for.
     """
 
     name: str
@@ -56,6 +64,7 @@ class CpuKernel:
     weights: str = ""
     shares: bool = False
     max_rival_time: float = 0.9
+    prepare: Callable[[], object] = lambda: None
 
 
 def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
@@ -66,22 +75,31 @@ def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
     if kernels.packs(dtype):
         found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size)))
     if dtype == torch.float32:
-        found[:0] = _compiled()
         found.append(CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)))
     if dtype in (torch.float32, torch.float16):
         found.append(HALF)
-    return tuple(each for each in found if _works(dtype, each.make))
+    found = [each for each in found if _works(dtype, each.make)]
+    name = _FLOAT_FORMATS.get(dtype)
+    if name is not None and compiles(name):
+        found.insert(0, _compiled("compiled", name, partial(make_float, name)))
+    if dtype == torch.float32 and compiles("float16"):
+        # For many rows nearly as fast as those of float32 weights, for one more than twice as fast.
+        found.insert(0, COMPILED_HALF)
+    return tuple(found)
 
 
 def int8_kernels() -> tuple[CpuKernel, ...]:
-    """Return the products of int8 weights that this CPU has, those of float rows first."""
+    """Return the products of int8 weights that this CPU has: the compiled one first, then those of float rows."""
     found = [_int8_kernel(each) for each in exact_kernels()]
-    return (INT8_WEIGHT_ONLY, *found) if _works(torch.float32, INT8_WEIGHT_ONLY.make) else tuple(found)
+    if _works(torch.float32, INT8_WEIGHT_ONLY.make):
+        found.insert(0, INT8_WEIGHT_ONLY)
+    return (COMPILED_INT8, *found) if compiles("int8") else tuple(found)
 
 
 def int4_kernels() -> tuple[CpuKernel, ...]:
     """Return the products of int4 weights that this CPU has."""
-    return (INT4_WEIGHT_ONLY,) if _works(torch.float32, INT4_WEIGHT_ONLY.make) else ()
+    found = [COMPILED_INT4] if compiles("int4") else []
+    return (*found, INT4_WEIGHT_ONLY) if _works(torch.float32, INT4_WEIGHT_ONLY.make) else tuple(found)
 
 
 def half_is_exact(weight: torch.Tensor) -> bool:
@@ -93,13 +111,15 @@ def half_is_exact(weight: torch.Tensor) -> bool:
     return error <= _MAX_HALF_ERROR * largest  # infinite where a weight is too large for float16
 
 
-def _compiled() -> list[CpuKernel]:
-    """Return our own product of float32 weights, where this CPU can have it."""
-    if not lanes():
-        return []
-    from frameworks.pytorch.compiled.linear import FLOAT32, CompiledLinear
-
-    return [CpuKernel("compiled", CompiledLinear, FLOAT32.held_bytes, max_rival_time=_MAX_TIME_OF_CALLS)]
+def _compiled(
+    name: str,
+    format_name: FormatName,
+    make: MakeLinear,
+    fits: Callable[[torch.Tensor], bool] = lambda _: True,
+    weights: str = "",
+) -> CpuKernel:
+    held_bytes, prepare = partial(compiled_bytes, format_name), partial(packed_format, format_name)
+    return CpuKernel(name, make, held_bytes, fits, weights, max_rival_time=_MAX_TIME_OF_CALLS, prepare=prepare)
 
 
 def _int8_kernel(kernel: Int8Kernel) -> CpuKernel:
@@ -144,3 +164,11 @@ INT4_WEIGHT_ONLY = CpuKernel(
     lambda weight: packs_int4(weight.shape[0], weight.shape[1], INT4_GROUP),
     "grouped",
 )
+COMPILED_HALF = _compiled("compiled-f16", "float16", partial(make_float, "float16"), half_is_exact)
+COMPILED_INT8 = _compiled("compiled", "int8", make_int8, weights="whole")
+COMPILED_INT4 = _compiled("compiled", "int4", make_int4, lambda weight: weight.shape[1] % INT4_GROUP == 0, "grouped")
+_FLOAT_FORMATS: dict[torch.dtype, FormatName] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}

@@ -2,6 +2,7 @@
 
 import torch
 
+from frameworks.pytorch.generation.compiled_linears import make_groups, packs_groups
 from frameworks.pytorch.generation.cpu_kernels import int4_kernels, int8_kernels
 from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.kernel_choice import KernelChooser
@@ -24,12 +25,14 @@ class WidenedGroupLinear(UnfusedLinear):
 def make_group_linear(weights: GroupWeights, bias: torch.Tensor | None, int8: KernelChooser | None = None) -> Linear:
     """Make a layer of these weights. `bias`: [outputs], in the dtype of the rows.
 
-    4 bits keep their numbers where torch has a product for their groups on this CPU. Others, and all of 8 bits, are
-    rounded again, to one scale for each output: no library multiplies groups of 8 bits fast. `int8`: makes those
-    layers, and counts their bytes; None for a chooser of this layer alone.
+    They keep their numbers where their groups have a compiled product, or 4 bits one of torch on this CPU. Others are
+    rounded again, to one scale for each output. `int8`: makes those layers, and counts their bytes; None for a chooser
+    of this layer alone.
     """
     if weights.values.device.type != "cpu":
         return WidenedGroupLinear(weights, bias)
+    if packs_groups(weights):
+        return make_groups(weights, bias)
     if weights.bits == 4 and packs_int4(weights.outputs, weights.inputs, weights.group) and int4_kernels():
         return Int4WeightLinear(weights, bias)
     chooser = int8 or int8_chooser()

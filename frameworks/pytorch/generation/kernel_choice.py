@@ -119,6 +119,8 @@ class KernelChooser:
         limit_s = max(MIN_LIMIT_S, LOAD_SHARE * (time.perf_counter() - self._started_s))
         if len(timed) == 1 or weight.numel() < _MIN_ELEMENTS or self._spent_s >= limit_s:
             return _Choice(self._likely(usable), weights)
+        for each in timed:
+            each.prepare()
         started_s = time.perf_counter()
         cut = weight.detach()[: _cut_outputs(weight.shape[1])]
         layers = {each.name: [each.make(cut.clone(), None) for _ in range(_COPIES)] for each in timed}

@@ -9,9 +9,9 @@ from transformers.pytorch_utils import Conv1D
 
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.generation.cpu_kernels import (
-    HALF,
     CpuKernel,
     float_kernels,
+    half_is_exact,
     int4_kernels,
     int8_kernels,
 )
@@ -101,9 +101,10 @@ class LinearMaker:
     def _chooser(self, kernels: Sequence[CpuKernel], usual: Sequence[CpuKernel], itemsize: int) -> KernelChooser:
         if self._bits is None:
             return KernelChooser(kernels, max_bytes=itemsize, shared=self._tables)
-        original = [*usual[:1], *(each for each in usual if each is HALF)]
-        # The bound of errors is that of int8; int4 has one kernel alone.
-        max_error = largest_error if len(kernels) > 1 else None
+        halves = [each for each in usual if each.fits is half_is_exact]
+        original = [*[each for each in usual if each not in halves][:1], *halves[:1]]
+        # The bound of errors is that of int8; int4 has larger ones.
+        max_error = largest_error if all(each.weights != "grouped" for each in kernels) and len(kernels) > 1 else None
         return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, max_error=max_error)
 
     def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

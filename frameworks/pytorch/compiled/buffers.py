@@ -1,0 +1,42 @@
+"""Memory for packed weights, and the blocks of weights to be packed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.pytorch.compiled.dots import GROUP
+from frameworks.pytorch.compiled.formats import BLOCK, Format
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int8]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def empty_buffer(format_: Format, outputs: int, inputs: int) -> Bytes:
+    """Return bytes for packed weights. torch's memory begins at a multiple of a vector, numpy's does not."""
+    buffer: Bytes = torch.empty(format_.held_bytes(outputs, inputs), dtype=torch.uint8).numpy()
+    return buffer
+
+
+def blocks_of(values: Any) -> Iterator[tuple[int, Any]]:
+    """Return each block's index and its part of an array [outputs, …], the last one filled up with zeros."""
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        if len(block) < BLOCK:
+            block = np.concatenate([block, np.zeros((BLOCK - len(block), *block.shape[1:]), dtype=block.dtype)])
+        yield start // BLOCK, block
+
+
+def in_order(block: Any, at_once: int, offset: int) -> Bytes:
+    """Return int8 weights of a block, [block, inputs], as bytes [groups, parts, block, at_once] with the offset added.
+
+    The last group is filled up with zeros. `at_once`: neighbouring inputs of a part.
+    """
+    rest = -block.shape[1] % GROUP
+    filled = np.pad(block, ((0, 0), (0, rest))) if rest else block
+    raised = filled.view(np.uint8) + np.uint8(offset)
+    parts = raised.reshape(BLOCK, -1, GROUP // at_once, at_once)
+    ordered: Bytes = np.ascontiguousarray(parts.transpose(1, 2, 0, 3))
+    return ordered

@@ -1,0 +1,51 @@
+"""Products of float16 weights that are widened, and float32 rows: as exact as float32 where the weights are."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
+from frameworks.pytorch.compiled.float_rows import float_row_writer
+from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
+from frameworks.pytorch.compiled.jit import address_of
+from frameworks.pytorch.compiled.products import multiplier, orderer, region
+from frameworks.pytorch.compiled.tiles import PARTS, Shape, at, float_tile, load, widening_step
+
+_SHAPE = Shape(1, 2 * BLOCK, 4)
+_HALVES = ir.VectorType(ir.HalfType(), VECTORS.lanes)
+
+
+def _load_weights(builder: Any, w: Any) -> list[list[Any]]:
+    halves = [load(builder, at(builder, w, 2 * VECTORS.lanes * part), _HALVES) for part in PARTS]
+    return [[builder.fpext(each, VECTORS.floats) for each in halves]]
+
+
+def _tile(rows: int) -> Any:
+    return float_tile(VECTORS, _SHAPE, widening_step(VECTORS, _load_weights), rows)
+
+
+FORMAT = Format("float16", 1, _SHAPE.step_bytes, 4, _tile, float_row_writer(1), orders_one_row=False)
+order = orderer(FORMAT)
+multiply = multiplier(FORMAT)
+_run = region(FORMAT, order, multiply)
+
+
+def _region(arguments: Any) -> None:
+    _run(arguments)
+
+
+ADDRESS = address_of(_region, keeps_order=True)
+
+
+def pack(weight: Floats) -> Bytes:
+    """Return weights [outputs, inputs] as bytes of [blocks, inputs, outputs of a block]."""
+    outputs, inputs = weight.shape
+    buffer = empty_buffer(FORMAT, outputs, inputs)
+    packed = buffer.view(np.float16).reshape(-1, inputs, BLOCK)
+    for index, block in blocks_of(weight):
+        packed[index] = block.T.astype(np.float16)
+    return buffer
+
+
+PACKED = PackedFormat(FORMAT, ADDRESS, pack)

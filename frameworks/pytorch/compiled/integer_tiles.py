@@ -1,0 +1,147 @@
+"""The inner loops of products of rounded rows and whole weights, with their scales.
+
+Each sum is made in the order of the inputs, so a row's result does not depend on the rows beside it.
+"""
+
+from itertools import chain
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from frameworks.pytorch.compiled.dots import Dot
+from frameworks.pytorch.compiled.formats import BLOCK, VECTORS
+from frameworks.pytorch.compiled.jit import llvm_function
+from frameworks.pytorch.compiled.tiles import (
+    BYTES,
+    PARTS,
+    TILE_SIGNATURE,
+    Shape,
+    at,
+    function,
+    load,
+    number,
+    registers,
+    splat,
+    sum_places,
+)
+
+ROW_HEAD_BYTES = 8
+"""Of a row, or of a row's group: the scale, float32; and the sum of the whole numbers as `second_factor` has it."""
+HEAD_BYTES = 4 * BLOCK
+"""Of a block: a scale for each output, float32."""
+_HALVES = ir.VectorType(ir.HalfType(), VECTORS.lanes)
+_I32, _FLOAT = ir.IntType(32), ir.FloatType()
+
+
+def row_tile(dot: Dot, rows: int) -> Any:
+    """Return a `Format.tile` for rows with one scale, and weights with one for each output.
+
+    A tile of rows begins with the scales and the sums of the rows; a block of weights with the scales of its outputs.
+    """
+
+    @llvm_function
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any) -> Any:
+        def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            _write_row_tile(builder, arguments, dot, rows)
+            return context.get_dummy_value()
+
+        return TILE_SIGNATURE, write
+
+    return tile
+
+
+def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int) -> None:
+    x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+    sums = registers(builder, rows, VECTORS.integers(32))
+    _start(builder, at(builder, x, 4 * rows), dot, sums)
+    shape = Shape(0, dot.group_bytes, 32 * dot.row_width)
+    first_x, first_w = at(builder, x, ROW_HEAD_BYTES * rows), at(builder, w, HEAD_BYTES)
+    with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
+        of_rows = builder.gep(first_x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+        of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
+        dot.add(builder, of_rows, of_weights, rows, sums)
+    places = sum_places(builder, out, rows, VECTORS)
+    for row in range(rows):
+        scale = _row_factor(builder, x, row)
+        for part in PARTS:
+            product = builder.sitofp(builder.load(sums[row][part]), VECTORS.floats)
+            of_weight = load(builder, at(builder, w, 4 * VECTORS.lanes * part), VECTORS.floats)
+            builder.store(builder.fmul(builder.fmul(product, of_weight), scale), places[row][part], align=4)
+
+
+def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
+    """Return a `Format.tile` for rows and weights with a scale for each group of inputs.
+
+    A group of rows: the whole numbers, then the scales, then the sums. A group of weights: the whole numbers, then the
+    scales, then the shifts, float16. They are multiplied by the scale of the output that the block begins with.
+    """
+
+    @llvm_function
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any) -> Any:
+        def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            _write_group_tile(builder, arguments, dot, has_shift, rows)
+            return context.get_dummy_value()
+
+        return TILE_SIGNATURE, write
+
+    return tile
+
+
+def group_shape(dot: Dot, has_shift: bool) -> Shape:
+    """Return the bytes of a group."""
+    return Shape(32, dot.group_bytes + 2 * BLOCK * (2 if has_shift else 1), 32 * dot.row_width + ROW_HEAD_BYTES)
+
+
+def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, rows: int) -> None:
+    x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+    kind = VECTORS.floats
+    shape = group_shape(dot, has_shift)
+    multiply_add = function(builder, f"llvm.fma.v{VECTORS.lanes}f32", kind, [kind] * 3)
+    sums, whole = registers(builder, rows, kind), registers(builder, rows, VECTORS.integers(32))
+    for each in chain(*sums):
+        builder.store(ir.Constant(kind, [0.0] * VECTORS.lanes), each)
+    first_w = at(builder, w, HEAD_BYTES)
+    with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
+        of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+        of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
+        row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
+        row_sums = at(builder, row_scales, 4 * rows)
+        _start(builder, row_sums, None if has_shift else dot, whole)
+        dot.add(builder, of_rows, of_weights, rows, whole)
+        scales = [_half(builder, of_weights, dot.group_bytes + 2 * VECTORS.lanes * part) for part in PARTS]
+        shifts = [_half(builder, of_weights, dot.group_bytes + 2 * (BLOCK + VECTORS.lanes * part)) for part in PARTS]
+        for row in range(rows):
+            row_scale = _row_factor(builder, row_scales, row)
+            row_sum = _row_factor(builder, row_sums, row)
+            for part in PARTS:
+                own = sums[row][part]
+                product = builder.fmul(builder.sitofp(builder.load(whole[row][part]), kind), row_scale)
+                total = builder.call(multiply_add, [product, scales[part], builder.load(own)])
+                if has_shift:
+                    total = builder.call(multiply_add, [row_sum, shifts[part], total])
+                builder.store(total, own)
+    places = sum_places(builder, out, rows, VECTORS)
+    for row in range(rows):
+        for part in PARTS:
+            of_output = load(builder, at(builder, w, 4 * VECTORS.lanes * part), kind)
+            builder.store(builder.fmul(builder.load(sums[row][part]), of_output), places[row][part], align=4)
+
+
+def _start(builder: Any, row_sums: Any, dot: Dot | None, sums: list[list[Any]]) -> None:
+    """Set the sums to what the offset of the weights has to be taken back."""
+    zero = ir.Constant(VECTORS.integers(32), [0] * VECTORS.lanes)
+    for row, of_row in enumerate(sums):
+        start = zero
+        if dot is not None and dot.offset:
+            start = builder.neg(splat(builder, load(builder, at(builder, row_sums, 4 * row), _I32), VECTORS.lanes))
+        for each in of_row:
+            builder.store(start, each)
+
+
+def _row_factor(builder: Any, address: Any, row: int) -> Any:
+    return splat(builder, load(builder, at(builder, address, 4 * row), _FLOAT), VECTORS.lanes)
+
+
+def _half(builder: Any, address: Any, offset: int) -> Any:
+    return builder.fpext(load(builder, at(builder, address, offset), _HALVES), VECTORS.floats)
