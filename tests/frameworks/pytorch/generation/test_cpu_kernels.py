@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from frameworks.pytorch import kernels
+from frameworks.pytorch.compiled.vectors import has_integers
 from frameworks.pytorch.generation.cpu_kernels import (
+    COMPILED_INT4,
+    COMPILED_INT8,
     HALF,
     INT4_WEIGHT_ONLY,
     INT8_WEIGHT_ONLY,
@@ -70,9 +73,17 @@ def test_quantised_kernels_are_near(has_bias: bool, rows: int) -> None:
 def test_x86_has_every_weight_only_kernel() -> None:
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("no MKL in this build: another architecture")
-    assert int8_kernels()[0] is INT8_WEIGHT_ONLY
-    assert int4_kernels() == (INT4_WEIGHT_ONLY,)
+    assert INT8_WEIGHT_ONLY in int8_kernels()
+    assert INT4_WEIGHT_ONLY in int4_kernels()
     assert HALF in float_kernels(torch.float32)
+
+
+@pytest.mark.skipif(not has_integers(), reason="nothing is compiled for this CPU")
+def test_compiled_kernels_come_first() -> None:
+    assert int8_kernels()[0] is COMPILED_INT8
+    assert int4_kernels()[0] is COMPILED_INT4
+    assert [each.name for each in float_kernels(torch.float32)[:2]] == ["compiled-f16", "compiled"]
+    assert float_kernels(torch.bfloat16)[0].name == float_kernels(torch.float16)[0].name == "compiled"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +106,11 @@ def test_half_bytes_fill_up_blocks() -> None:
     assert HALF.held_bytes(10, 768) == 10 * 1024 * 2
 
 
-@pytest.mark.parametrize(("kernel", "shape"), [(INT8_WEIGHT_ONLY, (7, 45)), (INT4_WEIGHT_ONLY, (24, 64))])
-def test_weight_only_refuses_odd_sizes(kernel: CpuKernel, shape: tuple[int, int]) -> None:
-    """torch reads beyond the memory of such weights, or refuses them."""
+@pytest.mark.parametrize(
+    ("kernel", "shape"), [(INT8_WEIGHT_ONLY, (7, 45)), (INT4_WEIGHT_ONLY, (24, 64)), (COMPILED_INT4, (24, 72))]
+)
+def test_narrow_kernel_refuses_odd_sizes(kernel: CpuKernel, shape: tuple[int, int]) -> None:
+    """torch reads beyond the memory of such weights, or refuses them; ours have whole groups."""
     assert not kernel.fits(torch.zeros(shape))
     assert kernel.fits(torch.zeros(48, 64))
 

@@ -1,0 +1,51 @@
+"""Layers with compiled products of every format, and numbers for them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from frameworks.pytorch.compiled.vectors import has_integers, lanes
+from frameworks.pytorch.generation import compiled_linears
+from frameworks.pytorch.generation.compiled_linears import INT4_GROUP, FormatName
+from frameworks.pytorch.generation.group_weights import round_to_groups
+
+FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
+INTEGERS: tuple[FormatName, ...] = ("int8", "int4", "int8_groups")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+needs_vectors = pytest.mark.skipif(not lanes(), reason="nothing is compiled for this CPU")
+needs_integers = pytest.mark.skipif(not has_integers(), reason="no integers are compiled for this CPU")
+
+
+def formats() -> list[FormatName]:
+    """Return the formats that this CPU has."""
+    return [*(FLOATS if lanes() else ()), *(INTEGERS if has_integers() else ())]
+
+
+def make(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Make a layer of weights [outputs, inputs]."""
+    if name == "int8":
+        return compiled_linears.make_int8(weight, bias)
+    if name == "int4":
+        return compiled_linears.make_int4(weight, bias)
+    if name == "int8_groups":
+        return compiled_linears.make_groups(round_to_groups(weight, 8, INT4_GROUP), bias)
+    return compiled_linears.make_float(name, weight, bias)
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on so many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

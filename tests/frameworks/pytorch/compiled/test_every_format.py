@@ -1,0 +1,77 @@
+"""What products of all formats have in common: rows do not depend on each other, operations, numbers not finite."""
+
+import pytest
+import torch
+
+from frameworks.pytorch.generation.compiled_linears import FormatName
+from tests.frameworks.pytorch.compiled.layers import formats, make, needs_vectors, random, threads
+
+pytestmark = [pytest.mark.isa, needs_vectors]
+
+INPUTS, OUTPUTS = 160, 75
+PROMPT_ROWS = 300
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", formats())
+def test_row_is_same_alone_and_among_others(name: FormatName, count: int) -> None:
+    linear = make(name, random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2))
+    rows = random(PROMPT_ROWS, INPUTS, seed=3)
+    alone = torch.cat([linear(row[None]) for row in rows])
+    with threads(count):
+        for number in (*range(1, 41), PROMPT_ROWS):
+            assert torch.equal(linear(rows[:number]), alone[:number]), number
+
+
+@pytest.mark.parametrize("name", formats())
+def test_operations_follow_the_product(name: FormatName) -> None:
+    linear = make(name, random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2))
+    rows, other = random(7, INPUTS, seed=3), random(7, OUTPUTS, seed=4)
+    product = linear(rows)
+    torch.testing.assert_close(linear.fused_silu(rows), torch.nn.functional.silu(product), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(linear.fused_mul(rows, other), product * other, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(linear.fused_add(rows, other), product + other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", formats())
+def test_bias_is_added_once(name: FormatName) -> None:
+    weight, bias, rows = random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2), random(5, INPUTS, seed=3)
+    found = make(name, weight, bias)(rows) - make(name, weight)(rows)
+    torch.testing.assert_close(found, bias.expand(5, -1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", formats())
+def test_infinite_row_leaves_others_alone(name: FormatName, number: float) -> None:
+    linear = make(name, random(OUTPUTS, INPUTS, seed=1))
+    rows = random(6, INPUTS, seed=3)
+    expected = linear(rows)
+    rows[2, 17] = number
+    found = linear(rows)
+    assert not found[2].isfinite().any()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", formats())
+def test_narrow_rows_have_narrow_products(name: FormatName, dtype: torch.dtype) -> None:
+    linear = make(name, random(OUTPUTS, INPUTS, seed=1))
+    rows = random(5, INPUTS, seed=3).to(dtype)
+    assert torch.equal(linear(rows), linear(rows.float()).to(dtype))
+
+
+@pytest.mark.parametrize("name", formats())
+def test_zero_rows_and_weights_give_zeros(name: FormatName) -> None:
+    # The shifts of 4 bits are those of the smallest scale.
+    assert make(name, torch.zeros(OUTPUTS, INPUTS))(random(3, INPUTS, seed=1)).abs().max() < 1e-12
+    assert not make(name, random(OUTPUTS, INPUTS, seed=1))(torch.zeros(3, INPUTS)).any()
+
+
+@pytest.mark.parametrize("name", formats())
+def test_held_bytes_are_those_of_weights(name: FormatName) -> None:
+    from frameworks.pytorch.generation.compiled_linears import compiled_bytes
+
+    linear = make(name, random(OUTPUTS, INPUTS, seed=1))
+    assert linear.weights.nbytes == compiled_bytes(name, OUTPUTS, INPUTS)
+    assert linear.tile_bytes(5) >= 5 * INPUTS
