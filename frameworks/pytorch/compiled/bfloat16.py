@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 
-from frameworks.pytorch.compiled.bfloat16_rows import round_bits, write_pairs
+from frameworks.pytorch.compiled.bfloat16_rows import write_pairs
 from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
 from frameworks.pytorch.compiled.float_rows import float_row_writer
 from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
@@ -75,7 +76,8 @@ def pack(weight: Floats) -> Bytes:
     packed = buffer.view(np.uint16).reshape(-1, FORMAT.steps(inputs), BLOCK, 2)
     for index, block in blocks_of(weight):
         filled = np.pad(block, ((0, 0), (0, inputs % 2)))
-        packed[index] = round_bits(filled).reshape(BLOCK, -1, 2).transpose(1, 0, 2)
+        bits = torch.from_numpy(filled).bfloat16().view(torch.uint16).numpy()
+        packed[index] = bits.reshape(BLOCK, -1, 2).transpose(1, 0, 2)
     return buffer
 
 

@@ -3,40 +3,62 @@
 from typing import Any
 
 import numpy as np
-import torch
+from llvmlite import ir
+from numba import types
 
-from frameworks.pytorch.compiled.buffers import Floats
-from frameworks.pytorch.compiled.jit import bits_of_float, compiled, inlined, pointer_to_floats, store_integer
+from frameworks.pytorch.compiled.jit import llvm_function, part, pointer_to_floats, stack_floats
+from frameworks.pytorch.compiled.tiles import BYTES, load
 
-_HALF_BITS = np.int32(16)
-_LOW_HALF, _HIGH_HALF = np.int32(0xFFFF), np.int32(-65536)
-_BELOW_HALF, _ONE = np.int32(0x7FFF), np.int32(1)
-_MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
-_QUIET = np.int32(0x7FC00000)
-
-
-@inlined
-def _rounded(value: Any) -> Any:
-    """Return bits whose high half is the nearest bfloat16, of two the even one; the low half is anything."""
-    bits = bits_of_float(value)
-    odd = (bits >> _HALF_BITS) & _ONE
-    return _QUIET if (bits & _MAGNITUDE) > _INFINITY else bits + _BELOW_HALF + odd
+_AT_ONCE = 32
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_INTEGERS = ir.VectorType(_I32, _AT_ONCE)
+_HALF_BITS, _BELOW_HALF = 16, 0x7FFF
+_MAGNITUDE, _INFINITY, _QUIET = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 
 
-@compiled
+@llvm_function
+def _write_rounded(_context: Any, _source: Any, _target: Any, _stride: Any) -> Any:
+    """(address of _AT_ONCE floats, address of the first pair, bytes from a pair to the next) → nothing, after writing
+    the nearest bfloat16, of two the even one.
+    """
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, target = (builder.inttoptr(each, BYTES) for each in arguments[:2])
+        bits = load(builder, source, _INTEGERS)
+        odd = builder.and_(builder.lshr(bits, _all(_HALF_BITS)), _all(1))
+        rounded = builder.add(bits, builder.add(odd, _all(_BELOW_HALF)))
+        is_nan = builder.icmp_unsigned(">", builder.and_(bits, _all(_MAGNITUDE)), _all(_INFINITY))
+        high = builder.lshr(builder.select(is_nan, _all(_QUIET), rounded), _all(_HALF_BITS))
+        narrow = builder.trunc(high, ir.VectorType(ir.IntType(16), _AT_ONCE))
+        pairs = builder.bitcast(narrow, ir.VectorType(_I32, _AT_ONCE // 2))
+        for index in range(_AT_ONCE // 2):
+            place = builder.gep(target, [builder.mul(arguments[2], ir.Constant(_I64, index))])
+            pair = builder.extract_element(pairs, ir.Constant(_I32, index))
+            builder.store(pair, builder.bitcast(place, _I32.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), write
+
+
+def _all(value: int) -> Any:
+    return ir.Constant(_INTEGERS, [value] * _AT_ONCE)
+
+
+@part
 def write_pairs(row: int, tile: int, size: int, index: int, inputs: int) -> None:
     """A `Format.write_row`: bfloat16 [pairs of inputs, rows of the tile, 2], with a zero behind an odd number."""
-    source = pointer_to_floats(row)
-    for pair in range(inputs // 2):
-        low = (_rounded(source[2 * pair]) >> _HALF_BITS) & _LOW_HALF
-        high = _rounded(source[2 * pair + 1]) & _HIGH_HALF
-        store_integer(tile + 4 * (pair * size + index), np.int32(low | high))
-    if inputs % 2:
-        low = (_rounded(source[inputs - 1]) >> _HALF_BITS) & _LOW_HALF
-        store_integer(tile + 4 * (inputs // 2 * size + index), np.int32(low))
-
-
-def round_bits(values: Floats) -> "np.ndarray[Any, np.dtype[np.uint16]]":
-    """Return the bits of the nearest bfloat16."""
-    narrow = torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16)
-    return narrow.numpy()
+    whole = inputs // _AT_ONCE
+    for step in range(whole):
+        place = tile + 2 * _AT_ONCE * step * size + 4 * index
+        _write_rounded(row + 4 * _AT_ONCE * step, place, 4 * size)
+    rest = inputs - _AT_ONCE * whole
+    if rest:
+        given, filled = pointer_to_floats(row + 4 * _AT_ONCE * whole), stack_floats(32)
+        copy = pointer_to_floats(filled)
+        for position in range(_AT_ONCE):
+            copy[position] = given[position] if position < rest else np.float32(0)
+        # The pairs take the first half of the room of their numbers, which are read before.
+        _write_rounded(filled, filled, 4)
+        target = pointer_to_floats(tile + 2 * _AT_ONCE * whole * size)
+        for pair in range((rest + 1) // 2):
+            target[pair * size + index] = copy[pair]
