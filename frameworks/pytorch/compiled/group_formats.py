@@ -48,10 +48,10 @@ def pack_groups(values: Integers, factors: tuple[Floats, ...], group: int, forma
         ordered = np.ascontiguousarray(block.transpose(1, 2, 0))
         groups[index, :, dot.group_bytes :] = ordered.view(np.uint8).reshape(len(ordered), -1)
     for index, block in blocks_of(values):
-        whole = in_order(block, dot.at_once, dot.offset)
+        whole: Bytes = in_order(block, dot.at_once, dot.offset)
         if dot.is_nibbles:
             middle = whole.shape[1] // 2
-            whole = whole[:, :middle] | (whole[:, middle:] << _NIBBLE)
+            whole = (whole[:, :middle] | (whole[:, middle:] << _NIBBLE)).view(np.uint8)
         groups[index, :, : dot.group_bytes] = whole.reshape(len(whole), -1)
     return buffer
 
@@ -59,4 +59,5 @@ def pack_groups(values: Integers, factors: tuple[Floats, ...], group: int, forma
 def _power_below(largest: Floats) -> Floats:
     """Return for each number the power of two that divides it to at most 2^_LARGEST_EXPONENT."""
     _, exponent = np.frexp(largest)
-    return np.ldexp(np.float32(1), np.maximum(exponent - _LARGEST_EXPONENT, _LEAST_EXPONENT))
+    power: Floats = np.ldexp(np.float32(1), np.maximum(exponent - _LARGEST_EXPONENT, _LEAST_EXPONENT))
+    return power

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from frameworks.pytorch.compiled.linear import CompiledLinear
 
 FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups"]
-INT4_GROUP = 32
+GROUP = 32
 """Groups of weights have this number of inputs, or a multiple of it."""
 
 
@@ -58,7 +58,9 @@ def make_float(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights [outputs, inputs] of any float type, each output rounded by its largest number."""
+    """Make a layer of weights [outputs, inputs] of any float type. Outputs and rows are rounded, each by its largest
+    number.
+    """
     from frameworks.pytorch.compiled.linear import CompiledLinear
 
     packed = packed_format("int8")
@@ -66,9 +68,14 @@ def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinea
     return CompiledLinear(packed.pack(values.numpy(), scale.numpy()), _shape(weight), bias, packed)
 
 
+def make_int8_groups(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
+    """As `make_int4`, with 8 bits."""
+    return make_groups(round_to_groups(weight, 8, GROUP), bias)
+
+
 def make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights [outputs, inputs] of any float type, rounded in groups; INT4_GROUP divides the inputs."""
-    return make_groups(round_to_groups(weight, 4, INT4_GROUP), bias)
+    """Make a layer of weights [outputs, inputs] of any float type, rounded in groups; GROUP divides the inputs."""
+    return make_groups(round_to_groups(weight, 4, GROUP), bias)
 
 
 def packs_groups(weights: GroupWeights) -> bool:
@@ -76,7 +83,7 @@ def packs_groups(weights: GroupWeights) -> bool:
     float16.
     """
     has_all = weights.bits == 4 or weights.shift is None
-    return has_integers() and weights.group % INT4_GROUP == 0 and has_all
+    return has_integers() and weights.group % GROUP == 0 and has_all
 
 
 def make_groups(weights: GroupWeights, bias: torch.Tensor | None) -> "CompiledLinear":

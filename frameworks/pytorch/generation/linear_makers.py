@@ -1,6 +1,6 @@
 """Make the linear layers of a generating model as its entry asks: in its dtype, in 8 bits or in 4."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,9 +59,10 @@ class LinearMaker:
         self._is_tied_copied = bool(usual) and not usual[0].shares
         self._choosers: list[KernelChooser] = []
         if self._is_on_cpu:
-            self._choosers = [
-                self._chooser(found, usual, model.dtype.itemsize) for found in _lists(bits, usual, kernels, folder)
-            ]
+            *narrower, last = _lists(bits, usual, kernels, folder)
+            self._choosers = [self._chooser(found, usual, model.dtype.itemsize) for found in narrower]
+            max_error = None if bits is None else largest_error
+            self._choosers.append(self._chooser(last, usual, model.dtype.itemsize, max_error))
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights [outputs, inputs]."""
@@ -98,13 +99,18 @@ class LinearMaker:
         layers = sum(each.held_bytes for each in (*self._choosers, self._group_int8))
         return self._kept_bytes + self._plain_bytes + self._group_bytes + layers
 
-    def _chooser(self, kernels: Sequence[CpuKernel], usual: Sequence[CpuKernel], itemsize: int) -> KernelChooser:
+    def _chooser(
+        self,
+        kernels: Sequence[CpuKernel],
+        usual: Sequence[CpuKernel],
+        itemsize: int,
+        max_error: Callable[[torch.Tensor], float] | None = None,
+    ) -> KernelChooser:
+        """`max_error`: of int8. A kernel that is forced, and int4, have no such bound."""
         if self._bits is None:
             return KernelChooser(kernels, max_bytes=itemsize, shared=self._tables)
         halves = [each for each in usual if each.fits is half_is_exact]
         original = [*[each for each in usual if each not in halves][:1], *halves[:1]]
-        # The bound of errors is that of int8; int4 has larger ones.
-        max_error = largest_error if all(each.weights != "grouped" for each in kernels) and len(kernels) > 1 else None
         return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, max_error=max_error)
 
     def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import structlog
 
-from frameworks.pytorch.generation.cpu_kernels import INT4_GROUP
+from frameworks.pytorch.generation.compiled_linears import GROUP
 from frameworks.pytorch.generation.linear_makers import Bits, LinearMaker
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.trial import Trial
@@ -23,7 +23,8 @@ def report_quantization(bits: Bits, trial: Trial, runner: PagedRunner, maker: Li
     products = maker.products
     kernel, weights = (products[0].kernel, products[0].weights) if products else ("torch", "whole")
     rows = "bfloat16 rows" if kernel == "weight-only" else "dynamic int8 rows"
-    scheme = f"int8 per channel, {rows}" if bits == "int8" else f"int4 in groups of {INT4_GROUP}, {rows}"
+    parts = f"in groups of {GROUP}" if weights == "grouped" else "per channel"
+    scheme = f"{bits} {parts}, {rows}"
     report = trial.report(runner, scheme, maker.original_bytes, maker.held_bytes)
     trials = products[0].trials if products else ()
     return replace(report, kernel=kernel, weights=weights, kernels=trials)

@@ -9,8 +9,7 @@ import torch
 
 from frameworks.pytorch.compiled.vectors import has_integers, lanes
 from frameworks.pytorch.generation import compiled_linears
-from frameworks.pytorch.generation.compiled_linears import INT4_GROUP, FormatName
-from frameworks.pytorch.generation.group_weights import round_to_groups
+from frameworks.pytorch.generation.compiled_linears import FormatName
 
 FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
 INTEGERS: tuple[FormatName, ...] = ("int8", "int4", "int8_groups")
@@ -32,7 +31,7 @@ def make(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None = Non
     if name == "int4":
         return compiled_linears.make_int4(weight, bias)
     if name == "int8_groups":
-        return compiled_linears.make_groups(round_to_groups(weight, 8, INT4_GROUP), bias)
+        return compiled_linears.make_int8_groups(weight, bias)
     return compiled_linears.make_float(name, weight, bias)
 
 
