@@ -16,19 +16,31 @@ from frameworks.pytorch.compiled.jit import (
 )
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 from frameworks.pytorch.compiled.products import NUM_ARGUMENTS
-from frameworks.pytorch.compiled.rows import attend, copy, normalize, rotate
+from frameworks.pytorch.compiled.rows import (
+    BFLOAT16,
+    FLOAT32,
+    attend_bfloat16,
+    attend_float16,
+    attend_float32,
+    copy,
+    narrow,
+    normalize,
+    rotate,
+)
 
 (
     ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, MAX_TOKENS, BLOCK_TOKENS,
-    TABLE, PRODUCTS, NUMBERS, EMBEDDING, FINAL_NORM, CACHE, CACHE_LAYER_BYTES, CACHE_HALF_BYTES, CACHE_BLOCK_BYTES,
+    TABLE, PRODUCTS, NUMBERS, EMBEDDING, FINAL_NORM,
+    CACHE_KIND, CACHE, CACHE_LAYER_BYTES, CACHE_HALF_BYTES, CACHE_BLOCK_BYTES,
     TOKEN_IDS, POSITIONS, FIRST_BLOCKS, BLOCKS, LOGIT_ROWS, COSINES, SINES,
     STATES, NORMED, HEADS, SEEN, SCORES, NUM_STEP_ARGUMENTS,
-) = range(NUM_RESERVED, NUM_RESERVED + 31)  # fmt: skip
+) = range(NUM_RESERVED, NUM_RESERVED + 32)  # fmt: skip
 """Arguments of the step's region. Sizes, then addresses:
 
 - `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the arguments of
   the products, and behind them the address of the product's region. `NUMBERS`: float32, epsilon and the scale.
-- `EMBEDDING`, `FINAL_NORM`: weights. `CACHE`: the first key.
+- `EMBEDDING`, `FINAL_NORM`: weights; embedding 0 if `STATES` holds the rows already. `CACHE`: the first key.
+  `CACHE_KIND`: of the cache's numbers.
 - Of the step, int64: `TOKEN_IDS`, `POSITIONS` and `FIRST_BLOCKS` [rows], where the blocks of the row's sequence begin
   in `BLOCKS`, `LOGIT_ROWS` [logits]. float32: `COSINES` and `SINES` [rows, head size / 2].
 - For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
@@ -67,7 +79,8 @@ def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
     positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
     blocks = pointer_to_integers(arguments[BLOCKS])
     epsilon = pointer_to_floats(arguments[NUMBERS])[0]
-    head_bytes = 4 * size
+    head_bytes, kind = 4 * size, arguments[CACHE_KIND]
+    cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
     heads = query_heads + 2 * key_heads
     keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
     for task in range(number, arguments[ROWS] * heads, threads):
@@ -82,16 +95,26 @@ def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
             if index >= key_heads:
                 index -= key_heads
                 target += arguments[CACHE_HALF_BYTES]
-            target += (index * arguments[BLOCK_TOKENS] + position % arguments[BLOCK_TOKENS]) * head_bytes
+            target += (index * arguments[BLOCK_TOKENS] + position % arguments[BLOCK_TOKENS]) * cached_bytes
         if head >= query_heads + key_heads:
-            copy(own, target, size)
+            _write(own, target, size, kind)
             continue
         weight = table[QUERY_NORM] if head < query_heads else table[KEY_NORM]
         if weight:
             normalize(own, own, weight, size, epsilon)
         angles = 4 * row * (size // 2)
-        rotate(own, target, arguments[COSINES] + angles, arguments[SINES] + angles, size)
+        rotate(own, own, arguments[COSINES] + angles, arguments[SINES] + angles, size)
+        if head >= query_heads:
+            _write(own, target, size, kind)
     barrier(arguments)
+
+
+@compiled
+def _write(source: int, target: int, size: int, kind: int) -> None:
+    if kind == FLOAT32:
+        copy(source, target, size)
+    else:
+        narrow(source, target, size, kind)
 
 
 @compiled
@@ -102,22 +125,23 @@ def _attend_rows(arguments: Any, layer: int, number: int, threads: int) -> None:
     scale = pointer_to_floats(arguments[NUMBERS])[1]
     keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
     scores = arguments[SCORES] + 4 * number * arguments[MAX_TOKENS]
-    head_bytes, heads = 4 * size, query_heads + 2 * key_heads
+    head_bytes, heads, kind = 4 * size, query_heads + 2 * key_heads, arguments[CACHE_KIND]
+    cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
     for task in range(number, arguments[ROWS] * query_heads, threads):
         row, head = task // query_heads, task % query_heads
         end = positions[row] + 1
         first = max(0, end - window) if window else 0
-        place = keys + (head // (query_heads // key_heads)) * arguments[BLOCK_TOKENS] * head_bytes
+        place = keys + (head // (query_heads // key_heads)) * arguments[BLOCK_TOKENS] * cached_bytes
         blocks = pointer_to_integers(arguments[BLOCKS] + 8 * first_blocks[row])
-        attend(
-            arguments[HEADS] + (row * heads + head) * head_bytes,
-            arguments[SEEN] + task * head_bytes,
-            scores,
-            (size, arguments[BLOCK_TOKENS]),
-            (place, place + arguments[CACHE_HALF_BYTES], arguments[CACHE_BLOCK_BYTES], blocks),
-            (first, end),
-            scale,
-        )
+        query, out = arguments[HEADS] + (row * heads + head) * head_bytes, arguments[SEEN] + task * head_bytes
+        sizes, seen = (size, arguments[BLOCK_TOKENS], arguments[CACHE_BLOCK_BYTES]), (first, end)
+        cache = (place, place + arguments[CACHE_HALF_BYTES], blocks)
+        if kind == FLOAT32:
+            attend_float32(query, out, scores, sizes, cache, seen, scale)
+        elif kind == BFLOAT16:
+            attend_bfloat16(query, out, scores, sizes, cache, seen, scale)
+        else:
+            attend_float16(query, out, scores, sizes, cache, seen, scale)
     barrier(arguments)
 
 
@@ -133,7 +157,8 @@ def _embed(arguments: Any, number: int, threads: int) -> None:
 def _region(arguments: Any) -> None:
     number, threads = thread_number(arguments), num_threads(arguments)
     rows = arguments[ROWS]
-    _embed(arguments, number, threads)
+    if arguments[EMBEDDING]:
+        _embed(arguments, number, threads)
     for layer in range(arguments[LAYERS]):
         table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
         _normalize_rows(arguments, arguments[STATES], table[INPUT_NORM], rows, number, threads)

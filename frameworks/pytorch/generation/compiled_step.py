@@ -16,6 +16,7 @@ from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
+_CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_ROWS = 64
 """Tokens of a step. Above it, the operators of torch take a small share of the time."""
 
@@ -25,16 +26,13 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "C
 
     `max_tokens`: of a sequence. Compiling takes seconds, unless the code is in the cache.
     """
-    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype != torch.float32:
+    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _CACHE_KINDS:
         return None
     from frameworks.pytorch.compiled.linear import CompiledLinear
 
     linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
     compiled = [each for each in linears if isinstance(each, CompiledLinear)]
-    embedding = decoder.embedding
-    if len(compiled) < len(linears) or embedding is None or embedding.dtype != torch.float32:
-        return None
-    return CompiledStep(decoder, embedding.detach(), compiled, cache, max_tokens)
+    return CompiledStep(decoder, compiled, cache, max_tokens) if len(compiled) == len(linears) else None
 
 
 class CompiledStep:
@@ -43,19 +41,19 @@ class CompiledStep:
     def __init__(
         self,
         decoder: LlamaDecoder,
-        embedding: torch.Tensor,
         linears: Sequence[Any],
         cache: KeyValueCache,
         max_tokens: int,
     ) -> None:
-        """`embedding`: float32 [vocabulary, hidden size]. `linears`: the CompiledLinears of all layers in the order of
-        LlamaLayer.linears, and the head.
-        """
+        """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
         from frameworks.pytorch.compiled import elementwise, products, step
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 
         self._decoder = decoder
-        self._embedding = embedding
+        self._hidden_size = linears[0].inputs
+        # A table of another type is read by torch.
+        embedding = decoder.embedding
+        self._embedding = embedding.detach() if embedding is not None and embedding.dtype == torch.float32 else None
         self._cache = cache
         self._kept = linears
         self._step, self._products, self._operations = step, products, elementwise
@@ -66,8 +64,8 @@ class CompiledStep:
         first = decoder.layers[0]
         heads = first.query_heads + 2 * first.key_heads
         sizes = {
-            "states": embedding.shape[1],
-            "normed": embedding.shape[1],
+            "states": self._hidden_size,
+            "normed": self._hidden_size,
             "heads": heads * first.head_size,
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
@@ -77,7 +75,9 @@ class CompiledStep:
         self._scores = np.empty(0, dtype=np.float32)
         self._logits = torch.empty(0, self._vocabulary)
         self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
-        self._table = _table(decoder.layers, step)
+        self._norms = _Norms()
+        self._final_norm = self._norms.address(decoder.final_norm)
+        self._table = _table(decoder.layers, step, self._norms)
         self._arguments_of_products = self._products_table(linears)
         self._set_constants(first, heads)
 
@@ -115,6 +115,9 @@ class CompiledStep:
             self._set_logits(count)
         if len(self._scores) < threads * self._max_tokens:
             self._scores = np.empty(threads * self._max_tokens, dtype=np.float32)
+        if self._embedding is None:
+            states = self._decoder.embed(torch.tensor(token_ids)).float()
+            self._buffers["states"][:rows] = states.numpy()
         numbers = np.array(token_ids + positions + first_blocks + logit_rows + blocks, dtype=np.int64)
         cosines, sines = self._decoder.angles(np.array(positions, dtype=np.float32))
         step, arguments = self._step, self._region.arguments
@@ -168,7 +171,7 @@ class CompiledStep:
         assert heads == layer.query_heads + 2 * layer.key_heads
         values = self._cache.layers[0][1]
         arguments[step.LAYERS] = len(self._decoder.layers)
-        arguments[step.HIDDEN] = self._embedding.shape[1]
+        arguments[step.HIDDEN] = self._hidden_size
         arguments[step.QUERY_HEADS], arguments[step.KEY_HEADS] = layer.query_heads, layer.key_heads
         arguments[step.HEAD_SIZE] = layer.head_size
         arguments[step.MAX_TOKENS] = self._max_tokens
@@ -176,8 +179,9 @@ class CompiledStep:
         arguments[step.TABLE] = self._table.ctypes.data
         arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
         arguments[step.NUMBERS] = self._numbers.ctypes.data
-        arguments[step.EMBEDDING] = self._embedding.data_ptr()
-        arguments[step.FINAL_NORM] = self._decoder.final_norm.weight.data_ptr()
+        arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
+        arguments[step.CACHE_KIND] = _CACHE_KINDS[self._cache.shape.dtype]
+        arguments[step.FINAL_NORM] = self._final_norm
         arguments[step.CACHE] = keys.data_ptr()
         arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()
         arguments[step.CACHE_LAYER_BYTES] = 2 * arguments[step.CACHE_HALF_BYTES]
@@ -186,16 +190,26 @@ class CompiledStep:
             arguments[getattr(step, name)] = self._buffers[name.lower()].ctypes.data
 
 
-def _table(layers: Sequence[LlamaLayer], step: Any) -> "np.ndarray[Any, np.dtype[np.int64]]":
+class _Norms:
+    """Addresses of the weights of norms, in float32. Keeps them."""
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+
+    def address(self, norm: RootMeanSquareNorm | None) -> int:
+        """Return 0 for none."""
+        if norm is None:
+            return 0
+        self._kept.append(norm.weight.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
+
+
+def _table(layers: Sequence[LlamaLayer], step: Any, norms: _Norms) -> "np.ndarray[Any, np.dtype[np.int64]]":
     table = np.zeros((len(layers), step.NUM_COLUMNS), dtype=np.int64)
     for own, layer in zip(table, layers, strict=True):
-        own[step.INPUT_NORM] = layer.input_norm.weight.data_ptr()
-        own[step.MIDDLE_NORM] = layer.middle_norm.weight.data_ptr()
-        own[step.QUERY_NORM] = _address(layer.query_norm)
-        own[step.KEY_NORM] = _address(layer.key_norm)
+        own[step.INPUT_NORM] = norms.address(layer.input_norm)
+        own[step.MIDDLE_NORM] = norms.address(layer.middle_norm)
+        own[step.QUERY_NORM] = norms.address(layer.query_norm)
+        own[step.KEY_NORM] = norms.address(layer.key_norm)
         own[step.WINDOW] = layer.window or 0
     return table
-
-
-def _address(norm: RootMeanSquareNorm | None) -> int:
-    return 0 if norm is None else norm.weight.data_ptr()

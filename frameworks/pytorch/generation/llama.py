@@ -66,7 +66,7 @@ class LlamaDecoder:
         body = model.model
         config = model.config
         self._attention = attention
-        self._embed = body.embed_tokens
+        self.embed = body.embed_tokens
         self.embedding: torch.Tensor | None = getattr(body.embed_tokens, "weight", None)
         """[vocabulary, hidden size]; None where it is packed."""
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
@@ -89,14 +89,14 @@ class LlamaDecoder:
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        states = self._embed(layout.token_ids)
+        states = self.embed(layout.token_ids)
         cosine, sine = self._rotation(layout.positions, states.dtype)
         *layers, last_layer = self.layers
         for layer in layers:
             states = layer(states, cosine, sine)
         states = last_layer(states, cosine, sine, layout.selected_rows)
         if not layout.num_logits:
-            return states.new_empty(0, self._embed.num_embeddings)
+            return states.new_empty(0, self.embed.num_embeddings)
         return self.head(self.final_norm(states))[: layout.num_logits]
 
     def angles(self, positions: Floats) -> tuple[Floats, Floats]:

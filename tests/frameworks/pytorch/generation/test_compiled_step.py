@@ -28,6 +28,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"model_type": "mistral", "sliding_window": 7},
     "head norms": {"model_type": "qwen3"},
 }
+# Dtype of the weights, of keys and values, and the tolerance relative to the spread of the logits.
+NARROW = [
+    ("f32", "bf16", 0.03),
+    ("f32", "f16", 0.005),
+    ("bf16", "auto", 0.1),
+    ("f16", "auto", 0.02),
+    ("int8", "auto", 0.1),
+]
 BLOCKS = 12
 # Relative to the spread of the logits: sums are made in another order.
 TOLERANCE = 1e-4
@@ -120,8 +128,25 @@ def test_failed_numbers_reach_the_logits(runner: Any) -> None:
             row.copy_(kept)
 
 
-def test_other_caches_have_no_compiled_step(made_once: FolderMaker) -> None:
-    model = load_generating(made_once(save_causal_model), kv_cache_dtype="bf16")
+@pytest.mark.parametrize(("dtype", "kv_dtype", "tolerance"), NARROW)
+def test_narrow_numbers_equal_those_by_layers(
+    made_once: FolderMaker, dtype: str, kv_dtype: str, tolerance: float
+) -> None:
+    """Layers round queries, and states of a narrow dtype, too; the compiled step rounds the rows of products alone."""
+    model = load_generating(
+        made_once(save_causal_model), blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5
+    )
+    assert model._parts is not None
+    runner: Any = model._parts.runner
+    parts = plan_of([(40, 1), (3, 1), (30, 5)], range(BLOCKS))
+    expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
+    found, cache = computed(runner, parts, runner.step.logits)
+    assert float((found - expected).square().mean().sqrt()) < tolerance * float(expected.float().std())
+    assert torch.allclose(cache.float(), expected_cache.float(), atol=0.05, rtol=0.02)
+
+
+def test_layers_of_other_kernels_have_no_compiled_step(made_once: FolderMaker) -> None:
+    model = load_generating(made_once(save_causal_model), kernels="plain")
     assert model._parts is not None
     runner: Any = model._parts.runner
     assert runner.step is None
