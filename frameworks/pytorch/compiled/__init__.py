@@ -6,7 +6,9 @@ stream, in an order made for it, for any number of rows.
 
 - `vectors`: the width of the CPU's vectors.
 - `tiles`: the inner loops, in LLVM's language.
-- `formats`: the orders of the weights.
+- `formats`: the orders of weights and rows. `float32`, `float16`, `bfloat16`, `int8`, `int4` and `int8_groups` have one
+  each; importing one compiles it.
+- `dots`, `integer_tiles`, `rounded_rows`: products of whole numbers, and the rows for them.
 - `products`: the loops around the tiles.
 - `parallel`: run them on torch's threads.
 - `linear`: the layers.

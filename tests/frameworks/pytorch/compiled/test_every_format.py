@@ -1,4 +1,4 @@
-"""What products of all formats have in common: rows do not depend on each other, operations, numbers not finite."""
+"""Products of every format: rows that do not depend on each other, operations, numbers that are not finite."""
 
 import pytest
 import torch
