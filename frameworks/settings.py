@@ -4,17 +4,30 @@ The docstrings of the fields are the texts of the manual's configuration referen
 describes the default.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from frameworks.adapter_settings import Adapters
 from frameworks.addresses import Scheme, SourceAddress
-from frameworks.cpus import parse_cpus, usable_cpus
+from frameworks.cpus import usable_cpus
+from frameworks.entry_values import (
+    Provider,
+    VersionPolicy,
+    beside_isolation,
+    beside_sequence_axis,
+    canonical_dtype,
+    canonical_provider,
+    checked_cpus,
+    checked_device,
+    checked_version_policy,
+    names_several_devices,
+    order_of_preference,
+    without_input_values,
+)
 from frameworks.setting_values import (
     GivenTensor,
     ReplicaRange,
@@ -34,12 +47,10 @@ from frameworks.setting_values import (
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
-Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU"]
 Dtype = Literal["f32", "f16", "bf16", "int8", "int4"]
 Kernels = Literal[
     "auto", "plain", "compiled", "compiled-f16", "onednn", "mkl", "fbgemm", "torch", "float32", "weight-only"
 ]
-VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 Isolation = Literal["none", "process"]
 ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "pythonic"]
 """`hermes`: `<tool_call>{"name": …, "arguments": …}</tool_call>`, of Hermes and Qwen. `llama3_json`: the whole text is
@@ -49,91 +60,6 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "python
 
 RAY_KEYS = ("replicas", "num_cpus", "num_gpus", "replica_group")
 """Keys of a model's entry that apply to a deployment on Ray."""
-
-ALL_CUDA = "cuda:*"
-"""The `device` of a model with a process on each CUDA device."""
-
-EXECUTION_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
-"""Our names of ONNX Runtime's execution providers, in the order they are preferred when a model names none."""
-
-_PROVIDER_BY_LOWER_NAME = {name.lower(): name for name in EXECUTION_PROVIDERS} | {"dml": "DirectML"}
-_DTYPE_BY_SPELLING = {
-    "float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16",
-}  # fmt: skip
-_MAX_DEVICES = 64
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", re.ASCII)
-
-
-def _canonical_provider(value: object) -> object:
-    """Takes any case, and ONNX Runtime's own names ("CUDAExecutionProvider"); the type refuses what stays unknown."""
-    if not isinstance(value, str):
-        return value
-    return _PROVIDER_BY_LOWER_NAME.get(value.lower().removesuffix("executionprovider"), value)
-
-
-def _order_of_preference(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
-    if not providers:
-        raise ValueError('expected at least one name, like ["CPU"]; remove the key to use all installed ones')
-    return tuple(dict.fromkeys(providers))
-
-
-def _canonical_dtype(value: object) -> object:
-    return _DTYPE_BY_SPELLING.get(value.lower(), value.lower()) if isinstance(value, str) else value
-
-
-def _device(value: object) -> str | tuple[str, ...]:
-    if isinstance(value, list | tuple):
-        if not 1 <= len(value) <= _MAX_DEVICES:
-            raise ValueError(f'expected 1 to {_MAX_DEVICES} devices, like ["cuda:0", "cuda:1"]')
-        return tuple(_one_device(each) for each in value)
-    if isinstance(value, str) and value.lower() == ALL_CUDA:
-        return ALL_CUDA
-    return _one_device(value)
-
-
-def _one_device(value: object) -> str:
-    device = value.lower() if isinstance(value, str) else ""
-    if not _DEVICE.fullmatch(device):
-        raise ValueError('expected "auto", "cuda", "cuda:1" (a GPU by its number), "mps" or "cpu"')
-    return device
-
-
-def names_several_devices(device: object) -> bool:
-    """Whether a `device` is a list, or all CUDA devices: the model then has a process for each."""
-    return isinstance(device, list | tuple) or (isinstance(device, str) and device.lower() == ALL_CUDA)
-
-
-def _beside_isolation(device: str | tuple[str, ...], info: ValidationInfo) -> str | tuple[str, ...]:
-    if names_several_devices(device) and info.data.get("isolation") == "none":
-        raise ValueError('expected one device beside isolation = "none"; name one, or set isolation = "process"')
-    return device
-
-
-def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
-    if info.data.get("sequence_axis", 1) is None:
-        raise ValueError("expected no value without sequence_axis; set sequence_axis or remove this key")
-    return value
-
-
-def _without_input_values(value: Any, info: ValidationInfo) -> Any:
-    if info.data.get("input_values") is not None:
-        raise ValueError("expected input_values or warm_up, got both; remove one")
-    return value
-
-
-def _cpus(value: object) -> object:
-    if isinstance(value, str):
-        parse_cpus(value)
-    return value
-
-
-def _version_policy(value: object) -> VersionPolicy:
-    if value == "latest" or value == "all":  # noqa: PLR1714 - each is a literal of its own
-        return value
-    if isinstance(value, list | tuple) and value and all(type(item) is int and item >= 1 for item in value):
-        return tuple(sorted(set(value)))
-    raise ValueError('expected "latest", "all" or a list of version numbers, like [1, 3]')
-
 
 SettingsPath = Annotated[Path, BeforeValidator(checked_path)]
 ModelPath = Annotated[
@@ -183,7 +109,7 @@ class ModelEntry(BaseModel):
     below it is refused. None: 0.97; for int4 0.9."""
     version_policy: Annotated[
         VersionPolicy,
-        PlainValidator(_version_policy),
+        PlainValidator(checked_version_policy),
         AfterValidator(beside_local_path),
         PlainSerializer(lambda each: each),
     ] = "latest"
@@ -203,7 +129,7 @@ class ModelEntry(BaseModel):
     isolation: Isolation | None = None
     """Where the model runs: `"none"` in the server's process, `"process"` in a process of its own, whose crash ends no
     other model. None: as in `[performance]`; `"process"` for several devices."""
-    device: Annotated[str | tuple[str, ...], BeforeValidator(_device), AfterValidator(_beside_isolation)] = "auto"
+    device: Annotated[str | tuple[str, ...], BeforeValidator(checked_device), AfterValidator(beside_isolation)] = "auto"
     """Device: `"auto"`, `"cuda"`, `"cuda:N"`, `"mps"` or `"cpu"`. A list has an engine process for each of its 1 to 64
     names, which may repeat; `"cuda:*"` has one for each CUDA device."""
     max_batch_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
@@ -228,7 +154,7 @@ class ModelEntry(BaseModel):
     replica_group: str | None = None
     """Name of one of `[[ray.groups]]`: the model shares the replicas of the group with others, within a budget of
     memory. Only on Ray and with `load = "lazy"`. None: replicas of its own."""
-    cpus: Annotated[str, BeforeValidator(_cpus)] | None = None
+    cpus: Annotated[str, BeforeValidator(checked_cpus)] | None = None
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""
 
@@ -247,9 +173,9 @@ class OnnxModelEntry(ModelEntry):
     """`true` serves a dynamic int8 copy; `"mixed"` keeps the most sensitive MatMuls in fp32. None: `false`."""
     execution_providers: (
         Annotated[
-            tuple[Annotated[Provider, BeforeValidator(_canonical_provider)], ...],
+            tuple[Annotated[Provider, BeforeValidator(canonical_provider)], ...],
             Field(strict=False),
-            AfterValidator(_order_of_preference),
+            AfterValidator(order_of_preference),
         ]
         | None
     ) = None
@@ -262,13 +188,13 @@ class OnnxModelEntry(ModelEntry):
         Annotated[
             tuple[tuple[str, float], ...],
             PlainValidator(checked_pad_values),
-            AfterValidator(_beside_sequence_axis),
+            AfterValidator(beside_sequence_axis),
             PlainSerializer(dict),
         ]
         | None
     ) = None
     """Padding value of each input, like `{ input_ids = 0 }`. None: 0 for every input."""
-    mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
+    mask_input: Annotated[str, Field(min_length=1), AfterValidator(beside_sequence_axis)] | None = None
     """Input that is 1 for real elements and 0 for padding; a request may omit it. None: no input is a mask."""
 
     input_values: (
@@ -280,7 +206,7 @@ class OnnxModelEntry(ModelEntry):
         Annotated[
             tuple[tuple[tuple[str, GivenTensor], ...], ...],
             PlainValidator(checked_warm_up),
-            AfterValidator(_without_input_values),
+            AfterValidator(without_input_values),
             PlainSerializer(as_tables),
         ]
         | None
@@ -298,7 +224,7 @@ class TorchModelEntry(ModelEntry):
 
     model_type: Annotated[str, Field(min_length=1)] | None = None
     """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
-    dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
+    dtype: Annotated[Dtype, BeforeValidator(canonical_dtype)] | None = None
     """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. `"int4"`: language models
     on a CPU. None: the fastest type of the device."""
     kernels: Kernels = "auto"

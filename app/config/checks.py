@@ -12,8 +12,8 @@ from app.config.issues import Location, describe_error, format_location, format_
 from app.config.source import Source
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
 from frameworks.addresses import is_address, parse_address
+from frameworks.entry_values import names_several_devices
 from frameworks.errors import InvalidModel
-from frameworks.settings import names_several_devices
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -14,8 +14,8 @@ from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.running import RunningProcess, start_process
 from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.registries import RegistrySettings
+from frameworks.entry_values import names_several_devices
 from frameworks.models.version import ModelVersion
-from frameworks.settings import names_several_devices
 
 # The process needs no key of callers. Its OpenMP threads spin for milliseconds at each barrier if they are no more than
 # the CPUs. Beside other busy processes a token then took 38 ms, and 19 ms with this limit; alone 3 ms with either.

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from frameworks.settings import VersionPolicy
+from frameworks.entry_values import VersionPolicy
 
 ONLY_VERSION = "1"
 """The version of a model whose path has no version folders."""

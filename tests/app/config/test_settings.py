@@ -15,7 +15,8 @@ from app.config import (
     load_settings,
     parse_model_entry,
 )
-from frameworks.settings import EXECUTION_PROVIDERS, OnnxModelEntry, TorchModelEntry
+from frameworks.entry_values import EXECUTION_PROVIDERS
+from frameworks.settings import OnnxModelEntry, TorchModelEntry
 
 ROOT = Path(__file__).parents[3]
 CONTRACT_EXAMPLE = """

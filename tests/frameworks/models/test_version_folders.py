@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from frameworks.entry_values import VersionPolicy
 from frameworks.models.version_folders import find_versions, served_versions
-from frameworks.settings import VersionPolicy
 from tests.frameworks.models.sized_registry import make_versions
 
 
