@@ -1,6 +1,7 @@
 """Validate values of the keys of a model's entry: devices, providers, dtypes, versions."""
 
 import re
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationInfo
@@ -85,6 +86,13 @@ def without_input_values(value: Any, info: ValidationInfo) -> Any:
     if info.data.get("input_values") is not None:
         raise ValueError("expected input_values or warm_up, got both; remove one")
     return value
+
+
+def without_lookup(draft_model: Path, info: ValidationInfo) -> Path:
+    """Return the value of `draft_model`. Raises ValueError beside another source of proposed tokens."""
+    if info.data.get("speculation") == "lookup":
+        raise ValueError('expected no draft model beside speculation = "lookup"; remove one of them')
+    return draft_model
 
 
 def checked_cpus(value: object) -> object:

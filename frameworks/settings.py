@@ -27,6 +27,7 @@ from frameworks.entry_values import (
     names_several_devices,
     order_of_preference,
     without_input_values,
+    without_lookup,
 )
 from frameworks.setting_values import (
     GivenTensor,
@@ -158,8 +159,11 @@ class ModelEntry(BaseModel):
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""
 
-    def with_adapter_paths(self, resolve: Callable[[Path], Path]) -> Self:
-        """Return the entry with the paths of its adapters as `resolve` returns them."""
+    def with_paths(self, resolve: Callable[[Path], Path], folders: Mapping[str, Path]) -> Self:
+        """Return the entry with the paths of its adapters and of its draft model as `resolve` returns them.
+
+        `folders`: by name, of the models that may be the draft model.
+        """
         return self
 
 
@@ -241,7 +245,10 @@ class TorchModelEntry(ModelEntry):
     2048."""
     speculation: Literal["none", "lookup"] = "none"
     """Language models: `"lookup"` proposes the next tokens of a text as they followed the same words before, in the
-    prompt or in the text, and a step checks them all. `"none"` proposes nothing."""
+    prompt or in the text, and a step checks them all. `"none"` proposes nothing, unless there is a `draft_model`."""
+    draft_model: Annotated[SettingsPath, AfterValidator(without_lookup)] | None = None
+    """Language models: a smaller model with the same tokenizer, which proposes the next tokens of a text. The name of
+    another model of the server, or the path of a folder or a GGUF file. None: no draft model."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 8
     """Language models: maximum tokens proposed for a text in one step."""
     tool_format: ToolFormat | None = None
@@ -254,9 +261,14 @@ class TorchModelEntry(ModelEntry):
     adapters: Adapters = ()
     """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
 
-    def with_adapter_paths(self, resolve: Callable[[Path], Path]) -> Self:
-        adapters = tuple(each.model_copy(update={"path": resolve(each.path)}) for each in self.adapters)
-        return self.model_copy(update={"adapters": adapters}) if adapters else self
+    def with_paths(self, resolve: Callable[[Path], Path], folders: Mapping[str, Path]) -> Self:
+        changed: dict[str, object] = {}
+        if self.adapters:
+            changed["adapters"] = tuple(each.model_copy(update={"path": resolve(each.path)}) for each in self.adapters)
+        if self.draft_model is not None:
+            named = folders.get(str(self.draft_model))
+            changed["draft_model"] = resolve(self.draft_model) if named is None else named
+        return self.model_copy(update=changed) if changed else self
 
 
 class ModelsSettings(BaseModel):

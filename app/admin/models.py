@@ -1,7 +1,8 @@
 """Route /models: list, register, load, unload and delete models at run time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
@@ -120,7 +121,8 @@ class ModelsApi:
         models = self._views.for_request(request).models
         models.check_may_register(entry.name)
         path = self._paths.check(entry.path)
-        slot = await models.add(body["framework"], entry.with_adapter_paths(self._paths.check), path)
+        entry = entry.with_paths(self._paths.check, _draft_folders(models.slots))
+        slot = await models.add(body["framework"], entry, path)
         return await self._detail(slot, request, 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
@@ -176,6 +178,11 @@ def as_failed_model(name: str) -> Iterator[None]:
         yield
     except InvalidModel as error:
         raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
+
+
+def _draft_folders(slots: Iterable[ModelSlot]) -> dict[str, Path]:
+    """Return the paths of the models that may be a draft model, by name."""
+    return {slot.name: slot.path for slot in slots if slot.framework == "pytorch" and not slot.has_address}
 
 
 def _share(body: CanaryShare | ShadowShare | None) -> Share | None:

@@ -43,6 +43,7 @@ _VALUES: dict[str, dict[str, Any]] = {
             "additionalProperties": False,
         },
     },
+    "draft_model": {"anyOf": [{"type": "string", "pattern": r"\S"}, _NULL]},
     "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
 }
 """Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""

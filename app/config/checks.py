@@ -89,6 +89,7 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
         if isinstance(entry, dict)
     ]
     paths += _adapter_paths(source)
+    paths += _draft_paths(source)
     for location, text in (*folders, *paths, (("models", "cache_dir"), models.get("cache_dir"))):
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             continue  # left out, or reported already
@@ -96,7 +97,7 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
             continue
         path = resolve(Path(text))
         kind = _path_kind(path)
-        is_model = location[-1] == "path" and "adapters" not in location
+        is_model = location[-1] in ("path", "draft_model") and "adapters" not in location
         if kind == "file" and location[1] != "onnx_models" and not (is_model and path.suffix.lower() == ".gguf"):
             wanted = "a folder or a .gguf file" if is_model else "a folder"
             source.add_issue(location, f"expected {wanted}, got the file {path}", "invalid")
@@ -130,6 +131,14 @@ def _adapter_paths(source: Source) -> list[tuple[Location, object]]:
             if isinstance(adapter, dict):
                 found.append(((*location, "adapters", index, "path"), adapter.get("path")))
     return found
+
+
+def _draft_paths(source: Source) -> list[tuple[Location, object]]:
+    """Return the draft models that are paths, not names of other models."""
+    entries = [(location, entry) for location, entry in source.model_entries() if isinstance(entry, dict)]
+    names = [entry.get("name") for location, entry in entries if location[1] != "onnx_models"]
+    drafts = [((*location, "draft_model"), entry.get("draft_model")) for location, entry in entries]
+    return [(location, draft) for location, draft in drafts if draft not in names]
 
 
 def check_sources(source: Source) -> None:

@@ -51,11 +51,13 @@ def build_manager(
         shared_limits=limits,
     )
     manager.residency.fetch = Downloads(partial(source_store, loaded)).fetch
-    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
+    torch_models = settings.models.torch_models
+    folders = {each.name: loaded.resolve(each.path) for each in torch_models if isinstance(each.path, Path)}
+    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", torch_models)):
         for entry in entries:
             path = entry.path
             path = source_folder(loaded, path) if isinstance(path, SourceAddress) else loaded.resolve(path)
-            manager.register(framework, entry.with_adapter_paths(loaded.resolve), path)
+            manager.register(framework, entry.with_paths(loaded.resolve, folders), path)
     return manager
 
 

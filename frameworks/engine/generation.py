@@ -247,6 +247,7 @@ def _sequences(
                 first,
                 sequence_id=next(_sequence_ids),
                 sampling=replace(request.sampling, seed=(seed + choice) % _SEEDS),
+                is_seeded=request.sampling.seed is not None,
                 matcher=prepared.matcher.copy() if prepared.matcher else None,
             )
             for choice in range(request.num_choices)

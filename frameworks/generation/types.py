@@ -191,7 +191,7 @@ class SequenceRequest:
     includes the end-of-text tokens unless those are ignored; none of them is sampled before `min_tokens`.
     `sampling.seed` is set. `arrived_s`: time.perf_counter; a waiting request gains a level of `priority` as it ages.
     `is_read_whole`: the caller needs no single tokens, so several may be delivered together. `tenant`: is charged for
-    the computed tokens.
+    the computed tokens. `is_seeded`: the caller chose the seed, so that it has to give the same text each time.
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
     `adapter_id`: the number of an adapter; 0 for the base. `bad_sequences`: the tokens of `sampling.bad_words`.
     """
@@ -210,6 +210,7 @@ class SequenceRequest:
     prompt_logprobs: int | None = None
     adapter_id: int = 0
     bad_sequences: tuple[tuple[int, ...], ...] = ()
+    is_seeded: bool = True
 
     @property
     def cache_scope(self) -> str:
@@ -254,7 +255,7 @@ class StepResult:
     in the cache. `failed`: sequences that end with an error. `num_sequences`: that were computed. `costs`: of each
     tenant in the step, in any unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that
     end without a token. `num_proposed`: tokens that were computed ahead of their texts, of which `num_accepted` were
-    right.
+    right. `speculated`: the same of each sequence that had any, as (id, proposed, accepted).
     """
 
     tokens: list[GeneratedToken]
@@ -267,6 +268,7 @@ class StepResult:
     ended: tuple[int, ...] = ()
     num_proposed: int = 0
     num_accepted: int = 0
+    speculated: tuple[tuple[int, int, int], ...] = ()
 
 
 class TokenText(NamedTuple):
@@ -316,13 +318,16 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`prompt_tokens`: each prompt once; `cached_tokens` of them were found in the cache. `tokens_generated`: of all
-    choices, the tokens that ended them included; `reasoning_tokens` of them are the model's thinking.
+    choices, the tokens that ended them included; `reasoning_tokens` of them are the model's thinking, and
+    `accepted_tokens` were proposed by speculation. `rejected_tokens` were proposed, and are no part of them.
     """
 
     prompt_tokens: int
     tokens_generated: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Load PyTorch models from Hugging Face folders: read the files, choose task, dtype and device."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
-from frameworks.settings import PerformanceSettings, TorchModelEntry
+from frameworks.settings import Dtype, PerformanceSettings, TorchModelEntry
 from frameworks.text.answers import Answers
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
@@ -28,6 +29,7 @@ from memory.tensor_pool import TensorPool
 if TYPE_CHECKING:
     from frameworks.pytorch.generation.engine import GeneratingModel
     from frameworks.pytorch.generation.linear_makers import Bits
+    from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -37,7 +39,8 @@ log = structlog.get_logger(__name__)
 _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
 _KEYS_OF_GENERATORS = (
-    "kv_cache_bytes", "max_num_batched_tokens", "speculation", "num_speculative_tokens", "adapters",
+    "kv_cache_bytes", "max_num_batched_tokens", "speculation", "draft_model", "num_speculative_tokens",
+    "adapters",
 )  # fmt: skip
 
 
@@ -73,28 +76,11 @@ class TorchRegistry:
         """As Registry.needs."""
         assert isinstance(entry, TorchModelEntry)
         files = self._read(entry, path)
-        chosen = entry.dtype if entry.dtype in DTYPES else None
-        host_dtype = chosen or default_dtype(_HOST, files.weights.dtype)
-        # The default dtype of an accelerator has 16 bits.
-        accelerator_dtype = chosen or "f16"
-        host_size, accelerator_size = DTYPES[host_dtype].itemsize, DTYPES[accelerator_dtype].itemsize
-        if self._quantizes(entry):
-            # Linear layers take one byte per weight, embedding tables keep their dtype.
-            host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
-        adapter_elements = _adapter_elements(entry)
-        more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
-        return ModelNeeds(
-            host_bytes=files.weights.elements * host_size
-            + (0 if files.packed is None else files.packed.held_bytes)
-            + more_bytes(files, host_dtype, "cpu")
-            + adapter_elements * DTYPES[host_dtype].itemsize,
-            accelerator_bytes=(files.weights.elements + (0 if files.packed is None else files.packed.elements))
-            * accelerator_size
-            + more_bytes(files, accelerator_dtype, "cuda")
-            + adapter_elements * DTYPES[accelerator_dtype].itemsize,
-            wanted=entry.device,
-            usable=_usable_accelerators(),
-        )
+        host_bytes, accelerator_bytes = self._bytes_of(files, "cpu"), self._bytes_of(files, "cuda")
+        if entry.draft_model is not None and files.config.generates:
+            host_bytes += self._bytes_of(self._read_draft(files, "cpu"), "cpu")
+            accelerator_bytes += self._bytes_of(self._read_draft(files, "cuda"), "cuda")
+        return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
 
     def prepare(self, device: Device) -> None:
         """As Registry.prepare: CUDA's context takes half a gigabyte."""
@@ -110,7 +96,6 @@ class TorchRegistry:
         bits = self._wanted_bits(entry)
         if bits is not None:
             check_bits_run_on(bits, device, files.folder)
-        dtype = (entry.dtype if entry.dtype in DTYPES else None) or default_dtype(device, files.weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         if files.config.generates:
             # A process of an encoder needs none of it.
@@ -120,10 +105,14 @@ class TorchRegistry:
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
-            source = None
-            if files.packed is not None:
-                source = files.packed.source(files.folder, files.weights.files, self._enable_memory_mapping)
-            return [load_generator(files.folder, entry, device, dtype, bits, performance, source)]
+            draft = None
+            if entry.draft_model is not None:
+                draft_files = self._read_draft(files, device.kind)
+                check_weight_bytes(draft_files.folder, draft_files.weights.file_bytes, self._max_model_bytes)
+                _check_packed(draft_files)
+                draft = self._generator_load(draft_files, device, performance)
+            return [load_generator(self._generator_load(files, device, performance), draft)]
+        dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
         return load_encoders(files, loading, None if bits is None else self._copies)
 
@@ -134,6 +123,50 @@ class TorchRegistry:
             negative, positive = entry.score_tokens
             config = config.with_answers(Answers(positive, negative))
         return ModelFiles(folder, entry, config, weights, packed)
+
+    def _bytes_of(self, files: ModelFiles, kind: str) -> int:
+        """Return the bytes of a model on the host (`cpu`) or on an accelerator."""
+        dtype = _dtype_on(files, kind)
+        size = DTYPES[dtype].itemsize
+        # Linear layers of 8 bits take one byte per weight, embedding tables keep their dtype.
+        weight_size = _INT8_BYTES_PER_ELEMENT if self._quantizes(files.entry) else size
+        packed, weights = files.packed, files.weights.elements * weight_size
+        if packed is not None:
+            weights += packed.held_bytes if kind == "cpu" else packed.elements * weight_size
+        more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
+        return weights + more_bytes(files, dtype, kind) + _adapter_elements(files.entry) * size
+
+    def _read_draft(self, files: ModelFiles, kind: str) -> ModelFiles:
+        """Read the files of the draft model of a model on this kind of device. Raises InvalidModel."""
+        from frameworks.pytorch.generation.draft_loading import draft_kv_bytes
+
+        entry = files.entry
+        assert entry.draft_model is not None
+        try:
+            draft = self._read(_draft_entry(entry, entry.dtype), entry.draft_model)
+        except InvalidModel as error:
+            raise InvalidModel(f"draft_model: {error.message}") from error
+        if not draft.config.generates:
+            found = draft.config.architecture or draft.config.model_type
+            raise InvalidModel(f"{draft.folder}: draft_model: expected a language model, got {found}; choose another")
+        # Weights that are packed in their files have a width already.
+        draft = replace(draft, entry=_draft_entry(entry, None if draft.packed is not None else entry.dtype))
+        dtypes = _dtype_on(files, kind), _dtype_on(draft, kind)
+        size = draft_kv_bytes(entry, files.folder, draft.folder, dtypes, self._max_rows(entry), kind)
+        return replace(draft, entry=draft.entry.model_copy(update={"kv_cache_bytes": size}))
+
+    def _generator_load(
+        self, files: ModelFiles, device: Device, performance: "GeneratorPerformance"
+    ) -> "GeneratorLoad":
+        """Return the load of a language model. Raises InvalidModel."""
+        from frameworks.pytorch.generation.served import GeneratorLoad
+
+        source = None
+        if files.packed is not None:
+            source = files.packed.source(files.folder, files.weights.files, self._enable_memory_mapping)
+        dtype = _dtype_of(files.entry) or default_dtype(device, files.weights.dtype)
+        bits = self._wanted_bits(files.entry)
+        return GeneratorLoad(files.folder, files.entry, device, dtype, bits, performance, (), source)
 
     def _max_rows(self, entry: TorchModelEntry) -> int:
         return entry.max_batch_size or self._performance.max_batch_size
@@ -164,6 +197,30 @@ class TorchRegistry:
             log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
             return None
         return "int8" if entry.dtype == "int8" else "int4" if entry.dtype == "int4" else None
+
+
+def _draft_entry(entry: TorchModelEntry, dtype: Dtype | None) -> TorchModelEntry:
+    """Return the entry of the draft model of a model: how it is loaded, apart from its memory for texts."""
+    assert entry.draft_model is not None
+    return TorchModelEntry(
+        name=entry.name,
+        path=entry.draft_model,
+        max_batch_size=entry.max_batch_size,
+        dtype=dtype,
+        kernels=entry.kernels,
+        kv_cache_dtype=entry.kv_cache_dtype,
+        min_cosine=entry.min_cosine,
+    )
+
+
+def _dtype_of(entry: TorchModelEntry) -> str | None:
+    """Return the dtype of the arithmetic that an entry names; None: that of the device."""
+    return entry.dtype if entry.dtype in DTYPES else None
+
+
+def _dtype_on(files: ModelFiles, kind: str) -> str:
+    """Return the dtype of the arithmetic. The default of an accelerator has 16 bits."""
+    return _dtype_of(files.entry) or (default_dtype(_HOST, files.weights.dtype) if kind == "cpu" else "f16")
 
 
 def _check_kind(files: ModelFiles) -> None:

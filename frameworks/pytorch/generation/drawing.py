@@ -167,11 +167,38 @@ def draw_truncated(
     if not truncation.are_complete:
         undecided = ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
         if len(undecided):
-            more = min(columns, _MORE * truncation.candidates)
-            truncation = truncation.of(undecided)._replace(candidates=more, are_complete=more == columns)
+            truncation = _more_candidates(truncation, undecided, columns)
             again = draw_truncated(weights[undecided], totals[undecided], uniforms[undecided], truncation)
             drawn.index_copy_(0, undecided, again)
     return drawn
+
+
+def keep_candidates(weights: torch.Tensor, totals: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """Return the weights with 0 for those that are no candidates: what `draw_truncated` draws from.
+
+    Shapes and dtypes as there; float32 [rows, columns].
+    """
+    columns = weights.shape[-1]
+    falling = top_values(weights, truncation.candidates).double()
+    kept = _count_kept(falling.neg(), falling.cumsum(dim=-1), totals, truncation, columns)
+    least = falling.gather(1, kept - 1).float()
+    is_larger, is_least = weights > least, weights == least
+    is_kept = is_larger | (is_least & (is_least.cumsum(dim=-1) <= kept - is_larger.sum(dim=-1, keepdim=True)))
+    found = torch.where(is_kept, weights, 0.0)
+    if not truncation.are_complete:
+        undecided = ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
+        if len(undecided):
+            again = keep_candidates(
+                weights[undecided], totals[undecided], _more_candidates(truncation, undecided, columns)
+            )
+            found.index_copy_(0, undecided, again)
+    return found
+
+
+def _more_candidates(truncation: Truncation, rows: torch.Tensor, columns: int) -> Truncation:
+    """Return the limits of some rows, int64 [rows], with more examined candidates."""
+    more = min(columns, _MORE * truncation.candidates)
+    return truncation.of(rows)._replace(candidates=more, are_complete=more == columns)
 
 
 def _count_kept(

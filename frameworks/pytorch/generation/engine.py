@@ -32,7 +32,7 @@ from frameworks.pytorch.generation.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
-from frameworks.pytorch.generation.speculating import Speculation, states_of
+from frameworks.pytorch.generation.speculating import NO_DRAWS, Speculation, states_of
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec
@@ -64,6 +64,7 @@ class _Outcome:
     ended: list[int] = field(default_factory=list)
     num_proposed: int = 0
     num_accepted: int = 0
+    speculated: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class GeneratingModel:
@@ -163,6 +164,8 @@ class GeneratingModel:
             self._take_all(parts, plan, sampled, ties, outcome)
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts - outcome.num_proposed
             seconds = time.perf_counter() - started_s
+            if parts.speculation is not None:
+                seconds -= parts.speculation.unpriced_s
             if parts.speculation is not None and outcome.num_proposed:
                 parts.speculation.learn_step(texts, prompt_tokens, outcome.num_proposed, seconds)
             else:
@@ -180,6 +183,7 @@ class GeneratingModel:
             tuple(outcome.ended),
             outcome.num_proposed,
             outcome.num_accepted,
+            tuple(outcome.speculated),
         )
 
     def warm_up(self) -> None:
@@ -222,6 +226,8 @@ class GeneratingModel:
         """Raise AssertionError if blocks of the key/value cache are lost or held twice."""
         if self._parts is not None:
             self._parts.scheduler.check_integrity()
+            if self._parts.speculation is not None:
+                self._parts.speculation.check_integrity()
 
     @property
     def _open_parts(self) -> EngineParts:
@@ -239,7 +245,8 @@ class GeneratingModel:
                 logits = parts.runner.logits(plan)
                 if plan.is_scored:
                     logits = self._scorer.score(plan.parts, logits)
-                states = states_of(plan, self._sequences)
+                draws = NO_DRAWS if parts.speculation is None else parts.speculation.draws
+                states = states_of(plan, self._sequences, draws)
                 return parts.sampler.sample(logits, states, ties) if states else []
         except Exception as error:
             # It is unknown now which blocks were copied and computed.
@@ -265,8 +272,10 @@ class GeneratingModel:
             if part.proposed and parts.speculation is not None:
                 rows = sampled[first : first + 1 + len(part.proposed)]
                 take = partial(self._take, parts, part.sequence, outcome=outcome)
-                outcome.num_accepted += parts.speculation.take(part, rows, first, ties, take)
+                num_accepted = parts.speculation.take(part, rows, first, ties, take)
+                outcome.num_accepted += num_accepted
                 outcome.num_proposed += len(part.proposed)
+                outcome.speculated.append((part.sequence.sequence_id, len(part.proposed), num_accepted))
             else:
                 self._take(parts, part.sequence, sampled[first], outcome)
             first += 1 + len(part.proposed)

@@ -1,11 +1,10 @@
 """Load a generating model from a folder: by paged attention, or with transformers' own caches where that is unfit."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import structlog
 import torch
 
-from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.generation.generation_config import default_sampling, eos_token_ids
 from frameworks.generation.scheduler import StepScheduler
@@ -15,13 +14,13 @@ from frameworks.generation.step_cost import StepCost
 from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.cached_loading import load_cached
+from frameworks.pytorch.generation.draft_loading import LoadedDraft, load_draft
+from frameworks.pytorch.generation.drafting import DraftProposer
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
-from frameworks.pytorch.generation.linear_makers import Bits
-from frameworks.pytorch.generation.packed.weight import WeightSource
 from frameworks.pytorch.generation.paged_loading import load_paged
 from frameworks.pytorch.generation.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling import Sampler
-from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance, ServedModel
+from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import NotPaged, read_limits
 from frameworks.pytorch.generation.speculating import Speculation
 from frameworks.pytorch.generation.token_masks import TokenMasks
@@ -35,20 +34,9 @@ _MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
 log = structlog.get_logger(__name__)
 
 
-def load_generator(
-    folder: Path,
-    entry: TorchModelEntry,
-    device: Device,
-    dtype: str,
-    bits: Bits | None,
-    performance: GeneratorPerformance,
-    source: WeightSource | None = None,
-) -> GeneratingModel:
-    """Load the model. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None
-    for those of the dtype. `source`: of weights that are packed in their files; None for a folder of plain ones.
-
-    Raises InvalidModel, OutOfMemory.
-    """
+def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> GeneratingModel:
+    """Load the model. `draft`: the load of its draft model; None: it has none. Raises InvalidModel, OutOfMemory."""
+    folder, entry, device, performance = load.folder, load.entry, load.device, load.performance
     if entry.instances > 1:
         raise InvalidModel(
             f"{folder}: instances: expected 1, got {entry.instances}; a generating model computes all texts together, "
@@ -56,9 +44,13 @@ def load_generator(
         )
     vocabulary_size = read_limits(folder).vocabulary_size
     tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
-    text_ids = () if bits is None else tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True))
-    load = GeneratorLoad(folder, entry, device, dtype, bits, performance, text_ids, source)
+    if load.bits is not None:
+        load = replace(load, text_ids=tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True)))
     served = _served(load)
+    drafting = None
+    if draft is not None and _can_propose(served, entry.name):
+        drafting = load_draft(draft, tokenizer, torch.device(device.id))
+        served = replace(served, memory_bytes=served.memory_bytes + drafting.memory_bytes)
     spec = _spec(load, served, vocabulary_size, tokenizer)
     sequences = performance.max_sequences
     most = max(entry.max_num_batched_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
@@ -79,7 +71,7 @@ def load_generator(
         TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,
         served.adapters,
-        _speculation(entry, served, scheduler),
+        _speculation(entry, served, scheduler, drafting, vocabulary_size),
     )
     loaded = GeneratingModel(parts, spec, performance.intra_op_threads)
     if entry.adapters:
@@ -104,13 +96,28 @@ def _served(load: GeneratorLoad) -> ServedModel:
     return served
 
 
-def _speculation(entry: TorchModelEntry, served: ServedModel, scheduler: StepScheduler) -> Speculation | None:
-    if entry.speculation == "none":
+def _speculation(
+    entry: TorchModelEntry,
+    served: ServedModel,
+    scheduler: StepScheduler,
+    draft: LoadedDraft | None,
+    vocabulary_size: int,
+) -> Speculation | None:
+    most = entry.num_speculative_tokens
+    if draft is not None:
+        sampler = Sampler(draft.model.device, vocabulary_size)
+        proposer = DraftProposer(draft.model, sampler, vocabulary_size, scheduler.cost)
+        return Speculation(Speculator(proposer, most, scheduler.cost), scheduler, proposer)
+    if entry.speculation == "none" or not _can_propose(served, entry.name):
         return None
+    return Speculation(Speculator(PromptLookup(), most, scheduler.cost), scheduler)
+
+
+def _can_propose(served: ServedModel, name: str) -> bool:
+    """Whether tokens can be proposed for the texts of a model. Warns where they cannot."""
     if served.unpaged_because is not None:
-        log.warning("no tokens are proposed, as transformers' own caches take none back", model=entry.name)
-        return None
-    return Speculation(Speculator(PromptLookup(), entry.num_speculative_tokens, scheduler.cost), scheduler)
+        log.warning("no tokens are proposed, as transformers' own caches take none back", model=name)
+    return served.unpaged_because is None
 
 
 def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokenizer: HuggingFaceTokenizer) -> ModelSpec:

@@ -14,11 +14,13 @@ from frameworks.pytorch.generation.drawing import (
     compute_weights,
     draw_tokens,
     draw_truncated,
+    keep_candidates,
     log_probabilities,
     num_candidates,
 )
 from frameworks.pytorch.generation.masking import ConstraintMasks
 from frameworks.pytorch.generation.near_ties import TieCheck
+from frameworks.pytorch.generation.rejection import accept_or_redraw
 from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.searches import argmax_rows
 from frameworks.pytorch.openmp import single_threaded
@@ -72,9 +74,12 @@ class Sampler:
             token_ids, maxima = argmax_rows(values)
             if ties is not None:
                 ties.find(values, maxima, token_ids, logits.dtype)
-            drawn = [row for row, state in enumerate(states) if not state.is_greedy]
+            drawn = [row for row, state in enumerate(states) if not state.is_greedy and state.draft is None]
             if drawn:
                 token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)
+            redrawn = [row for row, state in enumerate(states) if state.draft is not None]
+            if redrawn:
+                token_ids = self._redraw(values, maxima, token_ids, states, redrawn)
             results = self._results(states, token_ids, maxima)
             self._add_logprobs(results, logits, token_ids, states)
         for row, failure in failures.items():
@@ -107,6 +112,14 @@ class Sampler:
             )
         return values
 
+    def distribution(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+        """Return weights in proportion to the probabilities with which rows that are drawn get each token, float32
+        [rows, vocabulary]. No state has a constraint; `logits` as for `sample`.
+        """
+        with torch.inference_mode(), single_threaded():
+            values = self._change(logits.to(self._device), states, [])
+            return self._kept_weights(values, argmax_rows(values)[1], states).clone()
+
     def _draw_rows(
         self,
         values: torch.Tensor,
@@ -124,25 +137,62 @@ class Sampler:
 
     def _draw(self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
         """Draw a token for each row, int64 [rows]."""
-        asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
-        table = torch.tensor(asked, dtype=torch.float64).to(self._device)
-        temperatures, top_k, top_p, min_p, uniforms = torch.split(table, 1, dim=-1)
-        are_scaled = any(state.temperature != 1 for state in states)
-        weights = compute_weights(
-            values, maxima[:, None], temperatures.float() if are_scaled else None, self._workspace
-        )
-        cut = [row for row, state in enumerate(states) if state.is_truncated]
+        weights, table = self._weigh(values, maxima, states)
+        uniforms = table[:, 4:]
         sums = self._workspace.sums_of_blocks(weights)
+        cut = [row for row, state in enumerate(states) if state.is_truncated]
         if not cut:
             return draw_tokens(weights, sums, uniforms)
-        candidates = num_candidates([states[row].top_k for row in cut], self._vocabulary_size)
-        truncation = Truncation(top_k.long(), top_p, min_p, *candidates)
         of_tokens, totals = weights[:, : self._vocabulary_size], sums.sum(dim=-1, keepdim=True)
+        truncation = self._truncation(table, states, cut)
         if len(cut) == len(states):
             return draw_truncated(of_tokens, totals, uniforms, truncation)
         index = torch.tensor(cut, device=self._device)
         drawn = draw_truncated(of_tokens[index], totals[index], uniforms[index], truncation.of(index))
         return draw_tokens(weights, sums, uniforms).index_copy_(0, index, drawn)
+
+    def _redraw(
+        self,
+        values: torch.Tensor,
+        maxima: torch.Tensor,
+        token_ids: torch.Tensor,
+        states: Sequence[SamplingState],
+        rows: list[int],
+    ) -> torch.Tensor:
+        """Return `token_ids` with those of `rows` accepted from a draft model, or drawn otherwise."""
+        index = torch.tensor(rows, device=self._device)
+        of_rows = [states[row] for row in rows]
+        weights = self._kept_weights(values.index_select(0, index), maxima.index_select(0, index), of_rows)
+        draws = [state.draft for state in of_rows if state.draft is not None]
+        return token_ids.index_copy_(0, index, accept_or_redraw(weights, draws))
+
+    def _kept_weights(
+        self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
+    ) -> torch.Tensor:
+        """Return the weights of all tokens, 0 for those that are no candidates: float32 [rows, vocabulary]."""
+        weights, table = self._weigh(values, maxima, states)
+        cut = [row for row, state in enumerate(states) if state.is_truncated]
+        of_tokens = weights[:, : self._vocabulary_size]
+        if cut:
+            index = torch.tensor(cut, device=self._device)
+            totals = self._workspace.sums_of_blocks(weights).sum(dim=-1, keepdim=True)
+            truncation = self._truncation(table, states, cut).of(index)
+            of_tokens.index_copy_(0, index, keep_candidates(of_tokens[index], totals[index], truncation))
+        return of_tokens
+
+    def _weigh(
+        self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights as a buffer of the workspace, and the parameters of each row, float64 [rows, 5]."""
+        asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
+        table = torch.tensor(asked, dtype=torch.float64).to(self._device)
+        temperatures = table[:, :1].float() if any(state.temperature != 1 for state in states) else None
+        return compute_weights(values, maxima[:, None], temperatures, self._workspace), table
+
+    def _truncation(self, table: torch.Tensor, states: Sequence[SamplingState], cut: list[int]) -> Truncation:
+        """`cut`: the rows whose candidates are limited."""
+        candidates = num_candidates([states[row].top_k for row in cut], self._vocabulary_size)
+        return Truncation(table[:, 1:2].long(), table[:, 2:3], table[:, 3:4], *candidates)
 
     def _results(
         self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor

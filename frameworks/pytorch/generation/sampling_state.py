@@ -9,6 +9,7 @@ import numpy as np
 from frameworks.errors import InvalidInput
 from frameworks.generation.bad_words import BadWords, TokenIds
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.generation.rejection import DraftDraw
 
 _SEED_BITS = 64
 _KEPT_UNIFORMS = 256  # more than the tokens that are ever proposed
@@ -47,6 +48,8 @@ class SamplingState:
         changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
         self.logit_processor: LogitProcessor | None = changes if changes.has_effect else None
         """None if no logit is changed."""
+        self.draft: DraftDraw | None = None
+        """The token that a draft model drew as the next one; None: none was drawn."""
         self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)
         self.uniform = self._draw()
         """The next token's random number, from 0 up to but excluding 1."""

@@ -1,36 +1,64 @@
 """The part of a step that concerns proposed tokens: add them to a plan, and accept those that are right."""
 
+import copy
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
+from types import MappingProxyType
 
 from frameworks.errors import RoundhouseError
 from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.speculation.speculator import Speculator
+from frameworks.pytorch.generation.drafting import DraftProposer
 from frameworks.pytorch.generation.near_ties import TieCheck
+from frameworks.pytorch.generation.rejection import DraftDraw
 from frameworks.pytorch.generation.sampling import Sampled
 from frameworks.pytorch.generation.sampling_state import SamplingState
 
+Draws = Mapping[int, Rows[DraftDraw]]
+"""The tokens that a draft model drew, by sequence id."""
+NO_DRAWS: Draws = MappingProxyType({})
 Sequences = Mapping[int, tuple[Sequence, SamplingState]]
 """The sequences of an engine, by their ids."""
 
 
-def states_of(plan: StepPlan, sequences: Sequences) -> list[SamplingState]:
+def states_of(plan: StepPlan, sequences: Sequences, draws: Draws = NO_DRAWS) -> list[SamplingState]:
     """Return the state of each token that the plan samples, in the order of the logits."""
     states: list[SamplingState] = []
     for part in plan.parts:
         if part.completes:
             state = sequences[part.sequence.sequence_id][1]
-            states += state.ahead(part.proposed) if part.proposed else [state]
+            states += _states_ahead(state, part, draws) if part.proposed else [state]
+    return states
+
+
+def _states_ahead(state: SamplingState, part: StepPart, draws: Draws) -> list[SamplingState]:
+    states = state.ahead(part.proposed)
+    of_part = draws.get(part.sequence.sequence_id, ())[: len(part.proposed)]
+    for place, draw in enumerate(of_part):
+        # The first one is that of the sequence, which has to stay as it is.
+        states[place] = copy.copy(states[place])
+        states[place].draft = draw
     return states
 
 
 class Speculation:
     """The speculation of one engine. Used by one thread."""
 
-    def __init__(self, speculator: Speculator, scheduler: StepScheduler) -> None:
+    def __init__(self, speculator: Speculator, scheduler: StepScheduler, draft: DraftProposer | None = None) -> None:
+        """`draft`: the proposer of the speculator, where that is a draft model."""
         self._speculator = speculator
         self._scheduler = scheduler
+        self._draft = draft
+        self.unpriced_s = 0.0
+        """Seconds of the last `propose` that are no part of the price of its tokens: the draft model read texts, or
+        nothing was proposed."""
+
+    @property
+    def draws(self) -> Draws:
+        """The tokens that the draft model drew in this step, for texts that accept them by their probabilities."""
+        return NO_DRAWS if self._draft is None else self._draft.draws
 
     def forget(self, sequence_id: int) -> None:
         """Drop a sequence that has ended."""
@@ -38,13 +66,18 @@ class Speculation:
 
     def propose(self, plan: StepPlan, sequences: Sequences) -> TieCheck | None:
         """Add tokens to the plan that its texts may have. Return the check of the greedy rows; None without any."""
+        started_s = time.perf_counter()
+        if self._draft is not None:
+            self._draft.states = sequences
         proposals = {
             sequence_id: allowed
             for sequence_id, proposed in self._speculator.propose(plan).items()
-            if (allowed := _allowed(proposed, *sequences[sequence_id]))
+            if (allowed := self._allowed(proposed, *sequences[sequence_id]))
         }
         if not proposals:
+            self.unpriced_s = time.perf_counter() - started_s
             return None
+        self.unpriced_s = 0.0 if self._draft is None else self._draft.reading_s
         self._scheduler.add_proposals(plan, proposals)
         rows: list[int] = []
         first = 0
@@ -85,6 +118,19 @@ class Speculation:
         self._speculator.learn(part, num_right, is_undecided)
         return num_right
 
+    def _allowed(self, proposed: tuple[int, ...], sequence: Sequence, state: SamplingState) -> tuple[int, ...]:
+        """Return the first of the proposed tokens, up to one that ends the text or breaks its constraint."""
+        if sequence.sequence_id in self.draws:
+            return proposed
+        stops = sequence.request.stop_token_ids
+        proposed = proposed[: next((i for i, token_id in enumerate(proposed) if token_id in stops), len(proposed))]
+        return proposed[: state.matcher.num_allowed(proposed)] if state.matcher is not None and proposed else proposed
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the draft model has lost blocks."""
+        if self._draft is not None:
+            self._draft.check_integrity()
+
     def learn_step(self, texts: int, prompt_tokens: int, num_proposed: int, seconds: float) -> None:
         """Learn what the proposals of a step cost. Prompts beside them hide it."""
         if not prompt_tokens:
@@ -93,10 +139,3 @@ class Speculation:
 
 def _is_token(chosen: Sampled | RoundhouseError, token_id: int) -> bool:
     return isinstance(chosen, Sampled) and chosen.token_id == token_id
-
-
-def _allowed(proposed: tuple[int, ...], sequence: Sequence, state: SamplingState) -> tuple[int, ...]:
-    """Return the first of the proposed tokens, up to one that ends the text or breaks its constraint."""
-    stops = sequence.request.stop_token_ids
-    proposed = proposed[: next((i for i, token_id in enumerate(proposed) if token_id in stops), len(proposed))]
-    return proposed[: state.matcher.num_allowed(proposed)] if state.matcher is not None and proposed else proposed

@@ -18,7 +18,7 @@ def test_paths_start_at_the_config_file(tmp_path: Path) -> None:
     file.write_text(HEAD + table("red", "./red") + table("blue", "/blue"))
     loaded = load_settings(file, {})
     [entry] = loaded.settings.models.torch_models
-    resolved = entry.with_adapter_paths(loaded.resolve).adapters
+    resolved = entry.with_paths(loaded.resolve, {}).adapters
     assert [(each.name, each.path) for each in resolved] == [("red", tmp_path / "red"), ("blue", Path("/blue"))]
 
 
