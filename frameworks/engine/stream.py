@@ -108,7 +108,13 @@ class GenerationStream:
             # The first choice of a prompt computes it, so only its cached tokens count.
             cached.setdefault((sequence_id - self._first_id) // self._num_choices, num_tokens)
         num_reasoning = sum(text.num_reasoning_tokens for text in self._texts)
-        return Usage(self._num_prompt_tokens, self._num_generated, sum(cached.values()), num_reasoning)
+        feed = self._feed
+        # A stop string may end the text before tokens that were right.
+        accepted = min(feed.accepted_tokens, self._num_generated)
+        rejected = feed.proposed_tokens - accepted
+        return Usage(
+            self._num_prompt_tokens, self._num_generated, sum(cached.values()), num_reasoning, accepted, rejected
+        )
 
     def set_deadline(self, deadline_s: float, late: DeadlineExceeded) -> None:
         """End the sequences at `deadline_s`, by the clock of the loop; the reader then gets `late`."""

@@ -181,6 +181,13 @@ class InferResponse(ResponseBody):
         None, description="For prompt and messages with n above 1, instead of text, finish_reason and logprobs."
     )
     tokens_generated: int | None = Field(None, description="For prompt and messages: of all texts.")
+    accepted_prediction_tokens: int | None = Field(
+        None, description="Generated tokens that speculation proposed; only where it proposed any."
+    )
+    rejected_prediction_tokens: int | None = Field(
+        None,
+        description="Tokens that speculation proposed and that are no part of the text; only where it proposed any.",
+    )
     prompt_tokens: int | None = Field(None, description="For prompt and messages.")
 
 

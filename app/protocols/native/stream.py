@@ -61,7 +61,11 @@ def _describe_choice(choice: Choice, with_logprobs: bool) -> dict[str, Any]:
 
 
 def _describe_usage(usage: Usage) -> dict[str, int]:
-    return {"tokens_generated": usage.tokens_generated, "prompt_tokens": usage.prompt_tokens}
+    counts = {"tokens_generated": usage.tokens_generated, "prompt_tokens": usage.prompt_tokens}
+    if usage.accepted_tokens or usage.rejected_tokens:
+        counts["accepted_prediction_tokens"] = usage.accepted_tokens
+        counts["rejected_prediction_tokens"] = usage.rejected_tokens
+    return counts
 
 
 def _describe_tokens(tokens: Sequence[TokenText]) -> Any:

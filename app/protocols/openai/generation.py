@@ -53,12 +53,20 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.tokens_generated,
         "total_tokens": usage.prompt_tokens + usage.tokens_generated,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        },
     }
 
 
 def chat_usage_of(usage: Usage) -> dict[str, Any]:
     """Return OpenAI's `usage` of a chat, with the tokens of the model's thinking."""
-    return {**usage_of(usage), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+    of_text = usage_of(usage)
+    of_text["completion_tokens_details"] = {
+        "reasoning_tokens": usage.reasoning_tokens, **of_text["completion_tokens_details"],
+    }  # fmt: skip
+    return of_text
 
 
 def finite(logprob: float | None) -> float:

@@ -7,21 +7,28 @@ from pydantic import Field
 from app.protocols.bodies import ResponseBody
 from app.protocols.openai.requests import RerankDocument
 
+_PREDICTION_TOKENS = (
+    "`accepted_prediction_tokens`: generated tokens that speculation proposed. `rejected_prediction_tokens`: proposed "
+    "ones that are no part of the text."
+)
+
 
 class CompletionUsage(ResponseBody):
-    """Prompt tokens, those of them found in the cache, and generated tokens."""
+    """Prompt tokens, those of them found in the cache, generated tokens, and those that speculation proposed."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens`: prompt tokens found in the cache.")
+    completion_tokens_details: dict[str, int] = Field(description=_PREDICTION_TOKENS)
 
 
 class ChatUsage(CompletionUsage):
     """Prompt tokens, those of them found in the cache, generated tokens, and those of them that are reasoning."""
 
     completion_tokens_details: dict[str, int] = Field(
-        description="`reasoning_tokens`: generated tokens of the model's thinking, with its marks."
+        description="`reasoning_tokens`: generated tokens of the model's thinking, with its marks. "
+        + _PREDICTION_TOKENS
     )
 
 

@@ -52,6 +52,10 @@ class TokenFeed:
         """Where the tokens of the request are counted for its tenant; None: only for the model."""
         self.cached_tokens: dict[int, int] = {}
         """Sequence id → number of cached prompt tokens, of sequences that have begun, in that order."""
+        self.proposed_tokens = 0
+        """Tokens that speculation proposed for the sequences."""
+        self.accepted_tokens = 0
+        """Those of them that were right."""
         self.prompt_scores: dict[int, PromptScores] = {}
         """By sequence id, of prompts that were computed. They arrive before the first token."""
 

@@ -136,11 +136,18 @@ class StepWorker:
                 if feed.tenant_tokens is not None:
                     feed.tenant_tokens.prompt += self._prompt_lengths.pop(sequence_id)
                 feed.mark_begun(sequence_id, num_cached_tokens, started_s)
+        self._note_speculated(result)
         self._deliver_tokens(result, ended_s)
         for sequence_id, error in result.failed:
             if (feed := feeds.pop(sequence_id, None)) is not None:
                 self._forget(sequence_id)
                 feed.fail_sequence(sequence_id, error)
+
+    def _note_speculated(self, result: StepResult) -> None:
+        for sequence_id, proposed, accepted in result.speculated:
+            if (feed := self._feeds.get(sequence_id)) is not None:
+                feed.proposed_tokens += proposed
+                feed.accepted_tokens += accepted
 
     def _deliver_tokens(self, result: StepResult, ended_s: float) -> None:
         feeds = self._feeds

@@ -67,3 +67,13 @@ async def test_closed_stream_has_no_more_tokens() -> None:
     await anext(stream)
     stream.close()
     assert [piece async for piece in stream] == []
+
+
+@in_loop
+@pytest.mark.parametrize(("accepted", "used"), [(7, (7, 2)), (9, (8, 1))], ids=["within", "beyond"])
+async def test_usage_has_accepted_tokens_of_text(accepted: int, used: tuple[int, int]) -> None:
+    """Tokens that were right, but came after a stop string, are no part of the text."""
+    stream = stream_of(8, None, [])
+    stream._feed.proposed_tokens, stream._feed.accepted_tokens = 9, accepted
+    usage = (await stream.collect()).usage
+    assert (usage.accepted_tokens, usage.rejected_tokens) == used

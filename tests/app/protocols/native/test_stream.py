@@ -30,6 +30,13 @@ def test_stream_of_one_text() -> None:
     ]
 
 
+def test_stream_ends_with_prediction_tokens() -> None:
+    writer = NativeStream(1, "id")
+    writer.piece(Piece(0, "a", "stop"))
+    last, _ = read(writer.end(Usage(3, 9, accepted_tokens=4, rejected_tokens=0), 1))
+    assert (last["accepted_prediction_tokens"], last["rejected_prediction_tokens"]) == (4, 0)
+
+
 def test_stream_of_several_texts() -> None:
     writer = NativeStream(2, "id")
     assert read(writer.piece(Piece(1, "a", "length"))) == [{"text": "a", "index": 1, "finish_reason": "length"}]

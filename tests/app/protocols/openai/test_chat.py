@@ -177,7 +177,7 @@ class TestMessages:
 
 class TestResponse:
     def test_response_has_each_choice(self) -> None:
-        given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4, 2))
+        given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4, 2, 1, 7))
         body = encode(CHAT_CODEC, chat(n=2), given)
         assert {name: body[name] for name in ("id", "object", "created", "model")} == {
             "id": "chatcmpl-abc-1", "object": "chat.completion", "created": 1_700_000_000, "model": "llama"
@@ -194,6 +194,8 @@ class TestResponse:
         assert completion.usage.prompt_tokens_details.cached_tokens == 4
         assert completion.usage.completion_tokens_details is not None
         assert completion.usage.completion_tokens_details.reasoning_tokens == 2
+        assert completion.usage.completion_tokens_details.accepted_prediction_tokens == 1
+        assert completion.usage.completion_tokens_details.rejected_prediction_tokens == 7
 
     def test_logprobs(self) -> None:
         given = GenerateAnswer([Choice("é\ufffd", "stop", [*TOKENS])], Usage(5, 2))
@@ -241,7 +243,7 @@ class TestStream:
         request = chat(stream=True, stream_options={"include_usage": True})
         writer = CHAT_CODEC.stream_writer(request, CONTEXT)
         payloads = [*writer.begin(Usage(5, 0)), *writer.piece(Piece(0, "a", "stop"))]
-        payloads += writer.end(Usage(5, 3, 0, 2), 1.0)
+        payloads += writer.end(Usage(5, 3, 0, 2, 1, 7), 1.0)
         *chunks, last, done = events(payloads)
         assert [chunk["usage"] for chunk in chunks] == [None, None, None]
         usage = check_is(ChatCompletionChunk, last)
@@ -250,6 +252,8 @@ class TestStream:
         assert usage.usage.total_tokens == 8
         assert usage.usage.completion_tokens_details is not None
         assert usage.usage.completion_tokens_details.reasoning_tokens == 2
+        assert usage.usage.completion_tokens_details.accepted_prediction_tokens == 1
+        assert usage.usage.completion_tokens_details.rejected_prediction_tokens == 7
         assert done == b"[DONE]"
 
     def test_stream_sends_logprobs_with_their_piece(self) -> None:

@@ -41,6 +41,7 @@ USAGE = {
     "completion_tokens": 3,
     "total_tokens": 8,
     "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 6},
 }
 USED = Usage(1, 1)
 TOKENS = (
@@ -211,7 +212,7 @@ class TestStreamOptions:
 
 class TestResponse:
     def test_response_has_each_choice(self) -> None:
-        given = GenerateAnswer([Choice(" upon", "length"), Choice(" a", "stop")], Usage(5, 3, 4))
+        given = GenerateAnswer([Choice(" upon", "length"), Choice(" a", "stop")], Usage(5, 3, 4, 1, 2, 6))
         body = encode(COMPLETIONS_CODEC, completion(n=2), given)
         assert body == {
             **HEAD,
@@ -261,7 +262,7 @@ class TestStream:
         writer = COMPLETIONS_CODEC.stream_writer(decoded, CONTEXT)
         (piece,) = events(writer.piece(Piece(0, "a")))
         assert piece["usage"] is None
-        usage, done = events(writer.end(Usage(5, 3, 4), 1.0))
+        usage, done = events(writer.end(Usage(5, 3, 4, 1, 2, 6), 1.0))
         assert usage == {**HEAD, "choices": [], "usage": USAGE}
         assert done == b"[DONE]"
         check_is(Completion, usage)
