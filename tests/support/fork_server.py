@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from frameworks.sources import offline
+from tests.support.forced_proposals import force_proposals_if_asked
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 
@@ -73,6 +74,7 @@ def _prepared(request: dict[str, Any], stderr: int) -> Callable[[], int]:
         from tests.support.gated_server import gate_runs
 
         gate_runs()
+    force_proposals_if_asked()
     from app.cli.commands import main as serve
     from tests.support.held_loop import main as serve_measured
 
