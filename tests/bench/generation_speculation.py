@@ -1,4 +1,6 @@
-"""Measure prompt lookup beside the same server without it, on texts that quote their prompts and on others."""
+"""Measure prompt lookup and a draft model beside the same server without them, on texts that quote their prompts and on
+others.
+"""
 
 import asyncio
 import itertools
@@ -28,6 +30,31 @@ _FIRST_WORD = 512
 def measure_speculation(folder: Path) -> list[Row]:
     """Measure both Llamas in fp32."""
     return [row for shape in (SMALL, LARGE) for row in _rows(folder, shape)]
+
+
+def measure_draft_model(folder: Path) -> list[Row]:
+    """Measure the larger Llama in fp32 with the smaller one as its draft model, which is nearly always right."""
+    model = save_quoting_llama(folder / "draft-large", LARGE)
+    draft = save_quoting_llama(folder / "draft-small", SMALL)
+    own = folder / "draft"
+    own.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        plain = enter(stack, serving(folder, model))
+        drafting = enter(stack, serving(own, model, after=f'draft_model = "{draft}"\n'))
+        measures = {
+            name: partial(_rate, server, 1, "other", itertools.count(1))
+            for name, server in (("plain", plain), ("draft", drafting))
+        }
+        rates = in_turn(measures, _ROUNDS)
+    return [
+        Row(
+            f"{LARGE.label}, fp32, draft model of 6.5 M that is nearly always right, 1 caller, "
+            f"{_NEW_TOKENS} new tokens",
+            f"{median(rates['draft']):.0f} tokens/s, {ratio(rates['draft'], rates['plain']):.2f} times without",
+            "≥ 1.8 times",
+            f"without {median(rates['plain']):.0f} tokens/s",
+        )
+    ]
 
 
 def save_quoting_llama(folder: Path, shape: LlamaShape) -> Path:
