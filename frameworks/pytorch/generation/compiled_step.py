@@ -81,12 +81,6 @@ class CompiledStep:
         self._arguments_of_products = self._products_table(linears)
         self._set_constants(first, heads)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the buffers."""
-        buffers = sum(each.nbytes for each in (*self._buffers.values(), self._scores, self._arguments_of_products))
-        return buffers + self._logits.nbytes
-
     def takes(self, parts: Sequence[StepPart]) -> bool:
         """Return whether a step of these parts is computed here: few tokens, and none with an adapter."""
         tokens = 0

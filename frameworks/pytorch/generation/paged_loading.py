@@ -62,7 +62,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         runner,
         BlockPool(cache.blocks, BLOCK_TOKENS),
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes + (0 if step is None else step.held_bytes),
+        maker.held_bytes + table_bytes + cache.size_bytes,
         report,
         adapters,
         products=maker.products,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -186,6 +187,8 @@ def held_bytes(model: GeneratingModel) -> int:
                 pieces[id(each)] = each.numel() * each.element_size()
             else:
                 pieces[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        elif isinstance(each, np.ndarray):
+            pieces[each.ctypes.data] = each.nbytes
         elif isinstance(each, FbgemmProduct):
             # FBGEMM's own object has no size; its weights can be read back, and blocks of 512 inputs are filled up.
             outputs, inputs = torch.ops.quantized.linear_unpack(each._packed)[0].shape
