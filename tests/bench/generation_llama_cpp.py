@@ -1,6 +1,12 @@
-"""Measure tokens per second beside llama.cpp's server, on one core, with the same weights, prompts and precision."""
+"""Measure tokens per second beside llama.cpp's server and OpenVINO GenAI, on one core, with the same weights, prompts
+and precision.
+
+`BENCH_ROWS="large-f32 small-f32"` measures these pairs of rows alone, `BENCH_ROUNDS=1` each once, and `BENCH_ISA=avx2`
+masks the instructions of all servers.
+"""
 
 import itertools
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,81 +16,112 @@ from statistics import median
 from gguf import GGMLQuantizationType
 
 from tests.bench.generation import Way, llama_config
+from tests.bench.instruction_sets import is_masked, mask, multiplies_bf16
 from tests.bench.language_models import LARGE, SMALL, LlamaShape, save_llama
-from tests.bench.peers.llama_cpp import llama_server, quantized
+from tests.bench.peers.llama_cpp import llama_server
+from tests.bench.peers.openvino import openvino_genai
 from tests.bench.peers.start import enter, enter_peer
 from tests.bench.rounds import in_turn, ratio
 from tests.bench.servers import roundhouse
 from tests.bench.table import Row
 from tests.support.gguf_files import write_gguf
 
-_ROUNDS = 3
 _CALLERS = 16
-_OURS, _PEER = "ours", "llama.cpp"
+_OURS, _LLAMA_CPP, _OPENVINO = "ours", "llama.cpp", "OpenVINO"
 
 
 @dataclass(frozen=True, slots=True)
-class _Precision:
-    """`dtype`: ours. `kind`: of the blocks of the GGUF file. `targets`: with 16 callers, and with one."""
+class _Pair:
+    """Two rows, with 16 callers and with one. `dtype`: ours. `kind`: of the blocks of the GGUF file. `targets`: beside
+    llama.cpp. `counts`: requests in a round. `has_openvino`: whether it is measured too.
+    """
 
+    shape: LlamaShape
     dtype: str
     kind: str
     targets: tuple[str, str]
+    counts: tuple[int, int] = (48, 4)
+    has_openvino: bool = False
 
 
-_OF_LARGE = (
-    _Precision("f32", "F32", ("≥ 1.0 times", "≥ 0.95 times")),
-    _Precision("int8", "Q8_0", ("≥ 0.9 times", "≥ 0.9 times")),
-    _Precision("int4", "Q4_0", ("≥ 0.9 times", "≥ 0.9 times")),
-)
-_OF_SMALL = (_Precision("f32", "F32", ("≥ 0.9 times", "≥ 0.6 times")),)
+_PAIRS = {
+    "small-f32": _Pair(SMALL, "f32", "F32", ("≥ 0.9 times", "≥ 0.6 times"), (96, 12), has_openvino=True),
+    "large-f32": _Pair(LARGE, "f32", "F32", ("≥ 1.0 times; OpenVINO ≥ 0.9", "≥ 0.95 times"), has_openvino=True),
+    "large-bf16": _Pair(LARGE, "bf16", "BF16", ("≥ 1.0 times; OpenVINO ≥ 0.9", "-"), has_openvino=True),
+    "large-int8": _Pair(LARGE, "int8", "Q8_0", ("≥ 0.9 times", "≥ 0.9 times")),
+    "large-int4": _Pair(LARGE, "int4", "Q4_0", ("≥ 0.9 times", "≥ 0.9 times")),
+}
 
 
 def measure_generation_llama_cpp(folder: Path) -> list[Row]:
     """Return two rows for each model and precision: 16 callers, and one."""
-    rows = [_rows(folder, SMALL, precision, counts=(96, 12)) for precision in _OF_SMALL]
-    rows += [_rows(folder, LARGE, precision, counts=(48, 4)) for precision in _OF_LARGE]
-    return [row for pair in rows for row in pair]
+    names = os.environ.get("BENCH_ROWS", "").split()
+    if unknown := [name for name in names if name not in _PAIRS]:
+        raise RuntimeError(f"BENCH_ROWS: expected names of {', '.join(_PAIRS)}, got {unknown[0]!r}; change it")
+    if not names:
+        names = [name for name, pair in _PAIRS.items() if pair.dtype != "bf16" or multiplies_bf16()]
+    return [row for name in names for row in _rows(folder, _PAIRS[name])]
 
 
-def _rows(folder: Path, shape: LlamaShape, precision: _Precision, counts: tuple[int, int]) -> list[Row]:
-    model = save_llama(folder / shape.name, shape)
+def _rows(folder: Path, pair: _Pair) -> list[Row]:
+    model = folder / pair.shape.name
+    if not model.exists():
+        save_llama(model, pair.shape)
     with ExitStack() as stack:
-        ours = enter(stack, roundhouse(config=llama_config(folder, model, precision.dtype)))
-        ways = {_OURS: Way(ours, {"model": "llama", "ignore_eos": True})}
-        peer = enter_peer(stack, _PEER, llama_server(_gguf(model, precision.kind)))
+        rates = _rates(_started(stack, folder, model, pair), pair)
+    what = f"{pair.shape.label}, {pair.dtype}, one core{' masked to AVX2' if is_masked() else ''}"
+    return [
+        _row(f"{what}: {callers} caller{'s' * (callers > 1)}", pair, rates, callers, target)
+        for callers, target in zip((_CALLERS, 1), pair.targets, strict=True)
+    ]
+
+
+def _started(stack: ExitStack, folder: Path, model: Path, pair: _Pair) -> dict[str, Way]:
+    """Start all servers that run here."""
+    ours = enter(stack, roundhouse(config=llama_config(folder, model, pair.dtype), environment=mask()))
+    ways = {_OURS: Way(ours, {"model": "llama", "ignore_eos": True})}
+    file = _gguf(model)
+    peers = {_LLAMA_CPP: llama_server(file, pair.kind)}
+    if pair.has_openvino:
+        peers[_OPENVINO] = openvino_genai(model, file, pair.dtype)
+    for name, server in peers.items():
+        peer = enter_peer(stack, name, server)
         if peer is not None:
-            ways[_PEER] = Way(peer, {"ignore_eos": True, "cache_prompt": False})
-        measures = {
-            f"{name} {callers}": _rounds(way, callers, count)
-            for name, way in ways.items()
-            for callers, count in zip((_CALLERS, 1), counts, strict=True)
-        }
-        in_turn(measures, 1)  # caches and kernels
-        rates = in_turn(measures, _ROUNDS)
-    what = f"{shape.label}, {precision.dtype}, one core"
-    rows = []
-    for callers, target in zip((_CALLERS, 1), precision.targets, strict=True):
-        label = f"{what}: {callers} callers" if callers > 1 else f"{what}: 1 caller"
-        of_ours, of_peer = rates[f"{_OURS} {callers}"], rates.get(f"{_PEER} {callers}")
-        if of_peer is None:
-            rows.append(Row(label, f"{median(of_ours):.1f} tokens/s", target, "llama.cpp does not run here"))
-            continue
-        compared = f"llama.cpp {precision.kind} {median(of_peer):.1f} tokens/s"
-        rows.append(
-            Row(label, f"{median(of_ours):.1f} tokens/s, {ratio(of_ours, of_peer):.2f} times", target, compared)
-        )
-    return rows
+            ways[name] = Way(peer, {"ignore_eos": True, "cache_prompt": False})
+    return ways
 
 
-def _gguf(model: Path, kind: str) -> Path:
+def _rates(ways: dict[str, Way], pair: _Pair) -> dict[str, list[float]]:
+    """Return the tokens per second of each round, by the server and the number of callers."""
+
+    def rounds(way: Way, callers: int, count: int) -> Callable[[], float]:
+        # The servers get the same prompts, and no server gets a prompt twice.
+        seeds = itertools.count(1)
+        return lambda: way.rate(callers, count, min(callers, count), next(seeds))
+
+    measures = {
+        f"{name} {callers}": rounds(way, callers, count)
+        for name, way in ways.items()
+        for callers, count in zip((_CALLERS, 1), pair.counts, strict=True)
+    }
+    for way in ways.values():
+        way.rate(_CALLERS, _CALLERS, 0, 0)  # caches and kernels
+    return in_turn(measures, int(os.environ.get("BENCH_ROUNDS", "3")))
+
+
+def _row(label: str, pair: _Pair, rates: dict[str, list[float]], callers: int, target: str) -> Row:
+    ours = rates[f"{_OURS} {callers}"]
+    figure, compared = f"{median(ours):.1f} tokens/s", []
+    for name, precision in ((_LLAMA_CPP, pair.kind), (_OPENVINO, pair.dtype)):
+        of_peer = rates.get(f"{name} {callers}")
+        if of_peer is not None:
+            figure += f", {ratio(ours, of_peer):.2f} times {name}"
+            compared.append(f"{name} {precision} {median(of_peer):.1f} tokens/s")
+    return Row(label, figure, target, "; ".join(compared) or "no peer runs here")
+
+
+def _gguf(model: Path) -> Path:
     path = model.with_suffix(".gguf")
     if not path.exists():
         write_gguf(model, path, GGMLQuantizationType.F32)
-    return path if kind == "F32" else quantized(path, kind)
-
-
-def _rounds(way: Way, callers: int, count: int) -> Callable[[], float]:
-    """Measure rounds; the servers get the same prompts, and no server gets a prompt twice."""
-    seeds = itertools.count(1)
-    return lambda: way.rate(callers, count, min(callers, count), next(seeds))
+    return path

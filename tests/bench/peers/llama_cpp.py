@@ -1,6 +1,7 @@
 """Build llama.cpp's server from the source that the package `llama-cpp-python` carries, and start it.
 
-The build takes minutes and needs cmake and a C++ compiler. It is kept below `.bench/llama_cpp`.
+A build takes minutes and needs cmake and a C++ compiler. It is kept below `.bench/llama_cpp`. With BENCH_ISA=avx2 there
+is a second one, which has no other instructions.
 """
 
 import os
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.cores import SERVER_CORES
+from tests.bench.instruction_sets import is_masked
 from tests.bench.servers import ROOT, RunningServer, started
 
 VERSION = "0.3.36"
@@ -20,9 +22,11 @@ VERSION = "0.3.36"
 _FOLDER = ROOT / ".bench" / "llama_cpp"
 _TARGETS = ("llama-server", "llama-quantize")
 _OPTIONS = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF",
-    "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_MTMD=OFF", "-DLLAMA_BUILD_UI=OFF",
 )  # fmt: skip
+# Without the machine's own instructions llama.cpp uses AVX2, FMA, F16C and BMI2.
+_NATIVE, _AVX2 = "-DGGML_NATIVE=ON", "-DGGML_NATIVE=OFF"
 _SLOTS = 16
 # Room for 16 texts of the bench. One cache serves all of them.
 _CONTEXT_TOKENS = 4096
@@ -30,7 +34,7 @@ _CONTEXT_TOKENS = 4096
 
 def binaries() -> Path:
     """Return the folder with `llama-server` and `llama-quantize`. Raises RuntimeError where they cannot be built."""
-    folder = _FOLDER / f"build-{VERSION}"
+    folder = _FOLDER / (f"build-{VERSION}-avx2" if is_masked() else f"build-{VERSION}")
     programs = folder / "bin"
     if all((programs / name).is_file() for name in _TARGETS):
         return programs
@@ -38,7 +42,7 @@ def binaries() -> Path:
         raise RuntimeError("llama.cpp: cmake is not installed")
     print("building llama.cpp below .bench (minutes)", file=sys.stderr)
     source = _source()
-    _run("cmake", "-S", str(source), "-B", str(folder), *_OPTIONS)
+    _run("cmake", "-S", str(source), "-B", str(folder), *_OPTIONS, _AVX2 if is_masked() else _NATIVE)
     jobs = str(len(os.sched_getaffinity(0)))
     _run("cmake", "--build", str(folder), "--target", *_TARGETS, "--parallel", jobs)
     return programs
@@ -53,12 +57,13 @@ def quantized(model: Path, kind: str) -> Path:
 
 
 @contextmanager
-def llama_server(model: Path) -> Iterator[RunningServer]:
-    """Start the server with a GGUF file and `POST /v1/completions`, on the cores of servers, one thread for each.
+def llama_server(model: Path, kind: str) -> Iterator[RunningServer]:
+    """Start the server with `POST /v1/completions`, on the cores of servers, one thread for each.
 
-    Raises RuntimeError if it does not run.
+    `model`: a GGUF file of float32. `kind`: of the weights that are served. Raises RuntimeError if it does not run.
     """
-    command = [str(binaries() / "llama-server"), "--model", str(model), "--host", "127.0.0.1", "--port", "{port}"]
+    path = model if kind == "F32" else quantized(model, kind)
+    command = [str(binaries() / "llama-server"), "--model", str(path), "--host", "127.0.0.1", "--port", "{port}"]
     command += ["--parallel", str(_SLOTS), "--kv-unified", "--ctx-size", str(_CONTEXT_TOKENS), "--offline"]
     command += ["--threads", str(len(SERVER_CORES)), "--log-disable"]
     with started(command, "/health") as server:
