@@ -4,13 +4,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# oneDNN of torch and of others, torch's own kernels, MKL, and FBGEMM. ONNX Runtime's products cannot be masked.
+# oneDNN of torch and of others, torch's own kernels, MKL, FBGEMM, and Numba.
 _AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "DNNL_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+    "NUMBA_CPU_NAME": "x86-64-v3",
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.prompt_products import are_blocks_faster, attend_in_blocks
 from frameworks.pytorch.generation.step_layout import BlockViews, DecodeRows, PrefillPart, StepLayout, causal_mask
 
 # In bfloat16 plain products are faster for at least so many tokens at the start of a prompt, and up to so many tokens
@@ -72,6 +73,9 @@ class BlockAttention:
                 past_key, past_value = key[own], value[own]
             else:
                 past_key, past_value = self._past(keys, part), self._past(values, part)
+            if softcap is None and are_blocks_faster(part, query, window):
+                seen.append(attend_in_blocks(query[own], past_key, past_value, scale, window))
+                continue
             mask = part.mask(window, query.dtype)
             seen.append(self._prompt(query[own], past_key, past_value, mask, scale, softcap))
         if filling:

@@ -1,7 +1,8 @@
 """Attention over blocks equals torch's attention over contiguous keys and values."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from frameworks.pytorch import kernels
 from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
+from frameworks.pytorch.generation.prompt_products import attend_in_blocks
 from frameworks.pytorch.generation.step_layout import LayoutMaker, StepLayout
 from tests.support.axes import one_axis_at_a_time
 
@@ -213,6 +215,30 @@ class TestForms:
     def test_whole_prompt_with_window_matches_reference(self) -> None:
         for window in (99, 100, 101):
             check(Case([Part(0, 100)], Form(dtype=torch.bfloat16, window=window), IN_ROW))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(
+        ("part", "window", "form"),
+        one_axis_at_a_time(
+            [Part(0, 300), Part(0, 257), Part(0, 1000), Part(300, 64), Part(193, 64), Part(513, 200)],
+            [100, None, 1, 64, 128],
+            [Form(2, 3, 24), Form(1, 1, 16), Form(3, 1, 8)],
+        ),
+    )
+    def test_long_prompts_match_reference(
+        self, part: Part, window: int | None, form: Form, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are computed in blocks, in float32 only with a window."""
+        calls: list[int] = []
+
+        def counted(query: torch.Tensor, *more: Any) -> torch.Tensor:
+            calls.append(len(query))
+            return attend_in_blocks(query, *more)
+
+        monkeypatch.setattr(attention, "attend_in_blocks", counted)
+        # Padding rows, and a decode before the prompt.
+        check(Case([part, Part(40, 1)], replace(form, dtype=dtype, window=window), SCATTERED))
+        assert calls == ([part.num_tokens] if window is not None or dtype == torch.bfloat16 else [])
 
 
 class TestMemory:
