@@ -25,6 +25,7 @@ from tests.bench.generation import measure_generation
 from tests.bench.generation_adapters import measure_generation_adapters
 from tests.bench.generation_llama_cpp import measure_generation_llama_cpp
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
+from tests.bench.generation_prefill import measure_generation_prefill
 from tests.bench.generation_speculation import measure_draft_model, measure_speculation
 from tests.bench.grpc_requests import measure_grpc
 from tests.bench.hostile import measure_hostile
@@ -109,6 +110,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
             lambda: measure_draft_model(folder),
             lambda: measure_generation_on_gpu(folder),
         ],
+        "prefill": [lambda: measure_generation_prefill(folder)],
         "llama-cpp": [lambda: measure_generation_llama_cpp(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],

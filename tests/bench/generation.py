@@ -124,14 +124,14 @@ def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
         peer = enter_peer(stack, name, transformers_serve(model, continuous_batching=batching))
         if peer is not None:
             ways[name] = Way(peer, {})
-    texts = {name: _text(way) for name, way in ways.items()}
+    texts = {name: first_words(way) for name, way in ways.items()}
     for name, text in texts.items():
         if name not in (_BF16, _INT8) and text != texts[_OURS]:
             raise RuntimeError(f"{name} goes on with {text!r}, not with {texts[_OURS]!r}")
     return ways
 
 
-def _text(way: Way) -> list[str]:
+def first_words(way: Way) -> list[str]:
     """Return the first words of a text; their probabilities are far apart. The first request also warms up a peer."""
     fields = way.fields | {"prompt": mixed_prompts(1, 0)[0], "max_tokens": _NEW_TOKENS, "temperature": 0}
     way.server.connection.close()  # the server may have closed it while it was paused; another is opened

@@ -15,17 +15,18 @@ from statistics import median
 
 from gguf import GGMLQuantizationType
 
-from tests.bench.generation import Way, llama_config
+from tests.bench.generation import Way, first_words, llama_config
 from tests.bench.instruction_sets import is_masked, mask, multiplies_bf16
 from tests.bench.language_models import LARGE, SMALL, LlamaShape, save_llama
 from tests.bench.peers.llama_cpp import llama_server
 from tests.bench.peers.openvino import openvino_genai
 from tests.bench.peers.start import enter, enter_peer
-from tests.bench.rounds import in_turn, ratio
+from tests.bench.rounds import in_turn, num_rounds, ratio
 from tests.bench.servers import roundhouse
 from tests.bench.table import Row
 from tests.support.gguf_files import write_gguf
 
+_ROUNDS = 3
 _CALLERS = 16
 _OURS, _LLAMA_CPP, _OPENVINO = "ours", "llama.cpp", "OpenVINO"
 
@@ -77,7 +78,7 @@ def _rows(folder: Path, pair: _Pair) -> list[Row]:
 
 
 def _started(stack: ExitStack, folder: Path, model: Path, pair: _Pair) -> dict[str, Way]:
-    """Start all servers that run here."""
+    """Start all servers that run here. Raises RuntimeError if the texts of float32 begin differently."""
     ours = enter(stack, roundhouse(config=llama_config(folder, model, pair.dtype), environment=mask()))
     ways = {_OURS: Way(ours, {"model": "llama", "ignore_eos": True})}
     file = _gguf(model)
@@ -88,6 +89,10 @@ def _started(stack: ExitStack, folder: Path, model: Path, pair: _Pair) -> dict[s
         peer = enter_peer(stack, name, server)
         if peer is not None:
             ways[name] = Way(peer, {"ignore_eos": True, "cache_prompt": False})
+    texts = {name: first_words(way) for name, way in ways.items()}
+    for name, text in texts.items():
+        if pair.dtype == "f32" and text != texts[_OURS]:
+            raise RuntimeError(f"{name} goes on with {text!r}, not with {texts[_OURS]!r}")
     return ways
 
 
@@ -106,7 +111,7 @@ def _rates(ways: dict[str, Way], pair: _Pair) -> dict[str, list[float]]:
     }
     for way in ways.values():
         way.rate(_CALLERS, _CALLERS, 0, 0)  # caches and kernels
-    return in_turn(measures, int(os.environ.get("BENCH_ROUNDS", "3")))
+    return in_turn(measures, num_rounds(_ROUNDS))
 
 
 def _row(label: str, pair: _Pair, rates: dict[str, list[float]], callers: int, target: str) -> Row:

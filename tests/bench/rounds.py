@@ -1,10 +1,16 @@
 """Measure in alternating rounds."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
 Figure = TypeVar("Figure")
+
+
+def num_rounds(usual: int) -> int:
+    """Return the value of BENCH_ROUNDS, for a shorter run, or the usual number."""
+    return int(os.environ.get("BENCH_ROUNDS") or usual)
 
 
 def in_turn(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
