@@ -35,7 +35,7 @@ def _converted(python: str, model: Path, file: Path) -> Path:
         half = folder / "half" / file.name
         half.parent.mkdir(parents=True, exist_ok=True)
         quantized(file, "F16").rename(half)
-        command = [python, "-m", "tests.bench.peers.openvino_model", str(file), str(half), str(folder)]
+        command = [python, "-m", "tests.bench.peers.openvino_model", str(model), str(half), str(folder)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
         except (OSError, subprocess.CalledProcessError) as error:

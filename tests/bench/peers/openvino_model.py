@@ -1,59 +1,62 @@
-"""Convert a GGUF file of float32 into OpenVINO's format, in the environment of the peer.
+"""Convert a Llama into OpenVINO's format, in the environment of the peer.
 
-`python -m tests.bench.peers.openvino_model FILE HALF FOLDER`. OpenVINO GenAI reads GGUF files of float16 alone, so it
-builds the graph from HALF, the same model in float16, and the weights of FILE replace those of the graph.
+`python -m tests.bench.peers.openvino_model MODEL HALF FOLDER`. OpenVINO GenAI reads GGUF files of float16 alone. It
+builds the graph from HALF, such a file, and the weights of the folder MODEL of Hugging Face replace those of the graph.
 """
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+from safetensors.numpy import load_file
 
 _SETTINGS = {"enable_save_ov_model": True}
-_NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_HALF_ERROR = 1e-3
 
 
-def convert(file: Path, half: Path, folder: Path) -> None:
-    """Write the folder. `half` is beside nothing that may be overwritten. Raises RuntimeError where a weight is not
-    found in the graph.
+def convert(model: Path, half: Path, folder: Path) -> None:
+    """Write the folder. The graph of float16 is written beside `half`.
+
+    Raises RuntimeError where the graph has another weight, or none.
     """
     import openvino
     import openvino_genai
 
-    # Saves the graph and the tokenizers beside the file.
     openvino_genai.ContinuousBatchingPipeline(str(half), openvino_genai.SchedulerConfig(), "CPU", _SETTINGS)
-    core = openvino.Core()
-    model = core.read_model(half.parent / "openvino_model.xml")
-    matrices = {_name(each.name): each for each in gguf.GGUFReader(file).tensors if len(each.shape) > 1}
-    for node in model.get_ops():
-        matrix = matrices.pop(node.get_friendly_name(), None)
-        if matrix is not None:
-            _replace(openvino, node, np.array(matrix.data, dtype=np.float32))
-    if matrices:
-        raise RuntimeError(f"OpenVINO's graph has no {', '.join(matrices)}")
-    openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
+    graph = openvino.Core().read_model(half.parent / "openvino_model.xml")
+    exact = {_name(name): array for name, array in load_file(model / "model.safetensors").items() if array.ndim > 1}
+    frequencies = _frequencies(json.loads((model / "config.json").read_text()))
+    for node in graph.get_ops():
+        if node.get_type_name() == "Constant" and tuple(node.shape) == frequencies.shape:
+            # Of the rotary embedding. In float16 they turn the last tokens of a prompt by too much.
+            exact[node.get_friendly_name()] = frequencies
+        numbers = exact.pop(node.get_friendly_name(), None)
+        if numbers is not None:
+            _replace(openvino, node, numbers)
+    if exact:
+        raise RuntimeError(f"OpenVINO's graph has no {', '.join(exact)}")
+    openvino.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)
+
+
+def _frequencies(config: dict[str, Any]) -> "np.ndarray[Any, Any]":
+    """Return [1, half a head, 1]."""
+    size, base = config["head_dim"], config["rope_parameters"]["rope_theta"]
+    found: np.ndarray[Any, Any] = (base ** (-np.arange(0, size, 2) / size)).astype(np.float32)
+    return found[None, :, None]
 
 
 def _name(name: str) -> str:
-    if name in ("token_embd.weight", "output.weight"):
-        return {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}[name]
-    _, layer, part, _ = name.split(".")
-    return f"model.layers[{layer}].{_NAMES[part]}.weight"
+    return re.sub(r"\.(\d+)\.", r"[\1].", name)
 
 
-def _replace(openvino: Any, node: Any, weights: "np.ndarray[Any, Any]") -> None:
-    """Put the weights in the place of a constant of float16 and its conversion."""
-    constant = openvino.opset13.constant(weights, dtype=np.float32)
+def _replace(openvino: Any, node: Any, numbers: "np.ndarray[Any, Any]") -> None:
+    """Put the numbers in the place of a constant of float16 and its conversion."""
+    if not np.allclose(node.data, numbers, rtol=_HALF_ERROR, atol=1e-6):
+        raise RuntimeError(f"OpenVINO's graph has another {node.get_friendly_name()}")
+    constant = openvino.opset13.constant(numbers, dtype=np.float32)
     for target in node.output(0).get_target_inputs():
         target.get_node().output(0).replace(constant.output(0))
 
