@@ -12,6 +12,7 @@ from frameworks.errors import InvalidModel
 from frameworks.files import check_weight_bytes
 from frameworks.pytorch import kernels
 from frameworks.pytorch.compiled.code_cache import set_cache_folder
+from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
@@ -110,8 +111,8 @@ class TorchRegistry:
                 draft_files = self._read_draft(files, device.kind)
                 check_weight_bytes(draft_files.folder, draft_files.weights.file_bytes, self._max_model_bytes)
                 _check_packed(draft_files)
-                draft = self._generator_load(draft_files, device, performance)
-            return [load_generator(self._generator_load(files, device, performance), draft)]
+                draft = self._generator_load(draft_files, device, performance, bits)
+            return [load_generator(self._generator_load(files, device, performance, bits), draft)]
         dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
         return load_encoders(files, loading, None if bits is None else self._copies)
@@ -156,7 +157,7 @@ class TorchRegistry:
         return replace(draft, entry=draft.entry.model_copy(update={"kv_cache_bytes": size}))
 
     def _generator_load(
-        self, files: ModelFiles, device: Device, performance: "GeneratorPerformance"
+        self, files: ModelFiles, device: Device, performance: "GeneratorPerformance", bits: "Bits | None"
     ) -> "GeneratorLoad":
         """Return the load of a language model. Raises InvalidModel."""
         from frameworks.pytorch.generation.served import GeneratorLoad
@@ -165,7 +166,6 @@ class TorchRegistry:
         if files.packed is not None:
             source = files.packed.source(files.folder, files.weights.files, self._enable_memory_mapping)
         dtype = _dtype_of(files.entry) or default_dtype(device, files.weights.dtype)
-        bits = self._wanted_bits(files.entry)
         return GeneratorLoad(files.folder, files.entry, device, dtype, bits, performance, (), source)
 
     def _max_rows(self, entry: TorchModelEntry) -> int:
@@ -184,7 +184,7 @@ class TorchRegistry:
             shape = read_shape(files.folder, dtype, files.entry.kv_cache_dtype)
         except NotPaged:
             return max_cache_bytes(files.entry, kind)
-        is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
+        is_copied = kind == "cpu" and (self._quantizes(files.entry) or lanes() > 0 or kernels.packs(DTYPES[dtype]))
         is_packed = files.packed is not None and files.packed.gguf is not None and files.packed.elements > 0
         copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied and not is_packed else 0
         return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes

@@ -142,7 +142,8 @@ class TestDtypes:
         assert 0.9 < report.cosine_min <= report.cosine_mean < 1
         assert report.bytes_after < 0.6 * report.bytes_before
         saved = report.bytes_before - report.bytes_after
-        assert original.spec.memory_bytes - model.spec.memory_bytes == saved
+        # Packed weights of the original are whole blocks.
+        assert original.spec.memory_bytes - model.spec.memory_bytes == pytest.approx(saved, rel=0.05)
         assert len(alone(model, request(1, PROMPT, 5))) == 5
 
     def test_int8_below_min_cosine_is_refused(self, made_once: FolderMaker) -> None:
