@@ -109,6 +109,8 @@ class ServerSettings(BaseModel):
     workers: _Workers = 1
     """Number of processes that accept, decode and encode; `auto`: one per CPU that the server may use. Models with
     `isolation = "process"` are shared by all."""
+    web: bool = True
+    """Whether browsers get the web page at `/`. Its files need no key."""
     tls_certificate: SettingsPath | None = None
     """PEM file of the certificate and its intermediate ones, for HTTP and gRPC. Read again when it changes. None: no
     TLS."""

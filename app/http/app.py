@@ -19,6 +19,8 @@ from app.http.middleware import AdminMiddleware
 from app.http.openapi import build_document
 from app.http.origins import OriginPolicy, OriginRules
 from app.http.responses import error_body
+from app.http.web_files import WebSite
+from app.http.web_page import WebPage
 from app.inference.pipeline import Pipeline
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
 from app.protocols.routes import RouteTable
@@ -30,15 +32,24 @@ _DESCRIPTION = "One server for ONNX and PyTorch models. Every response carries x
 
 
 def build_app(
-    pipeline: Pipeline, table: RouteTable, admin: ASGIApp, rules: OriginRules, authenticator: Authenticator | None
+    pipeline: Pipeline,
+    table: RouteTable,
+    admin: ASGIApp,
+    rules: OriginRules,
+    authenticator: Authenticator | None,
+    site: WebSite | None = None,
 ) -> Endpoint:
     """Return the application. `table`: inference routes. `admin`: answers all other requests, as that of `build_admin`.
 
-    `authenticator`: of every request; None: no request needs a key.
+    `authenticator`: of every request; None: no request needs a key. `site`: the web page; None: `GET /` is JSON.
     """
     origins, byte_limit = OriginPolicy(rules), pipeline.bounds.requests.byte_limit
+    if site is not None:
+        admin = WebPage(site, admin)
     middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins, byte_limit)
-    gate = None if authenticator is None else HttpGate(authenticator, pipeline.observer, table.error_writer, origins)
+    gate = None
+    if authenticator is not None:
+        gate = HttpGate(authenticator, pipeline.observer, table.error_writer, origins, site is not None)
     return Endpoint(pipeline, table, middleware, origins, gate)
 
 

@@ -16,6 +16,7 @@ from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.responses import send_error
+from app.http.web_page import is_page
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord
 from app.protocols.codec import ErrorWriter
@@ -32,8 +33,9 @@ class HttpGate:
         observer: Observer,
         error_writer: Callable[[str], ErrorWriter],
         origins: OriginPolicy,
+        has_page: bool = False,
     ) -> None:
-        """`error_writer`: for a path."""
+        """`error_writer`: for a path. `has_page`: whether the web page is served, which needs no key."""
         self.keys = authenticator.keys
         """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
         self.shares_nonces = authenticator.signatures.shares_nonces
@@ -43,6 +45,7 @@ class HttpGate:
         self._observer = observer
         self._error_writer = error_writer
         self._origins = origins
+        self._has_page = has_page
         self._find = HttpAccess().find
 
     def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
@@ -54,7 +57,7 @@ class HttpGate:
         matched = self._find(path)
         access = None if matched is None else matched.methods.get(method)
         record.principal = UNAUTHENTICATED
-        if access is EXEMPT:
+        if access is EXEMPT or ((matched is None or path == "/") and self._has_page and is_page(scope)):
             return None
         if method == "OPTIONS" and is_preflight(scope["headers"]):
             return None  # a browser sends no key with it, and it is answered before the router

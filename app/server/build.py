@@ -32,6 +32,7 @@ from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
+from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle, ServerLifecycle
 from app.inference.model_view import ManagedModelView
@@ -181,7 +182,9 @@ def build(
         connections.byte_limit,
         build_lifespan(inference, monitors, keys, connections.tls, serve_grpc),
     )
-    app = build_app(inference.pipeline, table, admin, origin_rules(loaded.settings.server), authenticator)
+    rules, site = origin_rules(loaded.settings.server), read_site(loaded.settings.server)
+    warn_of_missing_site(loaded.settings.server, site)
+    app = build_app(inference.pipeline, table, admin, rules, authenticator, site)
     return Server(app, inference.pipeline.lifecycle)
 
 
@@ -298,6 +301,16 @@ def build_routers(
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes).router(),
         MetricsApi(sources, views).router(),
     ]
+
+
+def read_site(server: ServerSettings) -> WebSite | None:
+    """Return the web page; None if it is switched off, or not a part of this installation."""
+    return WebSite.read() if server.web else None
+
+
+def warn_of_missing_site(server: ServerSettings, site: WebSite | None) -> None:
+    if site is None and server.web:
+        log.warning("no web page: the folder app/web of this installation has none")
 
 
 def origin_rules(server: ServerSettings) -> OriginRules:

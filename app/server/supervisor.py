@@ -32,6 +32,8 @@ from app.server.build import (
     build_routers,
     build_routes,
     management_answer,
+    read_site,
+    warn_of_missing_site,
 )
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
@@ -67,7 +69,7 @@ def run_supervisor(loaded: LoadedSettings, api_key: str, log_requests: str) -> i
     limits = SharedLimits(num_workers, [tenant.name for tenant in settings.auth.tenants if tenant.has_limits])
     lock = LogLock()
     grpc_port = 0 if grpc_socket is None else grpc_socket.getsockname()[1]
-    inherited = Inherited(loaded, api_key, log_requests, http, grpc_port, limits, lock)
+    inherited = Inherited(loaded, api_key, log_requests, http, grpc_port, limits, lock, read_site(settings.server))
     fork_server = start_fork_server(partial(prepare_workers, inherited), partial(run_worker, inherited))
     try:
         set_name("rh:supervisor")
@@ -87,6 +89,7 @@ def _supervise(inherited: Inherited, fork_server: ForkServer, grpc_refusal: str)
     stop = _StopSignals()
     if grpc_refusal:
         _log_no_grpc(grpc_refusal)
+    warn_of_missing_site(settings.server, inherited.site)
     for warning in inherited.loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     keys = open_keys(inherited.loaded, inherited.api_key)

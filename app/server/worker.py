@@ -19,6 +19,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.store import KeyStore
 from app.config import LoadedSettings
 from app.http.app import build_app
+from app.http.web_files import WebSite
 from app.inference.pipeline import Pipeline
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """All that workers get from the supervisor by the fork. `grpc_port`: 0 without gRPC."""
+    """All that workers get from the supervisor by the fork. `grpc_port`: 0 without gRPC. `site`: the web page."""
 
     loaded: LoadedSettings
     api_key: str
@@ -64,6 +65,7 @@ class Inherited:
     grpc_port: int
     limits: SharedLimits
     log_lock: LogLock
+    site: WebSite | None
 
 
 def prepare_workers(inherited: Inherited) -> None:
@@ -180,9 +182,8 @@ class _Worker:
         """Return the configuration of uvicorn. The application starts and stops the parts."""
         settings = self._inherited.loaded.settings
         admin = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
-        app = build_app(
-            self._pipeline, build_routes(settings), admin, origin_rules(settings.server), self._authenticator
-        )
+        rules, site = origin_rules(settings.server), self._inherited.site
+        app = build_app(self._pipeline, build_routes(settings), admin, rules, self._authenticator, site)
         return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)
 
     def supervisor_lost(self, _: object) -> None:

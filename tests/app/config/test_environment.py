@@ -45,6 +45,7 @@ def test_text_is_converted_to_setting_type() -> None:
         "allowed_hosts": ("models.example.org",),
         "cors_origins": (),
         "workers": 2,
+        "web": True,
         "tls_certificate": None,
         "tls_key": None,
         "tls_client_ca": None,
