@@ -80,7 +80,7 @@ async def _send(file: WebFile, headers: tuple[Header, ...], scope: Scope, receiv
     elif file.content is None:
         own = {name.decode(): value.decode() for name, value in (*headers, (b"etag", file.etag))}
         response = FileResponse(file.path, media_type=file.media_type.decode(), headers=own)
-        await response(scope | {"method": scope["record"].method}, receive, send)
+        await response({**scope, "method": scope["record"].method}, receive, send)
     else:
         content, encoding = file.content, []
         if file.compressed is not None and any(map(_accepts_gzip, _values(scope, b"accept-encoding"))):
