@@ -107,7 +107,7 @@ class GrpcHandler:
         """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
         headers, tracer = call.headers, self._observer.tracer
         record = RequestRecord(request_id(headers), "gRPC", inference.path, time.perf_counter())
-        record.principal = call.principal
+        record.principal, record.request_bytes = call.principal, inference.size
         if tracer is not None:
             record.trace = tracer.begin(headers)
             record.trace.checked = call.checked
@@ -121,6 +121,8 @@ class GrpcHandler:
                     context.check_available(inference.model, inference.version or None)
                 response = await self.pipeline.run(context, GrpcExchange(inference, record, send_pieces))
                 record.status = 200
+                if response is not None:
+                    record.response_bytes = len(response)
                 return response
             finally:
                 context.permit.release()
@@ -146,7 +148,7 @@ def _has_strings(answer: Any) -> bool:
 def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:
     """Return the status that ends the call, and note it on the record."""
     if isinstance(error, GrpcError):
-        record.status, record.code = error.status, error.reason
+        record.status, record.code, record.error = error.status, error.reason, error.message
         return error
     reply = map_error(error, record)
     record.status = reply.status

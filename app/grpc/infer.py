@@ -169,7 +169,9 @@ class _Stream:
             async for piece in generation:
                 tensors = responses.add(piece, generation.usage)
                 if tensors is not None:
-                    await self._put(_stream_response(request_id, typed, tensors, record, responses.is_last))
+                    part = _stream_response(request_id, typed, tensors, record, responses.is_last)
+                    record.response_bytes += len(part)
+                    await self._put(part)
 
 
 def _inference_call(

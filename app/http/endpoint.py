@@ -159,6 +159,7 @@ class Endpoint:
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
                     body = await self._complete_body(body, scope, exchange, context, route.target, codec)
+                record.request_bytes = len(body) - codec.lead_bytes
                 if record.digest is not None:
                     await check_digest(record, body, observer, codec.lead_bytes)
                 codec = codec.for_body(body)

@@ -84,7 +84,7 @@ async def send_body(
 
     `permit`: counts a body that cannot be sent at once; the connection counts what its reader has not taken.
     """
-    record.status = status
+    record.status, record.response_bytes = status, len(body)
     timing = server_timing(record.timings)
     if record.headers or record.limits is not None:
         headers = [*(headers or ()), *own_headers(record)]
@@ -122,7 +122,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
-    """Return the reply to an error, and note its code on the record.
+    """Return the reply to an error, and note its code and its text on the record.
 
     An internal error (500) is logged with its traceback, which no response contains.
     """
@@ -135,7 +135,7 @@ def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
             path=shown_path(record.path),
             exc_info=error,
         )
-    record.code = reply.code
+    record.code, record.error = reply.code, reply.message
     return reply
 
 

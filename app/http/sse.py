@@ -102,6 +102,7 @@ class EventStream:
         if not payloads and not is_last:
             return
         body = b"".join(map(_event, payloads))
+        self._record.response_bytes += len(body)
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         except OSError:

@@ -11,6 +11,7 @@ from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
+from app.observability.recent import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces import EndedRequest, RequestTrace, Tracer
 from frameworks.traces import unix_ns
@@ -87,6 +88,11 @@ class RequestRecord:
     """None if tracing is off."""
     adapter: str = ""
     """Name of the adapter that the request names; empty for the base."""
+    error: str = ""
+    """Text of the error that the response has."""
+    request_bytes: int = 0
+    """Size of the body, or of the message."""
+    response_bytes: int = 0
 
     @property
     def answered_name(self) -> str:
@@ -108,10 +114,13 @@ class RequestRecord:
 class Observer(RequestTallies):
     """Count and log the requests of this process. Owned by the event loop."""
 
-    def __init__(self, log_requests: str, slow_ms: float, tracer: Tracer | None = None) -> None:
-        """`log_requests`: `all`, `slow_and_failed` or `none`. `tracer`: None if tracing is off."""
+    def __init__(self, log_requests: str, slow_ms: float, tracer: Tracer | None = None, worker: int = 0) -> None:
+        """`log_requests`: `all`, `slow_and_failed` or `none`. `tracer`: None if tracing is off. `worker`: the number of
+        this process.
+        """
         super().__init__()
         self.tracer = tracer
+        self.recent = RecentRequests(worker)
         self._log_requests = log_requests
         # Successful requests that take longer than this are logged.
         self._slow_s = {"all": -1.0, "none": inf}.get(log_requests, slow_ms / 1000)
@@ -141,6 +150,7 @@ class Observer(RequestTallies):
             else:
                 requests.failed += 1
                 requests.failed_s += total_s
+        self._keep(record, tenant, total_s)
         if not succeeded or total_s >= self._slow_s:
             self.log_request(record, total_s)
         trace = record.trace
@@ -148,6 +158,36 @@ class Observer(RequestTallies):
             if succeeded:
                 self.models[model, tenant].show(trace.hex_id, total_s, timings)
             self.end_trace(record, total_s)
+
+    def _keep(self, record: RequestRecord, tenant: str, total_s: float) -> None:
+        """Keep the fields of a FinishedRequest; a plain tuple takes half the time."""
+        timings, path, adapter, error = record.timings, record.path, record.adapter, record.error
+        self.recent.add(
+            tenant,
+            (
+                record.started_s + total_s,
+                record.request_id,
+                tenant,
+                record.principal.key_id,
+                record.method,
+                path if len(path) < MAX_PATH else cut(path, MAX_PATH),
+                record.model,
+                record.version,
+                adapter if not adapter else cut(adapter, MAX_NAME),
+                record.status,
+                record.code,
+                error if not error else cut(error, MAX_TEXT),
+                timings.decode_s,
+                timings.queue_s,
+                timings.compute_s,
+                timings.encode_s,
+                total_s,
+                timings.batch_rows,
+                timings.cache_hit,
+                record.request_bytes,
+                record.response_bytes,
+            ),
+        )
 
     def end_trace(self, record: RequestRecord, total_s: float) -> None:
         """Hand a sampled inference request to the exporter of traces."""

@@ -151,7 +151,7 @@ class _Worker:
         loaded, settings = inherited.loaded, inherited.loaded.settings
         self._is_ending = False
         self._tracer = open_tracer(os.environ)
-        self._observer = Observer(inherited.log_requests, settings.logging.slow_ms, self._tracer)
+        self._observer = Observer(inherited.log_requests, settings.logging.slow_ms, self._tracer, link.number)
         self._keys = open_keys(loaded, inherited.api_key, logs_warnings=False)
         self._connections = open_connections(
             settings.server, server_tls(loaded), inherited.limits.server(), logs_warnings=False

@@ -1,0 +1,105 @@
+"""Keep the latest inference requests of each tenant, without their bodies, for `GET /requests` and the web page."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+KEPT_REQUESTS = 200
+"""Per tenant."""
+MAX_PATH, MAX_NAME, MAX_TEXT = 256, 128, 1000
+"""Characters that are kept of a path, of the name of an adapter, and of the text of an error."""
+_MOST_TENANTS = 64
+
+
+class FinishedRequest(NamedTuple):
+    """One inference request after its response. Times in seconds; `ended_s`: time.perf_counter.
+
+    `worker` and `number`: of its process, and there of the request, from 1. `batch_rows` and `cache_hit`: as in
+    Timings. Bytes are those of the bodies.
+    """
+
+    worker: int
+    number: int
+    ended_s: float
+    request_id: str
+    tenant: str
+    key_id: str
+    method: str
+    path: str
+    model: str
+    version: str
+    adapter: str
+    status: int
+    code: str
+    error: str
+    decode_s: float
+    queue_s: float
+    compute_s: float
+    encode_s: float
+    total_s: float
+    batch_rows: int
+    cache_hit: bool | None
+    request_bytes: int
+    response_bytes: int
+
+
+class RecentRequests:
+    """The requests of this process. Owned by the event loop.
+
+    Its memory is bounded: the tenants with the latest requests are kept, and of each the same number of requests.
+    """
+
+    def __init__(self, worker: int = 0, kept: int = KEPT_REQUESTS, most_tenants: int = _MOST_TENANTS) -> None:
+        """`worker`: number of this process."""
+        self._worker = worker
+        self._kept = kept
+        self._most_tenants = most_tenants
+        self._by_tenant: dict[str, deque[tuple[int, tuple[Any, ...]]]] = {}
+        self.last_number = 0
+        """Of the latest request; 0 before the first one."""
+
+    def add(self, tenant: str, fields: tuple[Any, ...]) -> None:
+        """Keep a request: the fields of a FinishedRequest after `number`. Called for each request."""
+        self.last_number = number = self.last_number + 1
+        kept = self._by_tenant.get(tenant)
+        if kept is None:
+            kept = self._new_tenant(tenant)
+        kept.append((number, fields))
+
+    def latest(self, tenant: str | None = None, after: int = 0, most: int = KEPT_REQUESTS) -> list[FinishedRequest]:
+        """Return requests, newest first. `tenant` None: of all. `after`: only those with a greater number.
+
+        `most`: of each tenant.
+        """
+        names = list(self._by_tenant) if tenant is None else [tenant]
+        found: list[tuple[int, tuple[Any, ...]]] = []
+        for name in names:
+            least = len(found) + most
+            for request in reversed(self._by_tenant.get(name, ())):
+                if request[0] <= after or len(found) == least:
+                    break
+                found.append(request)
+        found.sort(key=lambda request: request[0], reverse=True)
+        return [FinishedRequest(self._worker, number, *fields) for number, fields in found]
+
+    def _new_tenant(self, tenant: str) -> deque[tuple[int, tuple[Any, ...]]]:
+        if len(self._by_tenant) >= self._most_tenants:
+            del self._by_tenant[min(self._by_tenant, key=lambda name: self._by_tenant[name][-1][0])]
+        kept = self._by_tenant[tenant] = deque(maxlen=self._kept)
+        return kept
+
+
+def cut(text: str, most: int) -> str:
+    """Return the beginning of a text that a caller may have made long."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def newest(requests: Iterable[FinishedRequest], most: int = KEPT_REQUESTS) -> list[FinishedRequest]:
+    """Return the newest requests of processes on one machine, newest first."""
+    return sorted(requests, key=lambda request: (request.ended_s, request.number), reverse=True)[:most]
+
+
+def unix_offset_s() -> float:
+    """Return what has to be added to time.perf_counter for Unix time, by the system's clock of now."""
+    return time.time() - time.perf_counter()
