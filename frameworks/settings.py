@@ -124,6 +124,9 @@ class ModelEntry(BaseModel):
     """Maximum requests of this model in progress, until their responses are sent. None: no bound."""
     cache: bool = False
     """Whether responses are cached for equal requests, within `[cache]`. Generated texts are not cached."""
+    downloadable: bool = False
+    """Whether keys with the scope `read` may fetch the files of the model from `/models/{name}/files`. The web page can
+    then run it in the browser."""
     token_ids: Literal["own"] | None = None
     """Embedding models: `"own"` lets `/v1/embeddings` accept token ids of this model, as `/v1/tokenize` returns them.
     None: only texts."""

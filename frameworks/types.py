@@ -199,7 +199,8 @@ class ModelSpec:
     made-up rows, so the rows of requests are compared until they decide; short runs are off until then.
     `runs_by_shape`: the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None
     without a declared sequence axis.
-    `quantization`: None for a model that is not quantised. `generation`: only of a generating model. `products`: of a
+    `quantization`: None for a model that is not quantised. `quantized_graph`: path of the ONNX graph that runs in place
+    of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers.
     """
 
@@ -219,6 +220,7 @@ class ModelSpec:
     runs_by_shape: bool = False
     sequence: SequenceSpec | None = None
     quantization: QuantizationReport | None = None
+    quantized_graph: str | None = None
     generation: GenerationSpec | None = None
     products: tuple[ProductTrial, ...] = ()
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)

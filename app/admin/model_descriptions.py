@@ -90,6 +90,7 @@ class ModelDescription(ResponseBody):
     device: str | None
     dtype: str | None
     quantized: bool
+    downloadable: bool = Field(description="Whether its files may be fetched, as its entry says.")
     quantization: Quantization | None
     kernels: list[ProductTiming] = Field(
         description="Kernels of a language model on a CPU, most weights first; empty for other models."
@@ -214,11 +215,12 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "framework": slot.framework,
         "task": spec.task if spec else None,
         "state": slot.state.value,
-        "reason": _printable(slot.reason) if slot.reason else None,
+        "reason": printable(slot.reason) if slot.reason else None,
         "versions": list(slot.versions),
         "device": spec.device if spec else None,
         "dtype": spec.dtype if spec else None,
         "quantized": bool(spec and spec.quantization),
+        "downloadable": slot.entry.downloadable,
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "kernels": [asdict(each) for each in spec.products] if spec else [],
         "memory_bytes": slot.memory_bytes if spec else None,
@@ -240,14 +242,15 @@ def describe_in_detail(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     return describe(slot, counts) | {
         "active_version": slot.version,
         "previous_version": slot.previous.version if slot.previous else None,
-        "canary": _share(slot.canary),
-        "shadow": _share(slot.shadow),
+        "canary": share_of(slot.canary),
+        "shadow": share_of(slot.shadow),
         "adapters": _adapters(slot),
         "version_details": {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()},
     }
 
 
-def _share(share: Share | None) -> dict[str, Any] | None:
+def share_of(share: Share | None) -> dict[str, Any] | None:
+    """Return a TrafficShare; None without one."""
     return {"version": share.version, "percent": share.percent} if share else None
 
 
@@ -273,7 +276,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
     max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
     return {
         "state": version.state.value,
-        "reason": _printable(version.reason) if version.reason else None,
+        "reason": printable(version.reason) if version.reason else None,
         "memory_bytes": version.total_bytes if spec else None,
         "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
@@ -287,13 +290,14 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
         "queue_depth": counts.queue_depth(slot),
-        "path": _printable(_path_of(slot, version)),
+        "path": printable(_path_of(slot, version)),
         "revision": None if version.fetched is None else version.fetched.revision,
-        "download": _download(version),
+        "download": describe_download(version),
     }
 
 
-def _download(version: ModelVersion) -> dict[str, Any] | None:
+def describe_download(version: ModelVersion) -> dict[str, Any] | None:
+    """Return the DownloadProgress of a version; None while none runs."""
     download = version.model.downloads.running.get(version.version)
     if download is None:
         return None
@@ -308,7 +312,7 @@ def _attention(spec: ModelSpec | None) -> str | None:
 
 
 def _warm_up(spec: ModelSpec | None) -> str | None:
-    return None if spec is None else _printable(spec.unwarmed_because or "done")
+    return None if spec is None else printable(spec.unwarmed_because or "done")
 
 
 def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
@@ -318,7 +322,7 @@ def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
     return str(slot.entry.path / version.path.relative_to(slot.path))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace what JSON cannot hold: a file name may contain bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
 

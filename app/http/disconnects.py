@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.types import Receive
@@ -82,6 +82,18 @@ class DisconnectWatcher:
         self.timer = None
         if self.young:
             self.start_timer()
+
+
+@asynccontextmanager
+async def watched(request: WatchedRequest) -> AsyncIterator[None]:
+    """Cancel the block if the client disconnects. Raises ClientGone."""
+    request.watch()
+    try:
+        yield
+    finally:
+        disconnected = request.unwatch()
+        if disconnected is not None:
+            await disconnected
 
 
 async def _cancel_on_disconnect(request: WatchedRequest) -> None:

@@ -1,10 +1,11 @@
 """Serve the web page: `GET /` for browsers, and its files below `/web`. Neither needs a key."""
 
-from collections.abc import Iterable
+import asyncio
+import os
 
-from starlette.responses import FileResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.http.file_responses import FileSender, header_values, is_known, open_regular, send_whole
 from app.http.web_files import WebFile, WebSite
 from app.protocols.codec import Header
 from app.protocols.errors import MethodNotAllowed, NotFound
@@ -42,22 +43,42 @@ class WebPage:
         """`admin`: answers all other requests."""
         self._site = site
         self._admin = admin
+        self._sender = FileSender()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises NotFound for an unknown file or an old hash, MethodNotAllowed."""
         if scope["type"] != "http":
             await self._admin(scope, receive, send)
         elif asks_for_page(scope):
-            await _send(self._site.index, _OF_PAGE, scope, receive, send)
+            await self._send(self._site.index, _OF_PAGE, scope, receive, send)
         elif scope["path"].startswith(_FILES):
             if scope["method"] not in ("GET", "HEAD"):
                 raise MethodNotAllowed(scope["method"], scope["path"][:200], _METHODS)
             file = self._site.find(scope["path"])
             if file is None:
                 raise NotFound(f"there is nothing at {scope['path'][:200]}; GET / names the files of the page")
-            await _send(file, _OF_FILE, scope, receive, send)
+            await self._send(file, _OF_FILE, scope, receive, send)
         else:
             await self._admin(scope, receive, send)
+
+    async def _send(self, file: WebFile, about: tuple[Header, ...], scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [*about, (b"content-type", file.media_type)]
+        if file.content is None:
+            opened = await asyncio.to_thread(open_regular, file.path)
+            try:
+                await self._sender.send(opened, file.etag, headers, scope, receive, send)
+            finally:
+                os.close(opened.descriptor)
+            return
+        headers.append((b"etag", file.etag))
+        if is_known(file.etag, scope["headers"]):
+            await send_whole(send, 304, headers, b"")
+            return
+        content = file.content
+        if file.compressed is not None and any(map(_accepts_gzip, header_values(scope["headers"], b"accept-encoding"))):
+            content = file.compressed
+            headers.append((b"content-encoding", b"gzip"))
+        await send_whole(send, 200, [*headers, (b"content-length", b"%d" % len(content))], content)
 
 
 def is_page(scope: Scope) -> bool:
@@ -70,38 +91,8 @@ def asks_for_page(scope: Scope) -> bool:
     return (
         scope["path"] == "/"
         and scope["method"] in ("GET", "HEAD")
-        and any(b"text/html" in value for value in _values(scope, b"accept"))
+        and any(b"text/html" in value for value in header_values(scope["headers"], b"accept"))
     )
-
-
-async def _send(file: WebFile, headers: tuple[Header, ...], scope: Scope, receive: Receive, send: Send) -> None:
-    if _is_known(file.etag, _values(scope, b"if-none-match")):
-        await _send_content(send, 304, [*headers, (b"etag", file.etag)], b"")
-    elif file.content is None:
-        own = {name.decode(): value.decode() for name, value in (*headers, (b"etag", file.etag))}
-        response = FileResponse(file.path, media_type=file.media_type.decode(), headers=own)
-        await response({**scope, "method": scope["record"].method}, receive, send)
-    else:
-        content, encoding = file.content, []
-        if file.compressed is not None and any(map(_accepts_gzip, _values(scope, b"accept-encoding"))):
-            content, encoding = file.compressed, [(b"content-encoding", b"gzip")]
-        about = [(b"content-type", file.media_type), (b"content-length", str(len(content)).encode())]
-        await _send_content(send, 200, [*about, *encoding, *headers, (b"etag", file.etag)], content)
-
-
-async def _send_content(send: Send, status: int, headers: list[Header], content: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for each, value in scope["headers"] if each == name]
-
-
-def _is_known(etag: bytes, values: Iterable[bytes]) -> bool:
-    """Whether an If-None-Match header (RFC 9110, section 13.1.2) names the content. Proxies mark tags as weak."""
-    tags = [tag.strip().removeprefix(b"W/") for value in values for tag in value.split(b",")]
-    return etag in tags or b"*" in tags
 
 
 def _accepts_gzip(value: bytes) -> bool:

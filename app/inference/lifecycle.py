@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from frameworks.errors import Draining
 from frameworks.models.contract import ServedModels
@@ -15,6 +15,7 @@ class Lifecycle(ABC):
     def __init__(self) -> None:
         self.is_draining = False
         self._draining_since_s = 0.0
+        self._on_drain: list[Callable[[], object]] = []
 
     @property
     @abstractmethod
@@ -30,6 +31,12 @@ class Lifecycle(ABC):
         """Refuse new requests from now on; /health/ready responds with 503."""
         self.is_draining = True
         self._draining_since_s = time.monotonic()
+        for callback in self._on_drain:
+            callback()
+
+    def on_drain(self, callback: Callable[[], object]) -> None:
+        """Call `callback` at the start of the drain. A signal handler may call it, at any point of the main thread."""
+        self._on_drain.append(callback)
 
     def drain_left_s(self, drain_timeout_s: float) -> float:
         """Return the seconds left of the drain timeout, at least 0; all of them if the drain has not begun."""

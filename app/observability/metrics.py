@@ -26,6 +26,7 @@ _VALID_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS
 _MAX_ID_LENGTH = 128
 _MAX_SHOWN_PATH_BYTES = 1024
 _PROBES = ("/health", "/metrics", "/v2/health")
+_STREAM = "/events"
 
 
 class _RequestIds:
@@ -215,12 +216,12 @@ class Observer(RequestTallies):
         )
 
     def log_request(self, record: RequestRecord, total_s: float) -> None:
-        """Log one request of any kind, as `[logging] requests` says. Probes and scrapes are not logged."""
+        """Log one request of any kind, as `[logging] requests` says. Probes, scrapes and streams of the page are not."""
         if self._log_requests == "none":
             return
         if record.status < 400 and not record.code and total_s < self._slow_s:
             return
-        if record.path.startswith(_PROBES):
+        if record.path.startswith(_PROBES) or (record.status == 200 and record.path == _STREAM):
             return
         timings, principal = record.timings, record.principal
         log.info(

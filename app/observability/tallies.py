@@ -198,6 +198,10 @@ class RequestTallies:
         """Return the number of a tenant's requests to a model, and of the places in the queue that they hold."""
         return slot.requests_of(tenant)
 
+    def requests_by_tenant(self, slot: ModelSlot) -> dict[str, tuple[int, int]]:
+        """Return what `requests_of` does, by the names of the tenants that have requests in flight."""
+        return slot.requests_by_tenant()
+
     def forget(self, model: str) -> None:
         """Drop the series of a deleted model, so that they do not pile up."""
         for name in SERIES_OF_MODELS:

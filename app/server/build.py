@@ -60,6 +60,7 @@ from app.protocols.tei.routes import root_routes
 from app.protocols.tgi.generate import ROOT_CODEC
 from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
 from app.server.keys import open_keys
+from app.server.live import Live, Shown, build_live
 from app.server.manager import build_manager, source_folder
 from app.workers.shared_responses import SharedResponses
 from app.workers.tallies_merged import MergedTallies
@@ -141,6 +142,7 @@ class Counting:
     """
 
     views: Views
+    tallies: RequestTallies
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
     memory_bytes: Callable[[], int]
@@ -176,11 +178,12 @@ def build(
     if grpc_listener is not None:
         methods = management_methods(management_answer(inference, counting.views), observer)
         serve_grpc = partial(grpc_listener.serving, inference.pipeline, methods, loaded.settings, authenticator)
+    live = build_live(shown_of(inference, counting), inference.pipeline, keys, host.labels)
     admin = build_admin(
         table,
-        build_routers(loaded, inference, counting, connections, keys),
+        [*build_routers(loaded, inference, counting, connections, keys), *live.routers],
         connections.byte_limit,
-        build_lifespan(inference, monitors, keys, connections.tls, serve_grpc),
+        build_lifespan(inference, monitors, keys, connections.tls, live, serve_grpc),
     )
     rules, site = origin_rules(loaded.settings.server), read_site(loaded.settings.server)
     warn_of_missing_site(loaded.settings.server, site)
@@ -249,7 +252,14 @@ def build_counting(
         merged = MergedTallies(sharing.workers, observer, counts)
         observer, counts, memory_bytes = merged, merged.process_counts, merged.memory_bytes
     views = Views(partial(ManagedModelView, inference.manager), observer)
-    return Counting(views, counts, WorkerCounts(), memory_bytes, labels)
+    return Counting(views, observer, counts, WorkerCounts(), memory_bytes, labels)
+
+
+def shown_of(inference: Inference, counting: Counting) -> Shown:
+    """Return what the page shows."""
+    manager = inference.manager
+    ledger = manager.residency.ledger
+    return Shown(counting.views, counting.tallies, manager, manager.devices, ledger, inference.lifecycle)
 
 
 def build_monitors(inference: Inference, observer: Observer) -> Monitors:
@@ -322,6 +332,7 @@ def build_lifespan(
     monitors: Monitors,
     keys: KeyStore,
     tls: ServerTls | None,
+    live: Live,
     serve_grpc: Callable[[], AbstractAsyncContextManager[None]] | None,
 ) -> Lifespan:
     """Return the context that starts the parts in order, and stops them in reverse after the listeners are closed."""
@@ -341,6 +352,7 @@ def build_lifespan(
             await stack.enter_async_context(background_task(monitors.integrity.run()))
             stack.push_async_callback(inference.shadowing.close)
             await stack.enter_async_context(background_task(manager.load_registered()))
+            await stack.enter_async_context(background_task(live.feed.run()))
             if serve_grpc is not None:
                 await stack.enter_async_context(serve_grpc())
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])

@@ -33,10 +33,12 @@ from app.server.build import (
     build_routes,
     management_answer,
     read_site,
+    shown_of,
     warn_of_missing_site,
 )
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
+from app.server.live import build_live
 from app.server.worker import Inherited, prepare_workers, run_worker
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
@@ -155,11 +157,12 @@ class _Supervisor:
             await publisher.applied()
             await status.applied()
 
+        live = build_live(shown_of(inference, counting), inference.pipeline, self._keys, {}, self._workers)
         admin = build_admin(
             build_routes(settings),
-            build_routers(loaded, inference, counting, connections, self._keys),
+            [*build_routers(loaded, inference, counting, connections, self._keys), *live.routers],
             connections.byte_limit,
-            build_lifespan(inference, monitors, self._keys, connections.tls, None),
+            build_lifespan(inference, monitors, self._keys, connections.tls, live, None),
         )
         admin_server = AdminServer(admin, applied)
         self._workers.on_connect(admin_server.serve)

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from app.admin.live.files_api import ModelFiles
+from app.admin.live.viewers import ServerFacts, Viewers
 from app.admin.process_parts import ProcessParts
 from app.auth.abuse import Slowdown
 from app.auth.authenticator import Authenticator
@@ -33,9 +36,11 @@ from app.observability.tracing import close_tracer, open_tracer
 from app.server.build import Monitors, build_bounds, build_routes, management_methods, origin_rules
 from app.server.http_server import open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
+from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
+from app.workers.live import RemoteFeeds, RequestsSender
 from app.workers.messages import DrainWorker, ToWorker, WorkerReady
 from app.workers.shared_failures import WorkerFailures
 from app.workers.shared_nonces import WorkerNonces
@@ -66,6 +71,7 @@ class Inherited:
     limits: SharedLimits
     log_lock: LogLock
     site: WebSite | None
+    started_s: float = field(default_factory=time.time)
 
 
 def prepare_workers(inherited: Inherited) -> None:
@@ -177,11 +183,15 @@ class _Worker:
             self._tracer,
         ).counts
         self._tallies = TalliesSender(link, self._observer, self._replica, counts)
+        RequestsSender(link, self._observer.recent)
+        facts = ServerFacts(settings.server.num_workers, started_s=inherited.started_s)
+        self._viewers = Viewers(RemoteFeeds(link), self._keys, self.lifecycle, facts)
 
     def config(self) -> uvicorn.Config:
         """Return the configuration of uvicorn. The application starts and stops the parts."""
         settings = self._inherited.loaded.settings
-        admin = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
+        forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
+        admin = WorkerRoutes(self._viewers, ModelFiles(self._replica), forwarded)
         rules, site = origin_rules(settings.server), self._inherited.site
         app = build_app(self._pipeline, build_routes(settings), admin, rules, self._authenticator, site)
         return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)

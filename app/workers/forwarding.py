@@ -5,8 +5,8 @@ The supervisor answers it with the application of the routes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from app.admin.health import LIVE_BODIES
 from app.auth.access import HttpAccess
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.bodies import read_body
-from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
 from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
@@ -108,7 +108,7 @@ class ForwardedAdmin:
             # It is completed also if its client disconnects.
             answer = await self._ask(make)
         else:
-            async with _watched(WatchedRequest(self._watcher, receive, record)):
+            async with watched(WatchedRequest(self._watcher, receive, record)):
                 answer = await self._ask(make)
         record.code = answer.code
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
@@ -215,18 +215,6 @@ def _is_order(access: HttpAccess, method: str, path: str) -> bool:
     """Whether a request may change the models, so that it has an entry in the audit log."""
     matched = access.find(path)
     return matched is not None and bool(matched.action_of(method))
-
-
-@asynccontextmanager
-async def _watched(request: WatchedRequest) -> AsyncIterator[None]:
-    """Cancel the block if the client disconnects. Raises ClientGone."""
-    request.watch()
-    try:
-        yield
-    finally:
-        disconnected = request.unwatch()
-        if disconnected is not None:
-            await disconnected
 
 
 def _call_of(scope: Scope, record: RequestRecord, body: bytes | None, number: int) -> AdminCall:

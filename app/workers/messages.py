@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
+from app.observability.recent import FinishedRequest
 from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.engine.process.plain import PlainTenant
 from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
@@ -192,6 +193,52 @@ class FailedKeyNoted(Reply, frozen=True):
     is_delayed: bool
 
 
+class OpenFeed(Question, frozen=True):
+    """Send the events of the page from now on, as a sender sees them. Answered by FeedOpened.
+
+    `feed`: number of the view in the worker, which may be open already.
+    """
+
+    feed: int
+    sender: Sender
+
+
+class FeedOpened(Reply, frozen=True):
+    """The first events. `number`: of the last ones that they contain."""
+
+    number: int
+    content: bytes
+
+
+class FeedContent(EngineMessage, frozen=True):
+    """Further events of a view."""
+
+    feed: int
+    number: int
+    content: bytes
+
+
+class CloseFeed(EngineMessage, frozen=True):
+    """The last reader of a view is gone."""
+
+    feed: int
+
+
+class CollectRequests(Question, frozen=True):
+    """Report finished requests. Answered by FinishedRequests. As RecentRequests.latest."""
+
+    tenant: str | None
+    after: int
+    most: int
+
+
+class FinishedRequests(Reply, frozen=True):
+    """`last_number`: of the latest request of the worker; 0 before the first one."""
+
+    last_number: int
+    requests: list[FinishedRequest]
+
+
 class CheckLoop(Question, frozen=True):
     """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
 
@@ -212,6 +259,9 @@ ToWorker = (
     | FoundResponse
     | NonceUsed
     | FailedKeyNoted
+    | FeedOpened
+    | FeedContent
+    | CollectRequests
 )
 FromWorker = (
     ModelsFromWorker
@@ -227,4 +277,7 @@ FromWorker = (
     | DropRun
     | UseNonce
     | NoteFailedKey
+    | OpenFeed
+    | CloseFeed
+    | FinishedRequests
 )

@@ -82,6 +82,10 @@ class MergedTallies(RequestTallies):
         """Override RequestTallies."""
         return self._total.held.get((slot.name, tenant), (0, 0))
 
+    def requests_by_tenant(self, slot: ModelSlot) -> dict[str, tuple[int, int]]:
+        """Override RequestTallies."""
+        return {tenant: held for (model, tenant), held in self._total.held.items() if model == slot.name}
+
     def forget(self, model: str) -> None:
         """Drop the counts of a deleted model in all processes, also in reports that are on the way."""
         super().forget(model)

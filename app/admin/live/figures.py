@@ -1,0 +1,84 @@
+"""Turn sums of cells into figures: rates, means and quantiles. Each takes and returns one value for each sample."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from app.admin.live.cells import (
+    ANSWERED,
+    BATCHES,
+    BUCKETS,
+    COMPLETED,
+    COMPUTE_S,
+    FAILED,
+    LATENCY_S,
+    PROMPT_TOKENS,
+    QUEUE_S,
+    REFUSED,
+    ROWS,
+    TOKENS,
+)
+from app.admin.live.ring import Doubles
+from app.observability.tallies import SECONDS_BUCKETS
+
+_BOUNDS = np.array([0.0, *SECONDS_BUCKETS, SECONDS_BUCKETS[-1]])
+_DIGITS = 3
+
+_RATES = {
+    "requests_per_s": COMPLETED,
+    "failed_per_s": FAILED,
+    "refused_per_s": REFUSED,
+    "tokens_per_s": TOKENS,
+    "prompt_tokens_per_s": PROMPT_TOKENS,
+}
+_MEANS_MS = {"latency_ms": LATENCY_S, "queue_ms": QUEUE_S, "compute_ms": COMPUTE_S}
+
+
+def rates(total: Doubles, span_s: Doubles) -> dict[str, Doubles]:
+    """Return figures per second. `total` [n, FIELDS], `span_s` [n]."""
+    return {name: np.round(total[:, field] / span_s, _DIGITS) for name, field in _RATES.items()}
+
+
+def times(total: Doubles) -> dict[str, Doubles]:
+    """Return means and quantiles of successful requests in milliseconds; NaN without a request."""
+    answered = np.where(total[:, ANSWERED] > 0, total[:, ANSWERED], np.nan)
+    means = {name: np.round(total[:, field] / answered * 1e3, _DIGITS) for name, field in _MEANS_MS.items()}
+    counts = total[:, BUCKETS:]
+    return means | {
+        "p50_ms": np.round(quantile_s(counts, 0.5) * 1e3, _DIGITS),
+        "p99_ms": np.round(quantile_s(counts, 0.99) * 1e3, _DIGITS),
+    }
+
+
+def batches(total: Doubles, span_s: Doubles) -> dict[str, Doubles]:
+    """Return the rate of batches and steps, and their mean rows; NaN without a batch."""
+    number = total[:, BATCHES]
+    rows = total[:, ROWS] / np.where(number > 0, number, np.nan)
+    return {"batch_rows": np.round(rows, _DIGITS), "batches_per_s": np.round(number / span_s, _DIGITS)}
+
+
+def quantile_s(counts: Doubles, quantile: float) -> Doubles:
+    """Estimate a quantile from the counts [n, buckets], linearly within a bucket; NaN where all are 0.
+
+    As histogram_quantile of Prometheus. Above the last bound it is that bound.
+    """
+    cumulated = np.cumsum(counts, axis=1)
+    number = cumulated[:, -1]
+    wanted = quantile * number
+    index = np.minimum((cumulated < wanted[:, None]).sum(axis=1), counts.shape[1] - 1)
+    within = np.take_along_axis(counts, index[:, None], axis=1)[:, 0]
+    below = np.take_along_axis(cumulated, index[:, None], axis=1)[:, 0] - within
+    share = (wanted - below) / np.where(within > 0, within, np.nan)
+    low, high = _BOUNDS[index], _BOUNDS[index + 1]
+    return np.where(number > 0, low + (high - low) * share, np.nan)
+
+
+def as_lists(columns: dict[str, Doubles]) -> dict[str, list[float]]:
+    """Return the columns as JSON takes them; it writes NaN as null."""
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def single(make: Callable[..., dict[str, Doubles]], *arguments: Any) -> dict[str, float]:
+    """Return the figures of one row."""
+    return {name: float(column[0]) for name, column in make(*arguments).items()}
