@@ -23,6 +23,7 @@ class Access(NamedTuple):
 EXEMPT = Access(None)
 INFER = Access(Scope.INFER)
 READ = Access(Scope.READ)
+MANAGE = Access(Scope.MANAGE)
 REGISTER = Access(Scope.MANAGE, "register")
 LOAD = Access(Scope.MANAGE, "load")
 UNLOAD = Access(Scope.MANAGE, "unload")
@@ -48,6 +49,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/metrics": _GET,
     "/events": _GET,
     "/requests": _GET,
+    "/folders": {"GET": MANAGE},
     "/models": {"GET": READ, "POST": REGISTER},
     "/models/{name}": {"GET": READ, "DELETE": DELETE},
     "/models/{name}/adapters": {"POST": REGISTER},

@@ -216,7 +216,7 @@ class Observer(RequestTallies):
         )
 
     def log_request(self, record: RequestRecord, total_s: float) -> None:
-        """Log one request of any kind, as `[logging] requests` says. Probes, scrapes and streams of the page are not."""
+        """Log one request of any kind, as `[logging] requests` says. Probes, scrapes and the page's streams are not."""
         if self._log_requests == "none":
             return
         if record.status < 400 and not record.code and total_s < self._slow_s:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 
 from app.admin.adapters import AdaptersApi
 from app.admin.allowed_paths import AllowedPaths
+from app.admin.folders import FoldersApi
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.models import ModelsApi
@@ -304,6 +305,7 @@ def build_routers(
     return [
         PagesApi().router(),
         ModelsApi(views, lifecycle, paths, max_body_bytes, isolation).router(),
+        FoldersApi(views, paths).router(),
         AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),
         TeiApi(views).router(),
