@@ -99,7 +99,7 @@ class CellReader:
             counts = np.array(latency.counts, np.float32)
             now = counts, latency.total, metrics.queue_seconds.total, metrics.compute_seconds.total
             self._times[key] = now
-            if earlier is not None and earlier[1] < latency.total:
+            if earlier is not None and (counts >= earlier[0]).all():
                 counts = counts - earlier[0]
                 now = counts, now[1] - earlier[1], now[2] - earlier[2], now[3] - earlier[3]
             cell = _cell(cells, Cell(*key))
