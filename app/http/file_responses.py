@@ -63,9 +63,8 @@ class FileSender:
         wanted = wanted_range(etag, file.size, given)
         if wanted is not None:
             begin, end = wanted
-            status = 206 if begin < end else 416
-            shown = b"%d-%d" % (begin, end - 1) if begin < end else b"*"
-            headers.append((b"content-range", b"bytes %b/%d" % (shown, file.size)))
+            status = 206
+            headers.append((b"content-range", b"bytes %d-%d/%d" % (begin, end - 1, file.size)))
         headers.append((b"content-length", b"%d" % (end - begin)))
         if record.method == "HEAD" or begin == end:
             await send_whole(send, status, headers, b"")
@@ -114,10 +113,10 @@ def is_known(etag: bytes, headers: Iterable[Header]) -> bool:
 
 
 def wanted_range(etag: bytes, size: int, headers: Iterable[Header]) -> tuple[int, int] | None:
-    """Return the begin and the end of the wanted bytes; (size, size) for a range that begins behind the end.
+    """Return the begin and the end of the wanted bytes.
 
-    None for the whole file: without a range, for several ranges, for one that is not valid, and where If-Range names
-    another content.
+    None for the whole file: without a range, for several ranges, for one that is not valid or has no byte of the file,
+    and where If-Range names another content. A server may ignore any range.
     """
     headers = list(headers)
     values, conditions = header_values(headers, b"range"), header_values(headers, b"if-range")
@@ -126,8 +125,8 @@ def wanted_range(etag: bytes, size: int, headers: Iterable[Header]) -> tuple[int
         return None
     first, last = matched[1], matched[2]
     if not first:
-        return (max(0, size - int(last)), size) if last else None
+        return (max(0, size - int(last)), size) if last and int(last) and size else None
     if last and int(last) < int(first):
         return None
     begin = int(first)
-    return (begin, min(int(last) + 1, size) if last else size) if begin < size else (size, size)
+    return (begin, min(int(last) + 1, size) if last else size) if begin < size else None

@@ -96,7 +96,6 @@ class ModelFilesApi:
             200: {"content": {"application/octet-stream": {}}, "description": "The file."},
             206: {"content": {"application/octet-stream": {}}, "description": "The range of the Range header."},
             304: {"description": "The client has it, as If-None-Match says."},
-            416: {"description": "The range begins behind the end of the file."},
         }
         listed = describe_responses(FileList, ErrorResponse)
         for path, handler, summary, responses in (

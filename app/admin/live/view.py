@@ -9,15 +9,20 @@ from app.observability.recent import FinishedRequest
 
 
 class ViewKey(NamedTuple):
-    """Principals with equal keys see the same. `counts_of`: as in Principal. `patterns`: () for all models."""
+    """Principals with equal keys see the same. `counts_of`: as in Principal. `patterns`, `key_id`: of a principal that may
+    use some of the models only.
+    """
 
     counts_of: str | None
-    patterns: tuple[tuple[str, ...], ...]
+    patterns: tuple[tuple[str, ...], ...] = ()
+    key_id: str = ""
 
 
 def view_key(principal: Principal) -> ViewKey:
     """Return the key of what a principal sees."""
-    return ViewKey(principal.counts_of, () if principal.sees_all else principal.patterns)
+    if principal.sees_all:
+        return ViewKey(principal.counts_of)
+    return ViewKey(principal.counts_of, principal.patterns, principal.key_id)
 
 
 def visible_cells(principal: Principal) -> Visible:
@@ -47,4 +52,4 @@ def shows_error(principal: Principal, request: FinishedRequest) -> bool:
 
     The error of an unknown name lists similar names that its sender may use; another key may use fewer.
     """
-    return bool(request.model) or principal.sees_all
+    return bool(request.model) or principal.sees_all or request.key_id == principal.key_id

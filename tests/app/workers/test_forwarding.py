@@ -95,7 +95,8 @@ async def ready(ways: BothWays) -> None:
 
 def all_paths(name: str) -> list[str]:
     values = {"{name}": name, "{version}": "1", "{rest:path}": "a/b", "{file}": "swagger-ui.css", "{adapter}": "a"}
-    others = [path for path, methods in HTTP_ACCESS.items() if INFER not in methods.values()]
+    # A worker answers GET /events itself, and it never ends.
+    others = [path for path, methods in HTTP_ACCESS.items() if INFER not in methods.values() and path != "/events"]
     return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], path) for path in others]
 
 
@@ -112,7 +113,7 @@ async def test_all_routes_same_response(serving: Serving) -> None:
                     statuses.add(await ask_both(ways, method, path))
         for path in ("/nothing", "/models/", "/health/ready/", "/models/a%20b/load", "/docs/../openapi.json?x=1"):
             statuses.add(await ask_both(ways, "GET", path))
-    assert statuses == {200, 400, 404, 405, 501, 503}
+    assert statuses == {200, 400, 403, 404, 405, 501, 503}
 
 
 @in_loop

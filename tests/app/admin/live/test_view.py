@@ -16,7 +16,7 @@ from app.observability.metrics import Observer
 from frameworks.tenants import Tenant
 from tests.app.admin.live.observed import OPERATOR, TENANTS, observe
 
-RED_M = Principal(Tenant("red"), patterns=[("*",), ("m",)])
+RED_M = Principal(Tenant("red"), "limited", patterns=[("*",), ("m",)])
 OPERATOR_M = Principal(Tenant("ops"), patterns=[("m",)], is_operator=True)
 REQUESTS = st.lists(
     st.tuples(st.sampled_from(["", "m", "n"]), st.sampled_from(["red", "blue"]), st.sampled_from([200, 503])),
@@ -72,6 +72,8 @@ def test_equal_views_have_one_key() -> None:
     assert keys[0] == keys[1]
     assert len(set(keys)) == 5
     assert view_key(Principal(Tenant("red"), "other key", patterns=[("*",), ("*",)])) == keys[2]
+    # A key with fewer models sees the texts of its own errors.
+    assert view_key(Principal(Tenant("red"), "another", patterns=[("*",), ("m",)])) != keys[4]
 
 
 def test_requests_are_shown_as_their_counts() -> None:
@@ -97,3 +99,5 @@ def test_error_of_unknown_name_is_hidden_from_limited_keys() -> None:
     assert describe_request(unknown, RED_M, 0.0)["error"] is None
     assert describe_request(unknown, TENANTS["red"], 0.0)["error"] == 'did you mean "n-secret"?'
     assert describe_request(known, RED_M, 0.0)["error"] == "full"
+    own = unknown._replace(key_id="limited")
+    assert describe_request(own, RED_M, 0.0)["error"] == 'did you mean "n-secret"?'
