@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
 from app.protocols.codec import Header
+from app.protocols.errors import ClientGone
 from frameworks.errors import Overloaded
 
 MOST_TRANSFERS = 64
@@ -52,7 +53,7 @@ class FileSender:
     ) -> None:
         """Answer a request with an open file: all of it, a range, or nothing if the client has it.
 
-        `headers`: further ones. Raises Overloaded beyond MOST_TRANSFERS, ClientGone.
+        `headers`: further ones. Raises Overloaded beyond MOST_TRANSFERS.
         """
         record, given = scope["record"], scope["headers"]
         headers = [*headers, (b"etag", etag), (b"accept-ranges", b"bytes")]
@@ -80,6 +81,8 @@ class FileSender:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             async with watched(WatchedRequest(self._watcher, receive, record)):
                 await _send_parts(send, file, begin, end)
+        except ClientGone:
+            record.code = "client_gone"  # the response has begun: there is nothing to answer
         finally:
             self._sending -= 1
 

@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,9 @@ def requests_of(server: RunningServer, key: MadeKey, query: str = "") -> list[An
 
 
 def test_tenant_sees_its_own_only(shared: RunningServer) -> None:
-    with (
-        page(shared, RED) as red,
-        page(shared, BLUE) as blue,
-        page(shared, READER) as reader,
-        page(shared, OPERATOR) as ops,
-    ):
-        pages = {"red": red, "blue": blue, "reader": reader, "ops": ops}
+    with ExitStack() as stack:
+        keys = {"red": RED, "blue": BLUE, "reader": READER, "ops": OPERATOR}
+        pages = {name: stack.enter_context(page(shared, key)) for name, key in keys.items()}
         for each in pages.values():
             each.until("sample")
         for number in range(3):
@@ -246,7 +242,7 @@ def test_files_are_those_of_the_folder(shared: RunningServer) -> None:
     assert (part.status_code, part.content) == (206, content[5:10])
     assert part.headers["content-range"] == f"bytes 5-9/{len(content)}"
     behind = shared.client.get(url, headers={**READER.headers, "range": f"bytes={len(content)}-"})
-    assert (behind.status_code, behind.headers["content-range"]) == (416, f"bytes */{len(content)}")
+    assert (behind.status_code, behind.content) == (200, content)
     head = shared.client.head(url, headers=READER.headers)
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(content)))
     assert shared.client.get(f"{url}?version=1", headers=READER.headers).status_code == 200
@@ -325,8 +321,8 @@ def test_pages_that_close_leave_nothing(start: Start, tmp_path: Path) -> None:
 
 
 def test_large_file_is_sent_whole(start: Start) -> None:
-    entry = f'[[models.onnx_models]]\nname = "minilm"\npath = "{MODELS / "minilm-onnx"}"\nload = "lazy"\ndownloadable = true\n'
-    server = start(entry)
+    entry = f'[[models.onnx_models]]\nname = "minilm"\npath = "{MODELS / "minilm-onnx"}"\ndownloadable = true\n'
+    server = start(entry + 'load = "lazy"\n').wait_ready()
     content = (MODELS / "minilm-onnx" / "model.onnx").read_bytes()
     with server.client.stream("GET", "/models/minilm/files/model.onnx") as cut:
         next(cut.iter_raw())  # the client goes away in the middle

@@ -71,7 +71,7 @@ class ModelFiles:
         return slot, slot.active if version is None else slot.find(version)
 
     async def send(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request for a file. Raises NotFound, ClientGone, Overloaded, and the errors of `folder`."""
+        """Answer a request for a file. Raises NotFound, Overloaded, and the errors of `folder`."""
         _, found = self.folder(scope["record"].principal, name, read_version(scope["query_string"]))
         opened = await asyncio.to_thread(_folder(found).open, path)
         try:

@@ -9,8 +9,8 @@ from app.observability.recent import FinishedRequest
 
 
 class ViewKey(NamedTuple):
-    """Principals with equal keys see the same. `counts_of`: as in Principal. `patterns`, `key_id`: of a principal that may
-    use some of the models only.
+    """Principals with equal keys see the same. `counts_of`: as in Principal. `patterns`, `key_id`: of a principal that
+    may use some of the models only.
     """
 
     counts_of: str | None
