@@ -38,6 +38,7 @@ from tests.bench.neighbours import measure_neighbours
 from tests.bench.offline import measure_offline
 from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
+from tests.bench.page import measure_page
 from tests.bench.quantization import measure_quantization
 from tests.bench.ray_data import measure_ray_data
 from tests.bench.ray_serve import measure_ray
@@ -91,6 +92,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         lambda: measure_fairness_generation(folder),
     ]
     return {
+        "page": [lambda: measure_page(vector)],
         "startup": [lambda: measure_startup(vector)],
         "calls": [lambda: measure_calls(folder, _MODELS)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
