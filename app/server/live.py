@@ -25,7 +25,7 @@ from frameworks.replicas.control import Workers
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown of the models. `tallies`: of all processes."""
+    """The parts that are shown. `tallies`: of all processes."""
 
     views: Views
     tallies: RequestTallies

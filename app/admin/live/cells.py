@@ -51,7 +51,7 @@ class CellReader:
         self._keys: tuple[Cell, ...] = ()
 
     def read(self, tallies: RequestTallies, slots: Iterable[ModelSlot]) -> Cells:
-        """Return the cells with anything but zeros. Counts that have fallen, of a deleted model, begin anew."""
+        """Return the cells with anything but zeros. Counts that have fallen, of a deleted model, start again."""
         cells: dict[Cell, Floats] = {}
         slots = list(slots)
         self._read_requests(tallies, cells)

@@ -77,7 +77,7 @@ class LiveSources:
 
 @dataclass(slots=True)
 class _View:
-    """What equal readers see. `models`: the last event of them."""
+    """The events of equal readers. `models`: the last event of them."""
 
     principal: Principal
     readers: set[Reader] = field(default_factory=set)

@@ -5,7 +5,7 @@ from typing import Protocol
 from app.observability.recent import KEPT_REQUESTS, FinishedRequest, RecentRequests, newest
 
 MOST_FRESH = 25
-"""Requests of one tenant that are shown at once. Nobody can read more in a second."""
+"""Requests of one tenant that are shown at once. A person cannot read more in a second."""
 
 
 class RequestLog(Protocol):

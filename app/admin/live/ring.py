@@ -12,7 +12,7 @@ from app.admin.live.cells import COMPLETED, FIELDS, Cell, Floats
 INTERVAL_S = 2.0
 HISTORY_S = 900.0
 WINDOW_S = 60.0
-"""What the latest figures of a model are taken over."""
+"""The time over which the latest figures of a model are taken."""
 _SAMPLES = round(HISTORY_S / INTERVAL_S)
 _WINDOW = round(WINDOW_S / INTERVAL_S)
 

@@ -45,7 +45,7 @@ _START: Message = {
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a page is told of the server. `labels`: as those of its metrics."""
+    """The server, as a page shows it. `labels`: as those of its metrics."""
 
     num_workers: int = 1
     labels: Mapping[str, str] = field(default_factory=dict)

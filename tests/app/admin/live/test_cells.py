@@ -78,7 +78,7 @@ def test_unchanged_counts_have_no_cell() -> None:
     assert (again.keys, again.values.shape[0]) == ((), 0)
 
 
-def test_counts_of_deleted_model_begin_anew() -> None:
+def test_counts_of_deleted_model_start_again() -> None:
     observer, reader = Observer("none", 1000), CellReader()
     for _ in range(5):
         observe(observer)

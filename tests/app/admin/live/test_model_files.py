@@ -15,7 +15,7 @@ from frameworks.errors import InvalidInput
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model, and beside it what nobody may fetch."""
+    """A model, and beside it files that no client may fetch."""
     folder = tmp_path / "models" / "m"
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / ".cache").mkdir()

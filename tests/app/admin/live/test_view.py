@@ -90,7 +90,7 @@ def test_requests_are_shown_as_their_counts() -> None:
     assert len(seen["ops"]) == 4
 
 
-def test_error_of_unknown_name_is_hidden_from_limited_keys() -> None:
+def test_error_of_unknown_name_hidden_from_limited_keys() -> None:
     """It lists similar names, which its sender may use and another key of the tenant may not."""
     observer = Observer("none", 1000)
     observe(observer, "", status=404, error='did you mean "n-secret"?')
