@@ -142,7 +142,7 @@ def test_samples_count_the_requests(shared: RunningServer) -> None:
         before = ops.until("sample")["models"]["common"]["requests_total"]
         for number in range(20):
             infer(shared, "common", BLUE, f"counted-{number}")
-        rates = []
+        rates: list[Any] = []
         while not rates or ops.events[-1][1]["models"]["common"]["requests_total"] < before + 20:
             rates.append(ops.until("sample"))
         assert rates[-1]["models"]["common"]["p50_ms"] > 0
