@@ -28,7 +28,8 @@ MOST_OF_TENANT = 64
 _RETRY_AFTER_S = 5.0
 _MOST_UNREAD = 64
 _MOST_UNREAD_BYTES = 4 * 1024**2
-_BEAT_S = 10.0
+_CHECK_S = 2.0
+_CHECKS_OF_BEAT = 5
 _LAST_EVENT_S = 2.0
 
 _START: Message = {
@@ -232,19 +233,19 @@ class Viewers:
         return event("hello", content)
 
     def _start_beat(self) -> None:
-        self._beating = asyncio.get_running_loop().call_later(_BEAT_S / 10, self._beat, 1)
+        self._beating = asyncio.get_running_loop().call_later(_CHECK_S, self._beat, 1)
 
     def _beat(self, number: int) -> None:
-        """Once a second: end the streams whose keys are not valid any more. Every _BEAT_S: keep connections alive."""
+        """End the streams whose keys are not valid any more; keep idle connections alive at some of the calls."""
         self._beating = None
         for group in list(self._groups.values()):
             for viewer in list(group.viewers):
                 if not _is_valid(self._keys, viewer.principal):
                     viewer.end(event("end", {"reason": "key"}))
-                elif number % 10 == 0:
+                elif number % _CHECKS_OF_BEAT == 0:
                     viewer.beat()
         if self._groups:
-            self._beating = asyncio.get_running_loop().call_later(_BEAT_S / 10, self._beat, number + 1)
+            self._beating = asyncio.get_running_loop().call_later(_CHECK_S, self._beat, number + 1)
 
     def _drain_soon(self) -> None:
         if self._loop is not None:

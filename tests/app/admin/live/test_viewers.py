@@ -277,7 +277,7 @@ async def test_idle_stream_has_comments(make: Make) -> None:
     viewers, _, lifecycle = make()
     client = Client(viewers)
     await soon(lambda: bool(client.content))
-    for number in range(20):
+    for number in range(2 * module._CHECKS_OF_BEAT):
         viewers._beat(number)
         await settle()
     assert client.content[1:] == [b": \n\n"]
