@@ -31,6 +31,7 @@ STEPS_install := python install
 STEPS_models  := python install models
 STEPS_serve   := python install models
 STEPS_docs    := python install docs
+STEPS_web     := python install dev
 STEPS_dev     := python install dev docs prometheus
 STEPS_check   := $(STEPS_dev)
 STEPS_test    := $(STEPS_dev) models
@@ -60,7 +61,7 @@ ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytes
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs clean dev
+.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs web clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
@@ -73,6 +74,7 @@ help:
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
 	@echo 'make gpu-kit  build a folder that checks and measures a machine with a GPU and without a network'
 	@echo 'make docs     build the manual as a web site in ./site'
+	@echo 'make web      fetch the libraries of the page again (needs npm); they are part of the repository'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
 install: $(STAMPS)/install-$(EXTRA)
@@ -108,6 +110,10 @@ gpu-kit: dev models
 
 bench: dev models
 	@$(BIN)/python -m tests.bench $(PARTS)
+
+# At the versions and hashes in tests/web/vendor.py.
+web: $(STAMPS)/dev
+	@$(BIN)/python -m tests.web.vendor
 
 docs: $(STAMPS)/docs
 	@$(BIN)/python -m tests.manual.reference

@@ -1,0 +1,35 @@
+// Views by the part of the address after "#": #/overview, #/models/<name>, #/requests?model=<name>.
+import { useEffect, useState } from "./html.js";
+
+export const VIEWS = ["overview", "models", "playground", "requests"];
+
+/** Return {view, name, query, known} of a hash. `name`: null without one. */
+export function parseHash(hash) {
+  const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
+  const [view, ...rest] = path.split("/");
+  const query = Object.fromEntries(new URLSearchParams(search));
+  const name = rest.length && rest[0] !== "" ? decode(rest.join("/")) : null;
+  if (view === "") return { view: "overview", name: null, query, known: true };
+  return { view, name, query, known: VIEWS.includes(view) };
+}
+
+/** Return the hash of a view. `name`: of a model. `query`: empty values are left out. */
+export function link(view, name = null, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const search = kept.length ? `?${new URLSearchParams(kept)}` : "";
+  return `#/${view}${name === null ? "" : `/${encodeURIComponent(name)}`}${search}`;
+}
+
+export function useRoute() {
+  const [route, setRoute] = useState(() => parseHash(location.hash));
+  useEffect(() => {
+    const follow = () => setRoute(parseHash(location.hash));
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  return route;
+}
+
+function decode(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}

@@ -1,0 +1,5 @@
+import { html } from "../lib/html.js";
+
+export function Requests() {
+  return html`<h1>Requests</h1>`;
+}
