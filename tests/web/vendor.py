@@ -24,7 +24,7 @@ RECORD = "versions.json"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of npm. `files`: path in the package -> name in the folder. `integrity`: that of npm for the archive."""
+    """A package of npm. `files`: path in the package -> name in the folder. `integrity`: of its archive, from npm."""
 
     name: str
     version: str
