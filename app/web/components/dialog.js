@@ -2,7 +2,7 @@
 import { Icon } from "./icons.js";
 import { html, useEffect, useId, useRef } from "../lib/html.js";
 
-/** A modal dialog that is open while it is drawn. `onClose`: after Escape, a click beside it, or its button. */
+/** A modal dialog that is open while it is drawn. The element with `data-focus` has the focus first. `onClose`: after Escape, a click beside it, or its button. */
 export function Dialog({ title, onClose, children, wide = false }) {
   const element = useRef(null);
   const id = useId();
@@ -10,6 +10,7 @@ export function Dialog({ title, onClose, children, wide = false }) {
     const dialog = element.current;
     const before = document.activeElement;
     dialog.showModal();
+    dialog.querySelector("[data-focus]")?.focus();
     return () => {
       if (dialog.open) dialog.close();
       if (before instanceof HTMLElement && before.isConnected) before.focus();
@@ -31,7 +32,7 @@ export function Confirm({ title, action, children, onConfirm, onClose }) {
   return html`<${Dialog} title=${title} onClose=${onClose}>
     <div class="dialog-text">${children}</div>
     <footer class="actions">
-      <button type="button" autofocus onClick=${onClose}>Cancel</button>
+      <button type="button" data-focus onClick=${onClose}>Cancel</button>
       <button type="button" class="danger" onClick=${() => { onClose(); onConfirm(); }}>${action}</button>
     </footer>
   <//>`;

@@ -38,9 +38,9 @@ export function KeyDialog({ error: given = null, onClose }) {
   return html`<${Dialog} title="API key" onClose=${onClose}>
     <form onSubmit=${save} class="stack">
       ${error ? html`<${ErrorNotice} error=${error} title="The server refused the key" />` : null}
-      <label for=${id}>Key</label>
-      <input id=${id} type="password" autocomplete="off" spellcheck=${false} autofocus value=${text}
-        aria-invalid=${fault !== null} aria-describedby="${id}-help" onInput=${(event) => setText(event.target.value)} />
+      <div class="field"><label for=${id}>Key</label>
+      <input id=${id} type="password" autocomplete="off" spellcheck=${false} data-focus value=${text}
+        aria-invalid=${fault !== null} aria-describedby="${id}-help" onInput=${(event) => setText(event.target.value)} /></div>
       ${fault ? html`<p class="field-error" role="alert">${fault}</p>` : null}
       <p id="${id}-help" class="detail">It is kept in this tab until the tab is closed. It is sent as a header, and is never part of an address.</p>
       <footer class="actions">

@@ -44,9 +44,10 @@ export function formatPercent(share, digits = null) {
   return `${digits === null ? formatNumber(percent).replace(/\.0+$/, "") : percent.toFixed(digits)} %`;
 }
 
-/** A duration of any size: 0.85 ms, 12.4 ms, 1.20 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
+/** A duration of any size: 85 µs, 0.85 ms, 12.4 ms, 1.20 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
 export function formatDuration(seconds) {
   if (isMissing(seconds)) return NONE;
+  if (seconds > 0 && seconds < 0.0000995) return `${formatNumber(seconds * 1e6)} µs`;
   if (seconds < 0.0995) return `${formatNumber(seconds * 1000)} ms`;
   if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 59.5) return `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
@@ -70,4 +71,9 @@ export function formatTime(seconds) {
 
 export function formatAgo(seconds) {
   return isMissing(seconds) ? NONE : seconds < 1 ? "now" : `${formatDuration(Math.round(seconds)).replace(/\.\d+ s$/, " s")} ago`;
+}
+
+/** Leave out zeros at the end of a fraction: "2.50 ms" is "2.5 ms". */
+export function withoutZeros(text) {
+  return text.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
 }

@@ -1,5 +1,5 @@
 // A value with listeners, and the hook that draws a component again after a change.
-import { useEffect, useReducer } from "./html.js";
+import { useEffect, useReducer, useRef } from "./html.js";
 
 export class Observable {
   #listeners = new Set();
@@ -33,6 +33,12 @@ export class Observable {
 /** Return the value of an Observable; the component is drawn again after each change. */
 export function useObservable(observable) {
   const [, redraw] = useReducer((count) => count + 1, 0);
-  useEffect(() => observable.listen(redraw), [observable]);
+  const drawn = useRef(null);
+  drawn.current = observable.value;
+  useEffect(() => {
+    // It may have changed between the drawing and this moment.
+    if (!Object.is(drawn.current, observable.value)) redraw();
+    return observable.listen(redraw);
+  }, [observable]);
   return observable.value;
 }

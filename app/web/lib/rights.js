@@ -4,5 +4,5 @@ import { hello } from "./server.js";
 
 /** Whether the key has the scope `manage`. False until the server has said so. */
 export function useCanManage() {
-  return useObservable(hello)?.scopes?.includes("manage") ?? false;
+  return useObservable(hello)?.caller.scopes.includes("manage") ?? false;
 }

@@ -4,6 +4,7 @@ import { actions, order } from "../lib/actions.js";
 import { html, useId, useState } from "../lib/html.js";
 import { useObservable } from "../lib/observable.js";
 import { useCanManage } from "../lib/rights.js";
+import { sample } from "../lib/server.js";
 
 /** `model`: of GET /models or GET /models/{name}. With the latter there are more buttons. */
 export function ModelButtons({ model, onDeleted = null }) {
@@ -40,6 +41,7 @@ export function ConfirmUnload({ model, version = null, onClose }) {
   const [ends, setEnds] = useState(false);
   const [seconds, setSeconds] = useState("10");
   const id = useId();
+  const inflight = useObservable(sample)?.models[model.name]?.inflight ?? 0;
   const what = version === null ? model.name : `version ${version} of ${model.name}`;
   const send = () => {
     const body = { ...(version === null ? {} : { version }), ...(ends ? { drain_timeout_s: Number(seconds) } : {}) };
@@ -48,7 +50,7 @@ export function ConfirmUnload({ model, version = null, onClose }) {
   const isActive = version === null || version === model.active_version;
   return html`<${Confirm} title="Unload ${what}?" action="Unload" onConfirm=${send} onClose=${onClose}>
     <p>${isActive ? "Callers get 503 until it is loaded again." : "Callers that name this version get 503 until it is loaded again."}
-      ${" "}${model.requests.inflight ? html`<strong>${model.requests.inflight} in progress</strong> now.` : "No request is in progress."}</p>
+      ${" "}${inflight ? html`Now <strong>${inflight}</strong> ${inflight === 1 ? "request is" : "requests are"} in progress.` : "No request is in progress."}</p>
     <p>The server waits for requests in progress, unless this says otherwise:</p>
     <p class="row"><input type="checkbox" id="${id}-ends" checked=${ends} onChange=${(event) => setEnds(event.target.checked)} />
       <label for="${id}-ends">End them after</label>

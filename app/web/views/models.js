@@ -1,12 +1,13 @@
 // The registered models as cards, and one model in detail.
-import { Empty, ErrorNotice, Busy } from "../components/message.js";
+import { Busy, Empty } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
 import { State } from "../components/state.js";
 import { formatBytes, formatCount } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
-import { useModels, refreshModels } from "../lib/models.js";
-import { link } from "../lib/router.js";
+import { useObservable } from "../lib/observable.js";
 import { useCanManage } from "../lib/rights.js";
+import { link } from "../lib/router.js";
+import { models, sample } from "../lib/server.js";
 import { ModelButtons } from "./model-actions.js";
 import { ModelView } from "./model.js";
 import { RegisterDialog } from "./register.js";
@@ -16,7 +17,8 @@ export function Models({ name }) {
 }
 
 function ModelList() {
-  const { list, error } = useModels();
+  const list = useObservable(models);
+  const live = useObservable(sample)?.models ?? {};
   const [registers, setRegisters] = useState(false);
   const canManage = useCanManage();
   return html`
@@ -25,31 +27,33 @@ function ModelList() {
       <span class="spacer"></span>
       ${canManage ? html`<button type="button" class="primary" onClick=${() => setRegisters(true)}>Register a model</button>` : null}
     </div>
-    ${error ? html`<${ErrorNotice} error=${error} title="The models could not be read" onRetry=${refreshModels} />` : null}
-    ${list === null && !error ? html`<${Busy}>Loading models<//>` : null}
+    ${list === null ? html`<${Busy}>Waiting for the server<//>` : null}
     ${list?.length === 0 ? html`<div class="panel"><${Empty} title="No model is registered.">
       ${canManage ? "Register one from the folders of the server." : "A key with the scope manage can register one."}<//></div>` : null}
-    <ul class="panels cards">${(list ?? []).map((model) => html`<${Card} key=${model.name} model=${model} />`)}</ul>
+    <ul class="panels cards">${(list ?? []).map((model) => html`<${Card} key=${model.name} model=${model} live=${live[model.name] ?? {}} />`)}</ul>
     ${registers ? html`<${RegisterDialog} onClose=${() => setRegisters(false)} />` : null}`;
 }
 
-function Card({ model }) {
-  const { requests } = model;
+function Card({ model, live }) {
   return html`<li class="panel card" data-model=${model.name}>
     <div class="card-head"><h2><a href=${link("models", model.name)}>${model.name}</a></h2><${State} state=${model.state} reason=${model.reason} /></div>
     <p class="detail">${describe(model)}</p>
     <dl class="facts">
       <div><dt>Memory</dt><dd>${formatBytes(model.memory_bytes)}</dd></div>
-      <div><dt>Versions</dt><dd>${model.versions.join(", ") || "none"}</dd></div>
-      <div><dt>Requests</dt><dd>${formatCount(requests.total)}</dd></div>
-      <div><dt>Failed</dt><dd>${formatCount(requests.failed)}</dd></div>
-      <div><dt>In progress</dt><dd>${formatCount(requests.inflight)}</dd></div>
+      <div><dt>Versions</dt><dd>${Object.keys(model.versions).join(", ") || "none"}</dd></div>
+      <div><dt>Requests</dt><dd>${formatCount(live.requests_total)}</dd></div>
+      <div><dt>Failed</dt><dd>${formatCount(live.failed_total)}</dd></div>
+      <div><dt>In progress</dt><dd>${formatCount(live.inflight)}</dd></div>
     </dl>
     ${model.reason ? html`<p class="reason">${model.reason}</p>` : null}
-    <${ActionProgress} name=${model.name} />
+    <${ActionProgress} name=${model.name} download=${downloadOf(model)} />
     <div class="row card-foot"><${ModelButtons} model=${model} />
       ${model.state === "ready" ? html`<a class="button" href=${link("playground", model.name)}>Try it</a>` : null}</div>
   </li>`;
+}
+
+function downloadOf({ versions }) {
+  return Object.values(versions).find((version) => version.download)?.download ?? null;
 }
 
 const TASKS = { tensor: "tensors", embed: "embeddings", classify: "classification", generate: "text generation" };

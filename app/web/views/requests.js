@@ -1,5 +1,93 @@
-import { html } from "../lib/html.js";
+// The last requests, live, with the phases of one of them.
+import { Busy, Empty } from "../components/message.js";
+import { Waterfall } from "../components/waterfall.js";
+import { NONE, formatBytes, formatMs, formatTime } from "../lib/format.js";
+import { html, useId, useState } from "../lib/html.js";
+import { useObservable } from "../lib/observable.js";
+import { link } from "../lib/router.js";
+import { hello, models, requests } from "../lib/server.js";
 
-export function Requests() {
-  return html`<h1>Requests</h1>`;
+const STATUSES = [["", "All"], ["ok", "Succeeded"], ["failed", "Failed"], ["4xx", "4xx"], ["5xx", "5xx"]];
+
+export function Requests({ query }) {
+  const live = useObservable(requests);
+  const known = useObservable(models);
+  const [frozen, setFrozen] = useState(null);
+  const [open, setOpen] = useState(null);
+  const id = useId();
+  const list = frozen ?? live;
+  const { status = "", model = "" } = query;
+  const shown = (list ?? []).filter((record) => matches(record, status, model));
+  const names = [...new Set([...(known ?? []).map(({ name }) => name), ...(list ?? []).map((record) => record.model).filter(Boolean), ...(model ? [model] : [])])].sort();
+  const filter = (next) => { location.hash = link("requests", null, { status, model, ...next }); };
+  return html`
+    <div class="view-head"><h1>Requests</h1><span class="muted">the last ${list?.length ?? 0}, newest first; bodies are never kept</span>
+    </div>
+    <form class="panel filters" onSubmit=${(event) => event.preventDefault()} aria-label="Filter">
+      <div class="field"><label for="${id}-status">Status</label><select id="${id}-status" value=${status} onChange=${(event) => filter({ status: event.target.value })}>
+        ${STATUSES.map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select></div>
+      <div class="field"><label for="${id}-model">Model</label><select id="${id}-model" value=${model} onChange=${(event) => filter({ model: event.target.value })}>
+        <option value="">All</option>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></div>
+      <p class="muted filter-count" role="status">${shown.length === (list?.length ?? 0) ? "" : `${shown.length} of ${list.length} shown`}</p>
+      <button type="button" aria-pressed=${frozen !== null} onClick=${() => setFrozen(frozen === null ? live : null)}>${frozen === null ? "Pause" : "Resume"}</button>
+    </form>
+    <section class="panel">
+      ${list === null ? html`<${Busy}>Waiting for the server<//>` : null}
+      ${list !== null && !shown.length ? html`<${Empty} title=${list.length ? "No request matches the filter." : "No request yet."}>
+        ${list.length ? html`<a href=${link("requests")}>Show all</a>` : html`<a href=${link("playground")}>Try a model</a> to see one here.`}<//>` : null}
+      ${shown.length ? html`<${Table} records=${shown} open=${open} onOpen=${setOpen} />` : null}
+    </section>`;
+}
+
+function matches(record, status, model) {
+  const failed = record.status >= 400 || record.code !== null;
+  const wanted = { "": true, ok: !failed, failed, "4xx": record.status >= 400 && record.status < 500, "5xx": record.status >= 500 };
+  return (wanted[status] ?? true) && (model === "" || record.model === model);
+}
+
+function Table({ records, open, onOpen }) {
+  const showsTenant = useObservable(hello)?.auth && records.some((record) => record.tenant);
+  return html`<div class="scroll-x"><table class="requests-table">
+    <thead><tr><th scope="col">Time</th><th scope="col">Status</th><th scope="col">Model</th><th scope="col">Path</th>
+      ${showsTenant ? html`<th scope="col">Tenant</th>` : null}
+      <th scope="col" class="number">Total</th><th scope="col" class="number">Queue</th><th scope="col" class="number">Compute</th>
+      <th scope="col" class="number">Request</th><th scope="col" class="number">Response</th></tr></thead>
+    <tbody>${records.map((record) => html`<${Row} key=${record.key} record=${record} showsTenant=${showsTenant}
+      isOpen=${open === record.key} onToggle=${() => onOpen(open === record.key ? null : record.key)} />`)}</tbody>
+  </table></div>`;
+}
+
+function Row({ record, showsTenant, isOpen, onToggle }) {
+  return html`<tr class="clickable ${isOpen ? "is-open" : ""}" onClick=${onToggle} data-status=${record.status}>
+      <td><button type="button" class="plain disclosure" aria-expanded=${isOpen} onClick=${(event) => { event.stopPropagation(); onToggle(); }}>
+        <span class="chevron" aria-hidden="true"></span>${formatTime(record.ended_s)}<span class="visually-hidden">, show the phases</span></button></td>
+      <td><${Status} record=${record} /></td>
+      <td class="cell-model" title=${record.model}><span class="cut">${record.model ?? NONE}</span>${record.version ? html` <span class="muted">v${record.version}</span>` : null}</td>
+      <td class="cell-path"><code class="path">${record.method === "POST" ? record.path : `${record.method} ${record.path}`}</code></td>
+      ${showsTenant ? html`<td class="wide-cell">${record.tenant || NONE}</td>` : null}
+      <td class="number">${formatMs(record.total_ms)}</td><td class="number wide-cell">${formatMs(record.queue_ms)}</td>
+      <td class="number wide-cell">${formatMs(record.compute_ms)}</td><td class="number wide-cell">${formatBytes(record.request_bytes)}</td>
+      <td class="number wide-cell">${formatBytes(record.response_bytes)}</td></tr>
+    ${isOpen ? html`<tr class="opened"><td colspan=${showsTenant ? 10 : 9}><${Phases} record=${record} /></td></tr>` : null}`;
+}
+
+function Status({ record }) {
+  const failed = record.status >= 400 || record.code !== null;
+  return html`<span class="status-code ${failed ? "status-bad" : "status-good"}">${record.status}</span>
+    ${record.code ? html` <span class="detail">${record.code}</span>` : null}`;
+}
+
+const PHASES = ["decode", "queue", "compute", "encode"];
+
+function Phases({ record }) {
+  const phases = PHASES.map((name) => ({ name, durationMs: record[`${name}_ms`] })).filter(({ durationMs }) => durationMs !== null);
+  const facts = [
+    ["Request id", record.id], ["Tenant", record.tenant || null], ["Adapter", record.adapter],
+    ["Sizes", `${formatBytes(record.request_bytes)} in, ${formatBytes(record.response_bytes)} out`], ["Rows of the batch", record.batch_rows],
+    ["Cache", record.cache_hit === null ? null : record.cache_hit ? "hit" : "miss"],
+  ].filter(([, value]) => value !== null && value !== undefined);
+  return html`<div class="phases">
+    ${record.error ? html`<div class="notice notice-error"><p>${record.error}</p></div>` : null}
+    <${Waterfall} phases=${phases} totalMs=${record.total_ms} rest="other" />
+    <p class="detail">${facts.map(([term, value]) => html`<span key=${term}>${term}: <code>${value}</code></span>`)}</p></div>`;
 }

@@ -1,0 +1,80 @@
+// Registration of a model from the folders of the server.
+import { Dialog } from "../components/dialog.js";
+import { ErrorNotice } from "../components/message.js";
+import { ActionProgress } from "../components/progress.js";
+import { track } from "../lib/actions.js";
+import { getJson, sendJson } from "../lib/api.js";
+import { formatBytes } from "../lib/format.js";
+import { html, useEffect, useId, useState } from "../lib/html.js";
+import { link } from "../lib/router.js";
+
+export function RegisterDialog({ onClose }) {
+  const folders = useFolders();
+  const [form, setForm] = useState({ framework: "onnx", name: "", path: "", extra: "" });
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const id = useId();
+  const change = (field) => (event) => setForm({ ...form, [field]: event.target.value });
+  const choose = (event) => {
+    const folder = folders.find((each) => each.path === event.target.value);
+    if (!folder) return;
+    const name = folder.path.replace(/[\\/]+$/, "").split(/[\\/]/).at(-1).replace(/\.onnx$/, "");
+    setForm({ ...form, path: folder.path, name: form.name || name, framework: folder.framework ?? form.framework });
+  };
+  const send = async (event) => {
+    event.preventDefault();
+    let extra;
+    try {
+      extra = form.extra.trim() === "" ? {} : JSON.parse(form.extra);
+    } catch (fault) {
+      setError({ message: `more keys: expected JSON, got another text (${fault.message})` });
+      return;
+    }
+    const name = form.name.trim();
+    setError(null);
+    setBusy(true);
+    const body = { ...extra, framework: form.framework, name, path: form.path.trim() };
+    let refusal = null;
+    const done = await track(name, "Registering and loading", async () => {
+      try { await sendJson("POST", "models", body); } catch (caught) { refusal = caught; throw caught; }
+    });
+    setBusy(false);
+    setError(refusal);
+    if (done) { onClose(); location.hash = link("models", name); }
+  };
+  return html`<${Dialog} title="Register a model" onClose=${onClose}>
+    <form class="stack" onSubmit=${send}>
+      ${folders?.length ? html`<div class="field"><label for="${id}-folder">Folder of the server</label>
+        <select id="${id}-folder" data-focus onChange=${choose}><option value="">Choose, or type a path below</option>
+          ${folders.map((each) => html`<option key=${each.path} value=${each.path}>${each.path}${each.bytes ? ` (${formatBytes(each.bytes)})` : ""}${each.registered_as ? `, registered as ${each.registered_as}` : ""}</option>`)}
+        </select></div>` : null}
+      <div class="field"><label for="${id}-path">Path or address</label>
+      <input id="${id}-path" class="mono" required spellcheck=${false} value=${form.path} onInput=${change("path")} placeholder="./models/digits" /></div>
+      <div class="field"><label for="${id}-name">Name</label>
+      <input id="${id}-name" required spellcheck=${false} value=${form.name} onInput=${change("name")} /></div>
+      <fieldset class="row"><legend>Framework</legend>
+        ${[["onnx", "ONNX"], ["pytorch", "PyTorch"]].map(([value, label]) => html`<label key=${value} class="choice">
+          <input type="radio" name="${id}-framework" value=${value} checked=${form.framework === value} onChange=${change("framework")} /> ${label}</label>`)}
+      </fieldset>
+      <div class="field"><label for="${id}-extra">More keys of its entry, as JSON <span class="muted">(optional)</span></label>
+      <textarea id="${id}-extra" class="mono" rows="3" spellcheck=${false} value=${form.extra} onInput=${change("extra")}
+        placeholder='{"version_policy": "all", "load": "lazy"}'></textarea></div>
+      ${busy ? html`<${ActionProgress} name=${form.name.trim()} /><p class="detail">You may close this dialog: the registration goes on.</p>` : null}
+      ${error ? html`<${ErrorNotice} error=${error} title="The model was not registered" />` : null}
+      <footer class="actions"><button type="button" onClick=${onClose}>${busy ? "Close" : "Cancel"}</button>
+        <button type="submit" class="primary" disabled=${busy}>Register and load</button></footer>
+    </form>
+  <//>`;
+}
+
+/** Model folders below the roots of the server, or null while they are not known. */
+function useFolders() {
+  const [folders, setFolders] = useState(null);
+  useEffect(() => {
+    const control = new AbortController();
+    // Without this list a path can still be typed.
+    getJson("folders", { signal: control.signal }).then((body) => setFolders(body.folders), () => {});
+    return () => control.abort();
+  }, []);
+  return folders;
+}
