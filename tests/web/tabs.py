@@ -1,0 +1,75 @@
+"""One tab of the browser with the page, and what tests ask of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
+
+WAIT_S = 60.0
+"""How long tests wait for a condition. Only an error takes as long, on any machine."""
+
+SERIOUS = ("serious", "critical")
+
+expect.set_options(timeout=WAIT_S * 1000)
+
+
+class Tab:
+    """A tab in a context of its own: no storage of other tests.
+
+    `errors`: what the page wrote to the console as an error, and its uncaught exceptions.
+    """
+
+    def __init__(self, browser: Browser, url: str, width: int, scheme: str, key: str | None) -> None:
+        """`url`: of the server, with a hash of the view. `key`: in the session storage before the page starts."""
+        dark = "dark" if scheme == "dark" else "light"
+        self._context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=dark)
+        self._context.set_default_timeout(WAIT_S * 1000)
+        if key is not None:
+            self._context.add_init_script(f"sessionStorage.setItem('roundhouse.key', '{key}')")
+        self.page = self._context.new_page()
+        self.errors: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+        self.page.on("console", self._note)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(url)
+
+    def close(self) -> None:
+        """Close the tab and check that it had no errors, except those with a text of `allowed`."""
+        self._context.close()
+        unexpected = [error for error in self.errors if not any(text in error for text in self.allowed)]
+        assert not unexpected, unexpected
+
+    def show(self, view: str) -> None:
+        """Go to a view by its hash, as `#/models/digits`."""
+        self.page.evaluate("hash => { location.hash = hash }", view)
+
+    def heading(self, name: str) -> Locator:
+        """Return the heading of a view."""
+        return self.page.get_by_role("heading", name=name, level=1, exact=True)
+
+    def phase(self) -> Locator:
+        """Return the element that shows the state of the connection; its `data-phase` names it."""
+        return self.page.locator(".connection")
+
+    def serious_findings(self) -> list[dict[str, Any]]:
+        """Return the findings of axe-core on the page as it is that are serious or critical."""
+        results: dict[str, Any] = Axe().run(self.page).response
+        return [
+            {"id": each["id"], "help": each["help"], "nodes": [node["html"] for node in each["nodes"]]}
+            for each in results["violations"]
+            if each["impact"] in SERIOUS
+        ]
+
+    def overflow(self) -> int:
+        """Return by how many pixels the page is wider than its window."""
+        width: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return width
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} {message.location.get('url', '')}")
+
+
+Open = Callable[..., Tab]
+"""open_tab(url, width=1280, scheme="light", key=None): see `Tab`."""
