@@ -10,6 +10,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 ROOT = Path(__file__).parents[2]
 SHARED_SERVER = "files with the shared server"
 SHARED_CLUSTER = "files with the Ray cluster"
+SHARED_SITE = "files with the page"
 RAY_MARK = "pytest.mark.ray"
 
 
@@ -51,7 +52,7 @@ class SharedServerScheduling(CrashTolerantScheduling):
     """Run whole files in one process, and all files that share the server of tests/e2e/conftest.py in the same one.
 
     Each process that runs such a file starts that server, which takes 8 to 11 s of CPU time. The files that share the
-    Ray cluster of tests/conftest.py also run in one process.
+    Ray cluster of tests/conftest.py also run in one process, and so do the files of tests/web, which share a server.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -62,6 +63,8 @@ def scope_of(file: str) -> str:
     """Return the name of the tests that run in one process with those of this file."""
     if shares_cluster(file):
         return SHARED_CLUSTER
+    if file.startswith("tests/web/"):
+        return SHARED_SITE
     return SHARED_SERVER if shares_server(file) else file
 
 

@@ -1,7 +1,6 @@
 """The browser of these tests, the server that they share, and the keys of its callers."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +10,9 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.e2e.configs import EMBEDDED
 from tests.e2e.conftest import Start, start
 from tests.e2e.server import RunningServer, serving
+from tests.support.chromium import CHROMIUM
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 from tests.web.tabs import Open, Tab
-
-CHROMIUM = next(
-    filter(
-        None,
-        map(shutil.which, (os.environ.get("ROUNDHOUSE_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")),
-    ),
-    None,
-)
-"""The browser of the system."""
 
 __all__ = ["Start", "start"]
 
@@ -37,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Browser]:
     """Run a browser without a window. Of a module: its event loop would disturb other tests of this process."""
     if CHROMIUM is None:
-        message = "chromium: expected in PATH or ROUNDHOUSE_CHROMIUM, got nothing; install the package chromium"
+        message = "chromium: expected a browser in PATH, got none; install the package chromium"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)

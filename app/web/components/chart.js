@@ -26,14 +26,16 @@ export function Chart({ title, times, series, format, seconds, stacked = false, 
   const shape = series.map(({ label }) => label).join("\n");
 
   useEffect(() => {
-    if (isEmpty) return undefined;
+    // The observer may still call between the drawing without a plot and the end of this effect.
+    const element = place.current;
+    if (element === null) return undefined;
     const make = () => {
       plot.current?.destroy();
-      plot.current = new uPlot(options(latest, place.current, setHovered), data(latest.current), place.current);
+      plot.current = new uPlot(options(latest, element, setHovered), data(latest.current), element);
     };
     make();
-    const resize = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-    resize.observe(place.current);
+    const resize = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: HEIGHT }));
+    resize.observe(element);
     const endTheme = onTheme(make);
     return () => { endTheme(); resize.disconnect(); plot.current.destroy(); plot.current = null; };
   }, [shape, isEmpty]);

@@ -6,6 +6,8 @@ const LABELS = {
   decode: "Read and decode", queue: "Queue", compute: "Compute", encode: "Encode and send", other: "Other",
   network: "Network and browser", tokenize: "Tokenize", first_token: "First token", stream: "Stream",
 };
+// A phase has the same colour everywhere, as in the charts of the overview.
+const SERIES = { queue: 1, compute: 2, decode: 4, tokenize: 5, encode: 3, stream: 3, first_token: 5 };
 
 /**
  * `phases`: [{name, durationMs, startMs?}]; without a start each follows the one before. `totalMs`: of the whole; what no
@@ -23,9 +25,9 @@ export function Waterfall({ phases, totalMs = null, rest = null }) {
   const scale = total || 1;
   return html`<table class="waterfall"><caption class="visually-hidden">Phases of the request</caption>
     <thead class="visually-hidden"><tr><th scope="col">Phase</th><th scope="col">Position</th><th scope="col">Duration</th></tr></thead>
-    <tbody>${rows.map((row, index) => html`<tr key=${row.name}>
+    <tbody>${rows.map((row) => html`<tr key=${row.name}>
       <th scope="row">${LABELS[row.name] ?? row.name}</th>
-      <td class="waterfall-lane"><span class="waterfall-bar series-${(index % 6) + 1}"
+      <td class="waterfall-lane"><span class="waterfall-bar series-${SERIES[row.name] ?? 6}"
         style=${{ marginLeft: `${(row.startMs / scale) * 100}%`, width: `${(row.durationMs / scale) * 100}%` }}></span></td>
       <td class="number">${formatMs(row.durationMs)}</td></tr>`)}
       <tr class="waterfall-total"><th scope="row">Total</th><td></td><td class="number">${formatMs(total)}</td></tr>

@@ -1,0 +1,88 @@
+"""The key of the page: asked for, checked, kept for the tab, and what it allows."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, Request, expect
+
+from app.auth.principal import Scope
+from tests.e2e.configs import DIGITS
+from tests.e2e.server import RunningServer, serving
+from tests.support.keyring import make_key, write_keys
+from tests.web.tabs import Open
+
+OPERATOR = make_key("default")
+READER = make_key("search", Scope.READ)
+WRONG = "rh_0123456789ab_" + "x" * 43
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with an operator's key and a key that may only read."""
+    folder = tmp_path_factory.mktemp("keyed")
+    write_keys(folder / "keys.toml", OPERATOR, READER)
+    config = f'[auth]\nmode = "required"\nkeys_file = "{folder / "keys.toml"}"\n' + DIGITS
+    with serving(folder, config) as running:
+        yield running.wait_ready()
+        running.check_log()
+
+
+def enter(page: Page, text: str) -> None:
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(text)
+    dialog.get_by_role("button", name="Use this key").click()
+
+
+def test_wrong_key_is_refused_and_right_one_works(open_tab: Open, keyed: RunningServer) -> None:
+    tab = open_tab(f"{keyed.url}/#/models")
+    tab.allowed = ("401",)
+    page = tab.page
+    sent: list[Request] = []
+    page.on("request", sent.append)
+    dialog = page.get_by_role("dialog", name="API key")
+    expect(dialog).to_be_visible()
+    expect(tab.phase()).to_have_attribute("data-phase", "refused")
+    expect(tab.phase()).to_have_text("Key needed")
+    enter(page, "with space")
+    expect(dialog.get_by_role("alert")).to_contain_text("without spaces")
+    enter(page, WRONG)
+    expect(dialog.get_by_role("alert")).to_contain_text("The server refused the key.")
+    assert page.evaluate("sessionStorage.length") == 0
+    enter(page, OPERATOR.text)
+    expect(dialog).to_have_count(0)
+    expect(tab.phase()).to_have_attribute("data-phase", "connected")
+    expect(page.locator("li[data-model=digits] .state")).to_have_text("ready")
+    expect(page.get_by_role("button", name="Unload")).to_be_visible()
+    # In the session of this tab only: not in an address, and not in storage that outlives it.
+    assert page.evaluate("[sessionStorage.getItem('roundhouse.key'), localStorage.length, document.cookie]") == [
+        OPERATOR.text,
+        0,
+        "",
+    ]
+    secret = OPERATOR.text.rpartition("_")[2]
+    assert not [each.url for each in sent if secret in each.url]
+    assert secret not in page.url
+    page.reload()
+    expect(tab.phase()).to_have_attribute("data-phase", "connected")
+
+
+def test_key_to_read_shows_no_orders(open_tab: Open, keyed: RunningServer) -> None:
+    tab = open_tab(f"{keyed.url}/#/models", key=READER.text)
+    page = tab.page
+    expect(page.locator("li[data-model=digits] .state")).to_have_text("ready")
+    expect(page.get_by_role("button", name="Unload")).to_have_count(0)
+    expect(page.get_by_role("button", name="Register a model")).to_have_count(0)
+    tab.show("#/overview")
+    expect(page.locator(".view-head")).to_contain_text("numbers of tenant search")
+    expect(page.locator(".devices")).to_contain_text("Only an operator sees the memory of models.")
+
+
+def test_forgotten_key_ends_the_view(open_tab: Open, keyed: RunningServer) -> None:
+    tab = open_tab(f"{keyed.url}/#/models", key=READER.text)
+    tab.allowed = ("401",)
+    page = tab.page
+    expect(page.locator("li[data-model=digits]")).to_be_visible()
+    page.get_by_role("button", name="Change or forget the API key").click()
+    page.get_by_role("button", name="Forget the key").click()
+    expect(tab.phase()).to_have_attribute("data-phase", "refused")
+    expect(page.locator("li[data-model=digits]")).to_have_count(0)

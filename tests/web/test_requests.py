@@ -1,0 +1,62 @@
+"""The view of requests: live, filtered, and the phases of one."""
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.e2e.server import RunningServer
+from tests.web.tabs import Open
+
+PIXELS = {"batch_size": 1, "input_data": [8] * 64}
+
+
+def test_requests_appear_and_show_their_phases(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(f"{site.url}/#/requests")
+    page = tab.page
+    expect(tab.phase()).to_have_attribute("data-phase", "connected")
+    answer = site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "seen-by-the-page"})
+    assert answer.status_code == 200
+    row = page.locator("tbody tr[data-status='200']").filter(has_text="/models/digits/infer").first
+    row.get_by_role("button").click()
+    phases = page.locator(".phases")
+    for name in ("Read and decode", "Queue", "Compute", "Encode and send", "Total"):
+        expect(phases.get_by_role("row", name=re.compile(rf"^{name} .*\d (µs|ms|s)"))).to_be_visible()
+    expect(phases).to_contain_text("seen-by-the-page")
+    row.get_by_role("button").click()
+    expect(phases).to_have_count(0)
+
+
+def test_failed_requests_are_filtered_with_reason(open_tab: Open, site: RunningServer) -> None:
+    site.infer("digits", **PIXELS)
+    assert site.client.post("/models/digits/infer", json={"input_data": [1, 2]}).status_code == 400
+    assert site.client.post("/models/two-versions/infer", json={"text": "x"}).status_code == 400
+    page = open_tab(f"{site.url}/#/requests").page
+    expect(page.locator("tbody tr[data-status='200']").first).to_be_visible()
+    page.get_by_label("Status").select_option("failed")
+    expect(page.locator("tbody tr[data-status='200']")).to_have_count(0)
+    page.get_by_label("Model").select_option("digits")
+    rows = page.locator("tbody tr")
+    expect(rows.filter(has_text="two-versions")).to_have_count(0)
+    expect(rows.first).to_contain_text("400")
+    rows.first.get_by_role("button").click()
+    expect(page.locator(".phases .notice-error")).to_contain_text("expected")
+    # The address has the filter, so that it can be sent to a colleague.
+    assert page.url.endswith("#/requests?status=failed&model=digits")
+
+
+def test_paused_list_stays_until_resumed(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(f"{site.url}/#/requests")
+    page = tab.page
+    site.infer("digits", **PIXELS)
+    rows = page.locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "after-the-pause"})
+    other = open_tab(f"{site.url}/#/requests").page
+    other.locator("tbody tr").first.get_by_role("button").click()
+    expect(other.locator(".phases")).to_contain_text("after-the-pause")
+    rows.first.get_by_role("button").click()
+    expect(page.locator(".phases")).not_to_contain_text("after-the-pause")
+    page.get_by_role("button", name="Resume").click()
+    page.locator("tbody tr").first.get_by_role("button").click()
+    expect(page.locator(".phases")).to_contain_text("after-the-pause")

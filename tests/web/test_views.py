@@ -1,0 +1,116 @@
+"""Every view: without findings of axe-core, at any width, in both colours, by keyboard; and a server that goes away."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.configs import DIGITS
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, serving
+from tests.web.tabs import Open, Tab
+
+NARROW, WIDE = 360, 1440
+VIEWS = {"#/overview": "Overview", "#/models": "Models", "#/models/digits": "digits", "#/requests": "Requests"}
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_are_accessible_at_any_width(open_tab: Open, site: RunningServer, width: int, scheme: str) -> None:
+    site.infer("digits", batch_size=1, input_data=[8] * 64)
+    tab = open_tab(site.url, width=width, scheme=scheme)
+    for view, heading in VIEWS.items():
+        tab.show(view)
+        expect(tab.heading(heading)).to_be_visible()
+        expect(tab.page.locator(".busy")).to_have_count(0)
+        assert tab.serious_findings() == [], view
+        assert tab.overflow() == 0, view
+    assert (luminance(tab) < 0.5) == (scheme == "dark")
+
+
+def test_dialogs_are_accessible(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(f"{site.url}/#/models", width=NARROW)
+    for button, dialog in (
+        ("Register a model", "Register a model"),
+        ("Unload", "Unload digits?"),
+        ("Enter an API key", "API key"),
+    ):
+        tab.page.get_by_role("button", name=button).first.click()
+        expect(tab.page.get_by_role("dialog", name=dialog)).to_be_visible()
+        assert tab.serious_findings() == [], dialog
+        assert tab.overflow() == 0, dialog
+        tab.page.keyboard.press("Escape")
+
+
+def test_finding_of_axe_is_reported(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(site.url)
+    expect(tab.heading("Overview")).to_be_visible()
+    tab.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [finding["id"] for finding in tab.serious_findings()] == ["label"]
+
+
+def test_page_is_used_by_keyboard(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(site.url)
+    page = tab.page
+    expect(tab.heading("Overview")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("link", name="Requests").focus()
+    page.keyboard.press("Enter")
+    expect(tab.heading("Requests")).to_be_visible()
+    expect(page.locator("main")).to_be_focused()
+    expect(page.get_by_role("navigation").get_by_role("link", name="Requests")).to_have_attribute(
+        "aria-current", "page"
+    )
+    assert page.title() == "Requests · Roundhouse"
+
+
+def test_choice_of_colours_is_kept(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(site.url, scheme="light")
+    expect(tab.heading("Overview")).to_be_visible()
+    light = luminance(tab)
+    tab.page.get_by_role("button", name="Colours: auto; change to light").click()
+    tab.page.get_by_role("button", name="Colours: light; change to dark").click()
+    assert luminance(tab) < 0.5 < light
+    tab.page.reload()
+    expect(tab.page.get_by_role("button", name="Colours: dark; change to auto")).to_be_visible()
+    assert luminance(tab) < 0.5
+
+
+def test_unknown_view_leads_back(open_tab: Open, site: RunningServer) -> None:
+    tab = open_tab(f"{site.url}/#/nothing")
+    tab.page.get_by_role("link", name="Go to the overview").click()
+    expect(tab.heading("Overview")).to_be_visible()
+
+
+def test_server_goes_away_and_comes_back(open_tab: Open, start: Start, tmp_path: Path) -> None:
+    with serving(tmp_path, DIGITS) as first:
+        first.wait_ready()
+        port = first.port
+        tab = open_tab(first.url)
+        tab.allowed = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED_ENCODING", "503")
+        phase = tab.phase()
+        expect(phase).to_have_attribute("data-phase", "connected")
+        expect(tab.page.locator("tr[data-model=digits]")).to_be_visible()
+    expect(phase).to_have_attribute("data-phase", "away")
+    expect(phase).to_have_text("Server away")
+    # The last values stay, and are said to be old.
+    expect(tab.page.locator("tr[data-model=digits]")).to_be_visible()
+    expect(tab.page.locator(".view-head")).to_contain_text("last known values")
+    again = start(DIGITS, ROUNDHOUSE_SERVER__PORT=str(port)).wait_ready()
+    expect(phase).to_have_attribute("data-phase", "connected")
+    expect(tab.page.locator(".view-head .state")).to_have_text("healthy")
+    again.infer("digits", batch_size=1, input_data=[8] * 64)
+    tab.show("#/requests")
+    expect(tab.page.locator("tbody tr").first).to_contain_text("/models/digits/infer")
+
+
+def luminance(tab: Tab) -> float:
+    """Return how light the ground of the page is: 0 is black, 1 is white."""
+    value: float = tab.page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + b / 765, 0)"
+    )
+    return value
