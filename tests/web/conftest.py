@@ -8,13 +8,10 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.e2e.configs import EMBEDDED
-from tests.e2e.conftest import Start, start
 from tests.e2e.server import RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 from tests.web.tabs import Open, Tab
-
-__all__ = ["Start", "start"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,16 +54,16 @@ def open_tab(browser: Browser) -> Iterator[Open]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for all tests that leave it as it is: the embedded models, and one with two versions."""
     folder = tmp_path_factory.mktemp("site")
-    entries = EMBEDDED + versioned_entry(folder)
+    entries = EMBEDDED.replace("path =", "downloadable = true\npath =") + versioned_entry(folder, "all")
     with serving(folder, entries) as running:
         yield running.wait_ready()
         running.check_log()
 
 
-def versioned_entry(folder: Path, name: str = "two-versions") -> str:
-    """Save a model with the versions 1 and 2, which multiply by their number; return its entry."""
+def versioned_entry(folder: Path, policy: str, name: str = "two-versions") -> str:
+    """Save a model with the versions 1 and 2, which multiply by their number; return its entry. `policy`: of it."""
     for version in (1, 2):
         place = folder / name / str(version)
         place.mkdir(parents=True)
         onnx_graphs.save(onnx_costly_graphs.weighted(version, 0.1), place)
-    return f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}"\nversion_policy = "all"\n'
+    return f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}"\nversion_policy = "{policy}"\n'

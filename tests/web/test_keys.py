@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, expect
 
 from app.auth.principal import Scope
 from tests.e2e.configs import DIGITS
@@ -37,8 +37,8 @@ def test_wrong_key_is_refused_and_right_one_works(open_tab: Open, keyed: Running
     tab = open_tab(f"{keyed.url}/#/models")
     tab.allowed = ("401",)
     page = tab.page
-    sent: list[Request] = []
-    page.on("request", sent.append)
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
     dialog = page.get_by_role("dialog", name="API key")
     expect(dialog).to_be_visible()
     expect(tab.phase()).to_have_attribute("data-phase", "refused")
@@ -60,7 +60,7 @@ def test_wrong_key_is_refused_and_right_one_works(open_tab: Open, keyed: Running
         "",
     ]
     secret = OPERATOR.text.rpartition("_")[2]
-    assert not [each.url for each in sent if secret in each.url]
+    assert not [address for address in addresses if secret in address]
     assert secret not in page.url
     page.reload()
     expect(tab.phase()).to_have_attribute("data-phase", "connected")

@@ -1,13 +1,14 @@
 """The modules of the page without a view: numbers as text, events, history, addresses."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.e2e.server import RunningServer
-from tests.web.tabs import Open
+from tests.web.tabs import Tab
 
 Run = Callable[..., Any]
 
@@ -15,11 +16,11 @@ NONE = "\N{EN DASH}"
 DAY_S, INTERVAL_S, HISTORY_S = 86_400, 2, 900
 
 
-@pytest.fixture
-def run(open_tab: Open, site: RunningServer) -> Run:
+@pytest.fixture(scope="module")
+def run(browser: Browser, site: RunningServer) -> Iterator[Run]:
     """Return run(module, script, argument): the script's value, where `m` is the module of the page."""
-    tab = open_tab(site.url)
-    tab.allowed = ("404",)
+    tab = Tab(browser, site.url, width=1280, scheme="light", key=None)
+    tab.allowed = ("404",)  # one script asks for a model that is not there
 
     def in_page(module: str, script: str, argument: Any = None) -> Any:
         base = tab.page.locator("script[type=module]").get_attribute("src")
@@ -29,7 +30,8 @@ def run(open_tab: Open, site: RunningServer) -> Run:
             f"async argument => {{ const m = await import({json.dumps(path)}); {script} }}", argument
         )
 
-    return in_page
+    yield in_page
+    tab.close()
 
 
 def test_durations_have_fitting_units(run: Run) -> None:

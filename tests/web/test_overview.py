@@ -79,7 +79,7 @@ def test_page_left_open_holds_flat_memory(open_tab: Open, site: RunningServer) -
         return counters(tab)
 
     draw(1, 20, rounds=3)
-    few, many = draw(21, 40, rounds=3), draw(41, 300, rounds=20)
+    few, many = draw(21, 40, rounds=3), draw(41, 160, rounds=8)
     assert many["documents"] == few["documents"]
     # Less than one for each sample or each change of the view.
     assert many["jsEventListeners"] - few["jsEventListeners"] < 20

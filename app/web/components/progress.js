@@ -13,6 +13,10 @@ export function ActionProgress({ name, download = null }) {
     return html`<div class="with-close"><${ErrorNotice} error=${action.error} title="${action.label} failed" />
       <button type="button" onClick=${() => dismiss(name)}>Dismiss</button></div>`;
   }
+  if (action.note) {
+    return html`<div class="with-close"><${Notice} kind="good"><p>${action.label}: done. ${action.note}</p><//>
+      <button type="button" onClick=${() => dismiss(name)}>Dismiss</button></div>`;
+  }
   if (action.done) return html`<${Notice} kind="good"><p>${action.label}: done.</p><//>`;
   return html`<${Notice} kind="wait">
     <p class="busy-line"><span class="spinner" aria-hidden="true"></span>${action.label} … <${Elapsed} since=${action.startedAt} /></p>

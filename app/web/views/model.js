@@ -2,6 +2,7 @@
 import { StackedBar } from "../components/bar.js";
 import { Busy, Empty, ErrorNotice } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
+import { Scroll } from "../components/scroll.js";
 import { State } from "../components/state.js";
 import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -47,8 +48,8 @@ function Detail({ detail }) {
     </div>
     <section class="panel"><h2>Versions</h2><${Versions} detail=${detail} /></section>
     <div class="panels">
-      <section class="panel"><h2>Inputs</h2><${Tensors} tensors=${detail.inputs} /></section>
-      <section class="panel"><h2>Outputs</h2><${Tensors} tensors=${detail.outputs} /></section>
+      <section class="panel"><h2>Inputs</h2><${Tensors} tensors=${detail.inputs} label="Inputs" /></section>
+      <section class="panel"><h2>Outputs</h2><${Tensors} tensors=${detail.outputs} label="Outputs" /></section>
       ${detail.adapters.length ? html`<section class="panel"><h2>Adapters</h2><${Adapters} adapters=${detail.adapters} /></section>` : null}
     </div>`;
 }
@@ -84,12 +85,12 @@ function Traffic({ detail }) {
       ${" "}${formatPercent(detail.shadow.percent / 100)} of the requests. Its responses are compared and dropped.</p>` : null}`;
 }
 
-function Tensors({ tensors }) {
+function Tensors({ tensors, label }) {
   if (tensors === null) return html`<${Empty} title="Known when the model is loaded." />`;
   if (tensors.length === 0) return html`<p class="muted">None: this model reads text.</p>`;
-  return html`<div class="scroll-x"><table><thead><tr><th scope="col">Name</th><th scope="col">Type</th><th scope="col">Shape</th></tr></thead>
+  return html`<${Scroll} label=${label}><table><thead><tr><th scope="col">Name</th><th scope="col">Type</th><th scope="col">Shape</th></tr></thead>
     <tbody>${tensors.map((tensor) => html`<tr key=${tensor.name}><td><code>${tensor.name}</code></td><td>${tensor.dtype}</td>
-      <td class="mono">${shapeText(tensor.shape)}</td></tr>`)}</tbody></table></div>`;
+      <td class="mono">${shapeText(tensor.shape)}</td></tr>`)}</tbody></table><//>`;
 }
 
 /** A shape as text; `*` is a free dimension. */
@@ -108,8 +109,8 @@ function Quantization({ value }) {
 }
 
 function Adapters({ adapters }) {
-  return html`<div class="scroll-x"><table><thead><tr><th scope="col">Name</th><th scope="col" class="number">Rank</th><th scope="col" class="number">Memory</th></tr></thead>
+  return html`<${Scroll} label="Adapters"><table><thead><tr><th scope="col">Name</th><th scope="col" class="number">Rank</th><th scope="col" class="number">Memory</th></tr></thead>
     <tbody>${adapters.map((adapter) => html`<tr key=${adapter.name}><td><code>${adapter.name}</code></td>
-      <td class="number">${adapter.rank ?? NONE}</td><td class="number">${formatBytes(adapter.memory_bytes)}</td></tr>`)}</tbody></table></div>`;
+      <td class="number">${adapter.rank ?? NONE}</td><td class="number">${formatBytes(adapter.memory_bytes)}</td></tr>`)}</tbody></table><//>`;
 }
 

@@ -1,5 +1,6 @@
 // The table of models with their live numbers. On a narrow screen each row becomes a card.
 import { Busy, Empty } from "../components/message.js";
+import { Scroll } from "../components/scroll.js";
 import { State } from "../components/state.js";
 import { NONE, formatBytes, formatCount, formatMs, formatNumber, formatPercent, formatRate } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -20,13 +21,13 @@ export function ModelTable({ models, live }) {
   if (models === null) return html`<${Busy} />`;
   if (!models.length) return html`<${Empty} title="No model is registered.">
     <a href=${link("models")}>Register one</a>, or add an entry to the configuration.<//>`;
-  return html`<div class="scroll-x"><table class="models-table" role="table">
+  return html`<${Scroll} label="Models"><table class="models-table" role="table">
     <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Model</th><th role="columnheader" scope="col">State</th>
       <th role="columnheader" scope="col">Version</th>
       ${COLUMNS.map(([label]) => html`<th key=${label} role="columnheader" scope="col" class="number">${label}</th>`)}
       <th role="columnheader" scope="col" class="number">Memory</th></tr></thead>
     <tbody role="rowgroup">${models.map((model) => html`<${Row} key=${model.name} model=${model} live=${live?.[model.name] ?? {}} />`)}</tbody>
-  </table></div>`;
+  </table><//>`;
 }
 
 function Row({ model, live }) {

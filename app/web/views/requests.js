@@ -1,5 +1,6 @@
 // The last requests, live, with the phases of one of them.
 import { Busy, Empty } from "../components/message.js";
+import { Scroll } from "../components/scroll.js";
 import { Waterfall } from "../components/waterfall.js";
 import { NONE, formatBytes, formatMs, formatTime } from "../lib/format.js";
 import { html, useId, useState } from "../lib/html.js";
@@ -47,18 +48,18 @@ function matches(record, status, model) {
 
 function Table({ records, open, onOpen }) {
   const showsTenant = useObservable(hello)?.auth && records.some((record) => record.tenant);
-  return html`<div class="scroll-x"><table class="requests-table">
+  return html`<${Scroll} label="Requests"><table class="requests-table">
     <thead><tr><th scope="col">Time</th><th scope="col">Status</th><th scope="col">Model</th><th scope="col">Path</th>
       ${showsTenant ? html`<th scope="col">Tenant</th>` : null}
       <th scope="col" class="number">Total</th><th scope="col" class="number">Queue</th><th scope="col" class="number">Compute</th>
       <th scope="col" class="number">Request</th><th scope="col" class="number">Response</th></tr></thead>
     <tbody>${records.map((record) => html`<${Row} key=${record.key} record=${record} showsTenant=${showsTenant}
       isOpen=${open === record.key} onToggle=${() => onOpen(open === record.key ? null : record.key)} />`)}</tbody>
-  </table></div>`;
+  </table><//>`;
 }
 
 function Row({ record, showsTenant, isOpen, onToggle }) {
-  return html`<tr class="clickable ${isOpen ? "is-open" : ""}" onClick=${onToggle} data-status=${record.status}>
+  return html`<tr class="clickable ${isOpen ? "is-open" : ""}" onClick=${onToggle} data-status=${record.status} data-request=${record.id}>
       <td><button type="button" class="plain disclosure" aria-expanded=${isOpen} onClick=${(event) => { event.stopPropagation(); onToggle(); }}>
         <span class="chevron" aria-hidden="true"></span>${formatTime(record.ended_s)}<span class="visually-hidden">, show the phases</span></button></td>
       <td><${Status} record=${record} /></td>
