@@ -30,7 +30,7 @@ PIP_INSTALL := $(PIP) install --progress-bar off --constraint $(CONSTRAINTS)
 STEPS_install := python install
 STEPS_models  := python install models
 STEPS_serve   := python install models
-STEPS_docs    := python install docs
+STEPS_docs    = $(STEPS_test)
 STEPS_web     := python install dev
 STEPS_dev     := python install dev docs prometheus
 STEPS_check   := $(STEPS_dev)
@@ -115,8 +115,9 @@ bench: dev models
 web: $(STAMPS)/dev
 	@$(BIN)/python -m tests.web.vendor
 
-docs: $(STAMPS)/docs
+docs: dev models
 	@$(BIN)/python -m tests.manual.reference
+	@$(BIN)/python -m tests.manual.screenshots
 	@rm -rf site && $(BIN)/zensical build --strict
 	@echo 'the manual: file://$(CURDIR)/site/index.html'
 

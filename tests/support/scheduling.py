@@ -52,7 +52,7 @@ class SharedServerScheduling(CrashTolerantScheduling):
     """Run whole files in one process, and all files that share the server of tests/e2e/conftest.py in the same one.
 
     Each process that runs such a file starts that server, which takes 8 to 11 s of CPU time. The files that share the
-    Ray cluster of tests/conftest.py also run in one process, and so do the files of tests/web, which share a server.
+    Ray cluster of tests/conftest.py also run in one process, and so do the files of tests/web that share a server.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -63,7 +63,7 @@ def scope_of(file: str) -> str:
     """Return the name of the tests that run in one process with those of this file."""
     if shares_cluster(file):
         return SHARED_CLUSTER
-    if file.startswith("tests/web/"):
+    if shares_site(file):
         return SHARED_SITE
     return SHARED_SERVER if shares_server(file) else file
 
@@ -72,6 +72,14 @@ def scope_of(file: str) -> str:
 def shares_cluster(file: str) -> bool:
     """Return whether tests of a file below the root have the marker `ray`."""
     return RAY_MARK in (ROOT / file).read_text(encoding="utf-8")
+
+
+@cache
+def shares_site(file: str) -> bool:
+    """Return whether tests of a file below tests/web use the server with all embedded models, which is named `site`."""
+    return file.startswith("tests/web/test_") and "(site: " in (ROOT / file).read_text(encoding="utf-8").replace(
+        ", site: ", "(site: "
+    )
 
 
 @cache

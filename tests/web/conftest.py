@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.e2e.configs import EMBEDDED
+from tests.e2e.configs import DIGITS, EMBEDDED
 from tests.e2e.server import RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.support.models import onnx_costly_graphs, onnx_graphs
-from tests.web.tabs import Open, Tab
+from tests.web.tabs import Open, Tab, chromium_options
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,9 +29,8 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=chromium_options())
         yield browser
         browser.close()
 
@@ -51,8 +50,17 @@ def open_tab(browser: Browser) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="session")
+def small_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server for tests that leave it as it is, and need no text models: digits, and a model with two versions."""
+    folder = tmp_path_factory.mktemp("small")
+    with serving(folder, DIGITS + versioned_entry(folder, "all")) as running:
+        yield running.wait_ready()
+        running.check_log()
+
+
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server for all tests that leave it as it is: the embedded models, and one with two versions."""
+    """A server for tests that leave it as it is: the embedded models, and one with two versions."""
     folder = tmp_path_factory.mktemp("site")
     entries = EMBEDDED.replace("path =", "downloadable = true\npath =") + versioned_entry(folder, "all")
     with serving(folder, entries) as running:

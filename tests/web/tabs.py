@@ -1,5 +1,6 @@
 """One tab of the browser with the page, and what tests ask of it."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,11 @@ class Tab:
     def _note(self, message: ConsoleMessage) -> None:
         if message.type == "error":
             self.errors.append(f"{message.text} {message.location.get('url', '')}")
+
+
+def chromium_options() -> list[str]:
+    """Return the arguments of the browser; its sandbox does not start for root."""
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 Open = Callable[..., Tab]

@@ -17,9 +17,9 @@ DAY_S, INTERVAL_S, HISTORY_S = 86_400, 2, 900
 
 
 @pytest.fixture(scope="module")
-def run(browser: Browser, site: RunningServer) -> Iterator[Run]:
+def run(browser: Browser, small_site: RunningServer) -> Iterator[Run]:
     """Return run(module, script, argument): the script's value, where `m` is the module of the page."""
-    tab = Tab(browser, site.url, width=1280, scheme="light", key=None)
+    tab = Tab(browser, small_site.url, width=1280, scheme="light", key=None)
     tab.allowed = ("404",)  # one script asks for a model that is not there
 
     def in_page(module: str, script: str, argument: Any = None) -> Any:

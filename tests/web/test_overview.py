@@ -24,8 +24,8 @@ FED_EVENTS = """
 """
 
 
-def test_overview_shows_server_devices_and_models(open_tab: Open, site: RunningServer) -> None:
-    page = open_tab(site.url).page
+def test_overview_shows_server_devices_and_models(open_tab: Open, small_site: RunningServer) -> None:
+    page = open_tab(small_site.url).page
     expect(page.locator(".view-head .state")).to_have_text("healthy")
     expect(page.locator(".view-head")).to_contain_text(re.compile(r"version \d+\.\d+.*up for \d"))
     cpu = page.locator(".devices section").filter(has_text="CPU").first
@@ -33,7 +33,7 @@ def test_overview_shows_server_devices_and_models(open_tab: Open, site: RunningS
         "aria-label",
         re.compile(r"Memory for models of cpu: Models [\d.]+ [MG]iB, .*Free [\d.]+ GiB of [\d.]+ GiB"),
     )
-    names = [model["name"] for model in site.client.get("/models").json()["models"]]
+    names = [model["name"] for model in small_site.client.get("/models").json()["models"]]
     rows = page.locator(".models-table tbody tr")
     expect(rows).to_have_count(len(names))
     assert [row.get_attribute("data-model") for row in rows.all()] == names
@@ -42,11 +42,11 @@ def test_overview_shows_server_devices_and_models(open_tab: Open, site: RunningS
     expect(digits.locator("[data-label=Memory]")).to_have_text(re.compile(r"[\d.]+ [KM]iB"))
 
 
-def test_numbers_follow_requests_without_reload(open_tab: Open, site: RunningServer) -> None:
-    page = open_tab(site.url).page
+def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: RunningServer) -> None:
+    page = open_tab(small_site.url).page
     expect(page.locator(".connection")).to_have_attribute("data-phase", "connected")
     for _ in range(20):
-        site.infer("digits", **PIXELS)
+        small_site.infer("digits", **PIXELS)
     # The rate of an interval: it is above zero in the sample after the requests.
     rate = page.locator("tr[data-model=digits] [data-label=Requests]")
     p99 = page.locator("tr[data-model=digits] [data-label=p99]")
@@ -59,10 +59,10 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, site: RunningSer
     expect(charts.filter(has_text="Requests by model").locator(".legend")).to_contain_text("digits")
 
 
-def test_page_left_open_holds_flat_memory(open_tab: Open, site: RunningServer) -> None:
+def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningServer) -> None:
     tab = open_tab("about:blank")
     tab.page.add_init_script(FED_EVENTS)
-    tab.page.goto(site.url)
+    tab.page.goto(small_site.url)
     script = "events => { for (const event of events) feed(event) }"
     tab.page.evaluate(script, [as_text(event) for event in first_events()])
 
@@ -86,10 +86,10 @@ def test_page_left_open_holds_flat_memory(open_tab: Open, site: RunningServer) -
     assert many["nodes"] - few["nodes"] < 100
 
 
-def test_requests_never_exceed_two_hundred(open_tab: Open, site: RunningServer) -> None:
+def test_requests_never_exceed_two_hundred(open_tab: Open, small_site: RunningServer) -> None:
     tab = open_tab("about:blank")
     tab.page.route("**/events", lambda route: stream(route, 20, of_requests=50))
-    tab.page.goto(f"{site.url}/#/requests")
+    tab.page.goto(f"{small_site.url}/#/requests")
     expect(tab.page.locator("tbody tr")).to_have_count(200)
     expect(tab.page.locator("tbody tr").first).to_contain_text("/20/49")
 

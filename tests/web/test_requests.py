@@ -10,11 +10,11 @@ from tests.web.tabs import Open
 PIXELS = {"batch_size": 1, "input_data": [8] * 64}
 
 
-def test_requests_appear_and_show_their_phases(open_tab: Open, site: RunningServer) -> None:
-    tab = open_tab(f"{site.url}/#/requests")
+def test_requests_appear_and_show_their_phases(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(f"{small_site.url}/#/requests")
     page = tab.page
     expect(tab.phase()).to_have_attribute("data-phase", "connected")
-    answer = site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "seen-by-the-page"})
+    answer = small_site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "seen-by-the-page"})
     assert answer.status_code == 200
     row = page.locator("tr[data-request=seen-by-the-page]")
     expect(row).to_contain_text("/models/digits/infer")
@@ -28,11 +28,11 @@ def test_requests_appear_and_show_their_phases(open_tab: Open, site: RunningServ
     expect(phases).to_have_count(0)
 
 
-def test_failed_requests_are_filtered_with_reason(open_tab: Open, site: RunningServer) -> None:
-    site.infer("digits", **PIXELS)
-    assert site.client.post("/models/digits/infer", json={"input_data": [1, 2]}).status_code == 400
-    assert site.client.post("/models/two-versions/infer", json={"text": "x"}).status_code == 400
-    page = open_tab(f"{site.url}/#/requests").page
+def test_failed_requests_are_filtered_with_reason(open_tab: Open, small_site: RunningServer) -> None:
+    small_site.infer("digits", **PIXELS)
+    assert small_site.client.post("/models/digits/infer", json={"input_data": [1, 2]}).status_code == 400
+    assert small_site.client.post("/models/two-versions/infer", json={"text": "x"}).status_code == 400
+    page = open_tab(f"{small_site.url}/#/requests").page
     expect(page.locator("tbody tr[data-status='200']").first).to_be_visible()
     page.get_by_label("Status").select_option("failed")
     expect(page.locator("tbody tr[data-status='200']")).to_have_count(0)
@@ -46,15 +46,15 @@ def test_failed_requests_are_filtered_with_reason(open_tab: Open, site: RunningS
     assert page.url.endswith("#/requests?status=failed&model=digits")
 
 
-def test_paused_list_stays_until_resumed(open_tab: Open, site: RunningServer) -> None:
-    tab = open_tab(f"{site.url}/#/requests")
+def test_paused_list_stays_until_resumed(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(f"{small_site.url}/#/requests")
     page = tab.page
-    site.infer("digits", **PIXELS)
+    small_site.infer("digits", **PIXELS)
     rows = page.locator("tbody tr")
     expect(rows.first).to_be_visible()
     page.get_by_role("button", name="Pause").click()
-    site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "after-the-pause"})
-    other = open_tab(f"{site.url}/#/requests").page
+    small_site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "after-the-pause"})
+    other = open_tab(f"{small_site.url}/#/requests").page
     expect(other.locator("tr[data-request=after-the-pause]")).to_be_visible()
     expect(page.locator("tr[data-request=after-the-pause]")).to_have_count(0)
     page.get_by_role("button", name="Resume").click()

@@ -9,6 +9,7 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 /** Dashes tell lines apart without colour. */
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 4], [12, 4]];
 const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
+const MIN_SPAN_S = 120;
 const SYNC = "overview";
 
 /**
@@ -89,7 +90,7 @@ function options(latest, place, setHovered) {
     legend: { show: false },
     cursor: { drag: { setScale: false, x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { show: !stacked, size: 6 }, y: false },
     scales: {
-      x: { time: true, range: () => { const { times, seconds } = latest.current; const end = times.at(-1) ?? Date.now() / 1000; return [end - seconds, end]; } },
+      x: { time: true, range: () => span(latest.current) },
       y: { range: (_, __, max) => [0, max > 0 ? max * 1.08 : 1] },
     },
     axes: [
@@ -109,6 +110,12 @@ function options(latest, place, setHovered) {
     bands: stacked ? series.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: soft(index + 1) })) : [],
     hooks: { setCursor: [(self) => setHovered(self.cursor.left >= 0 ? self.cursor.idx ?? null : null)] },
   };
+}
+
+/** Bounds of the axis of time: all values, at least the last minutes of a new server. */
+function span({ times, seconds }) {
+  const end = times.at(-1) ?? Date.now() / 1000;
+  return [Math.max(end - seconds, Math.min(times[0] ?? end, end - MIN_SPAN_S)), end];
 }
 
 const soft = (index) => `${colour(`series-${(index % 6) + 1}`)}55`;

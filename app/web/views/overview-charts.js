@@ -13,7 +13,7 @@ export function Charts({ history, caller }) {
   return html`<div class="panels charts">
     <${Chart} ...${common} title="Throughput" format=${formatRate} series=${[of("completed", "requests_per_s")]} />
     <${Chart} ...${common} title="Failures" format=${formatRate} empty="No request has failed in the last 15 minutes."
-      series=${[of("failed", "failed_per_s"), of("refused", "refused_per_s")].map(withoutZeroes)} />
+      series=${unlessZero([of("failed", "failed_per_s"), of("refused", "refused_per_s")])} />
     <${Chart} ...${common} title="Latency, mean by phase" format=${formatMs} stacked
       series=${[of("queue", "queue_ms"), of("compute", "compute_ms"), { label: "rest", values: rest(server) }]} />
     <${Chart} ...${common} title="Latency, percentiles" format=${formatMs} series=${[of("p50", "p50_ms"), of("p99", "p99_ms")]} />
@@ -21,7 +21,7 @@ export function Charts({ history, caller }) {
     <${Chart} ...${common} title="Queued and in progress" format=${formatCount} series=${[of("in progress", "inflight"), of("queued", "queue")]} />
     ${caller.is_operator ? html`<${Chart} ...${common} title="Batch size, mean" format=${formatNumber} series=${[of("rows", "batch_rows")]} />` : null}
     <${Chart} ...${common} title="Tokens" format=${formatRate} empty="No text was generated in the last 15 minutes."
-      series=${[of("generated", "tokens_per_s"), of("prompts", "prompt_tokens_per_s")].map(withoutZeroes)} />
+      series=${unlessZero([of("generated", "tokens_per_s"), of("prompts", "prompt_tokens_per_s")])} />
     <${Chart} ...${common} title="Memory of models" binary format=${formatBytes} series=${memory(history, caller)} />
   </div>`;
 }
@@ -44,7 +44,8 @@ function memory({ devices, server }, caller) {
   return ids.map((id) => ({ label: id, values: devices[id].reserved_bytes ?? [] }));
 }
 
-/** A series of zeros only says nothing: the chart then says so in words. */
-function withoutZeroes(series) {
-  return series.values.some((value) => value) ? series : { ...series, values: series.values.map(() => null) };
+/** Lines of zeros only say nothing: without values the chart says so in words. */
+function unlessZero(series) {
+  const isZero = !series.some(({ values }) => values.some((value) => value));
+  return isZero ? series.map(({ label }) => ({ label, values: [] })) : series;
 }

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["Batch", (live) => formatNumber(live.batch_rows)],
   ["Queue", (live) => formatCount(live.queue)],
   ["In progress", (live) => formatCount(live.inflight)],
-  ["Tokens", (live) => (live.tokens_per_s === undefined ? NONE : formatRate(live.tokens_per_s))],
+  ["Tokens", (live, model) => (model.generates ? formatRate(live.tokens_per_s) : NONE)],
 ];
 
 // Roles are said again, as a table that is laid out as cards loses them in some browsers.
@@ -35,7 +35,7 @@ function Row({ model, live }) {
     <th role="rowheader" scope="row" class="strong name"><a href=${link("models", model.name)}>${model.name}</a></th>
     <td role="cell" class="cell-state"><${State} state=${model.state} reason=${model.reason} /></td>
     <td role="cell" class="cell-version" data-label="Version">${model.active_version}${shares(model, live)}</td>
-    ${COLUMNS.map(([label, text]) => html`<td key=${label} role="cell" class="number" data-label=${label}>${text(live)}</td>`)}
+    ${COLUMNS.map(([label, text]) => html`<td key=${label} role="cell" class="number" data-label=${label}>${text(live, model)}</td>`)}
     <td role="cell" class="number" data-label="Memory">${formatBytes(model.memory_bytes)}</td></tr>`;
 }
 

@@ -46,7 +46,7 @@ export function RegisterDialog({ onClose }) {
     <form class="stack" onSubmit=${send}>
       ${folders?.length ? html`<div class="field"><label for="${id}-folder">Folder of the server</label>
         <select id="${id}-folder" data-focus onChange=${choose}><option value="">Choose, or type a path below</option>
-          ${folders.map((each) => html`<option key=${each.path} value=${each.path}>${each.path}${each.bytes ? ` (${formatBytes(each.bytes)})` : ""}${each.registered_as ? `, registered as ${each.registered_as}` : ""}</option>`)}
+          ${folders.map((each) => html`<option key=${each.path} value=${each.path}>${folderText(each)}</option>`)}
         </select></div>` : null}
       <div class="field"><label for="${id}-path">Path or address</label>
       <input id="${id}-path" class="mono" required spellcheck=${false} value=${form.path} onInput=${change("path")} placeholder="./models/digits" /></div>
@@ -65,6 +65,13 @@ export function RegisterDialog({ onClose }) {
         <button type="submit" class="primary" disabled=${busy}>Register and load</button></footer>
     </form>
   <//>`;
+}
+
+function folderText({ path, bytes, versions, registered_as: names }) {
+  const parts = [path, formatBytes(bytes)];
+  if (versions.length) parts.push(`versions ${versions.join(", ")}`);
+  if (names.length) parts.push(`registered as ${names.join(", ")}`);
+  return parts.join(" · ");
 }
 
 /** Model folders below the roots of the server, or null while they are not known. */
