@@ -21,7 +21,7 @@ from tests.e2e.configs import EMBEDDED
 from tests.e2e.server import MODELS, ROOT, RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.web.conftest import versioned_entry
-from tests.web.tabs import chromium_options
+from tests.web.tabs import Scheme, chromium_options
 
 WEB = ROOT / "app" / "web"
 IMAGES = ROOT / "docs" / "images"
@@ -29,8 +29,12 @@ RECORD = IMAGES / "page.sha256"
 """The hash of the files of the page that the pictures show."""
 
 LOAD_S = 60.0
-PIXELS = {"batch_size": 1, "input_data": [0, 0, 9, 16, 10, 1, 0, 0] * 8}
-MESSAGES = {"messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 24, "temperature": 0}
+PIXELS: dict[str, object] = {"batch_size": 1, "input_data": [0, 0, 9, 16, 10, 1, 0, 0] * 8}
+MESSAGES: dict[str, object] = {
+    "messages": [{"role": "user", "content": "What is a list?"}],
+    "max_tokens": 24,
+    "temperature": 0,
+}
 
 
 class Shot(NamedTuple):
@@ -40,7 +44,7 @@ class Shot(NamedTuple):
     view: str
     width: int
     height: int
-    scheme: str
+    scheme: Scheme
     prepare: Callable[[Page], None]
 
 
@@ -100,8 +104,7 @@ def take(server: RunningServer, chromium: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=chromium_options())
         for shot in SHOTS:
-            scheme = "dark" if shot.scheme == "dark" else "light"
-            page = browser.new_page(viewport={"width": shot.width, "height": shot.height}, color_scheme=scheme)
+            page = browser.new_page(viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme)
             page.goto(f"{server.url}/{shot.view}")
             page.locator(".connection-good").wait_for()
             nothing(page)
@@ -125,7 +128,7 @@ def load(server: RunningServer) -> Iterator[None]:
                 client.post(path, json=body)
 
     with ThreadPoolExecutor(max_workers=7) as threads:
-        for path, body, pause_s in (
+        calls: tuple[tuple[str, dict[str, object], float], ...] = (
             ("/models/digits/infer", PIXELS, 0.01),
             ("/models/digits/infer", PIXELS, 0.02),
             ("/models/digits/infer", {"input_data": [1, 2, 3]}, 7.0),
@@ -133,7 +136,8 @@ def load(server: RunningServer) -> Iterator[None]:
             ("/v1/embeddings", {"model": "minilm", "input": "Locomotives are kept in a shed."}, 0.3),
             ("/models/tiny-llama/infer", MESSAGES, 0.4),
             ("/models/two-versions/infer", {"input_data": [1.0] * server_side(server)}, 0.1),
-        ):
+        )
+        for path, body, pause_s in calls:
             threads.submit(call, path, body, pause_s)
         try:
             yield

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
 
 WAIT_S = 60.0
 """How long tests wait for a condition. Only an error takes as long, on any machine."""
+
+Scheme = Literal["dark", "light"]
 
 SERIOUS = ("serious", "critical")
 
@@ -23,7 +25,7 @@ class Tab:
 
     def __init__(self, browser: Browser, url: str, width: int, scheme: str, key: str | None) -> None:
         """`url`: of the server, with a hash of the view. `key`: in the session storage before the page starts."""
-        dark = "dark" if scheme == "dark" else "light"
+        dark: Scheme = "dark" if scheme == "dark" else "light"
         self._context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=dark)
         self._context.set_default_timeout(WAIT_S * 1000)
         if key is not None:

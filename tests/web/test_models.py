@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import MODELS, RunningServer, serving, wait_until
@@ -36,7 +36,7 @@ def page(open_tab: Open, server: RunningServer) -> Page:
     return page
 
 
-def card(page: Page, name: str):  # type: ignore[no-untyped-def]
+def card(page: Page, name: str) -> Locator:
     return page.locator(f"li[data-model={name}]")
 
 

@@ -111,7 +111,8 @@ def _fetch(npm: str, package: Package, scratch: Path) -> Path:
     done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{spec}: expected an archive from npm, got status {done.returncode}: {done.stderr.strip()}")
-    archive = scratch / json.loads(done.stdout)[0]["filename"]
+    name: str = json.loads(done.stdout)[0]["filename"]
+    archive = scratch / name
     found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if found != package.integrity:
         raise ValueError(f"{spec}: expected {package.integrity}, got {found}; another archive has this version")

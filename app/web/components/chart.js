@@ -9,6 +9,8 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 /** Dashes tell lines apart without colour. */
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 4], [12, 4]];
 const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
+/** Steps of the axis of time in seconds: its labels are minutes. */
+const TIME_STEPS = [60, 120, 300, 600, 1800, 3600];
 const MIN_SPAN_S = 120;
 const SYNC = "overview";
 
@@ -94,7 +96,7 @@ function options(latest, place, setHovered) {
       y: { range: (_, __, max) => [0, max > 0 ? max * 1.08 : 1] },
     },
     axes: [
-      { ...axis, size: 26, gap: 3, space: 56, values: (_, splits) => splits.map(clock) },
+      { ...axis, size: 26, gap: 3, space: 56, incrs: TIME_STEPS, values: (_, splits) => splits.map(clock) },
       { ...axis, size: (_, values) => Math.max(30, ...(values ?? []).map((text) => 12 + text.length * 6)), gap: 4, space: 28, ...(binary ? { incrs: BINARY_STEPS } : {}),
         values: (_, splits) => splits.map((split) => (split === null ? "" : withoutZeros(latest.current.format(split)))) },
     ],
