@@ -73,7 +73,7 @@ help:
 	@echo 'make check    ruff, mypy --strict and import-linter only'
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
 	@echo 'make gpu-kit  build a folder that checks and measures a machine with a GPU and without a network'
-	@echo 'make docs     build the manual as a web site in ./site'
+	@echo 'make docs     build the manual as a web site in ./site; takes pictures of the page if it has changed'
 	@echo 'make web      fetch the libraries of the page again (needs npm); they are part of the repository'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 

@@ -44,20 +44,20 @@ function View({ route }) {
   const [fault, reset] = useErrorBoundary((error) => console.error(error));
   const [, redraw] = useState(0);
   const [failure, setFailure] = useState(null);
-  const load = () => {
-    setFailure(null);
+  useEffect(() => {
+    if (!route.known || loaded.has(route.view)) return;
     LOADERS[route.view]().then(
       (view) => { loaded.set(route.view, view); redraw((count) => count + 1); },
       (error) => setFailure(error),
     );
-  };
-  useEffect(() => { if (route.known && !loaded.has(route.view)) load(); }, [route.view]);
+  }, [route.view]);
   if (!route.known) {
     return html`<h1>Not found</h1><${Empty} title="The page has no such view.">
       <p><a href=${link("overview")}>Go to the overview</a></p><//>`;
   }
   if (fault) return html`<${ErrorNotice} error=${fault} title="This view has a fault" onRetry=${reset} />`;
-  if (failure) return html`<${ErrorNotice} error=${failure} title="The view could not be loaded" onRetry=${load} />`;
+  // After an update of the server the files of this page have other addresses: only a new page has them.
+  if (failure) return html`<${ErrorNotice} error=${failure} title="The view could not be loaded" onRetry=${() => location.reload()} />`;
   const Current = loaded.get(route.view);
   return Current ? html`<${Current} name=${route.name} query=${route.query} />` : html`<${Busy} />`;
 }

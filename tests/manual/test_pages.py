@@ -11,6 +11,7 @@ import pytest
 from app.protocols.native.fields import FIELDS
 from tests.manual.pages import PAGES, ROOT
 
+MAX_PICTURE_BYTES = 150_000
 ALERTS = (ROOT / "docker" / "alerts.yml").read_text(encoding="utf-8")
 
 
@@ -58,6 +59,12 @@ def test_sentences_have_at_most_twenty_words(page: Path) -> None:
 def test_links_between_pages_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_of_pages_are_small(page: Path) -> None:
+    for target in re.findall(r"!\[[^\]]+\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).stat().st_size <= MAX_PICTURE_BYTES, target
 
 
 def test_site_is_built_without_other_hosts(tmp_path: Path) -> None:

@@ -114,3 +114,16 @@ def luminance(tab: Tab) -> float:
         "getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + b / 765, 0)"
     )
     return value
+
+
+def test_view_of_older_page_offers_reload(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(small_site.url)
+    tab.allowed = ("404", "Failed to fetch dynamically imported module")
+    expect(tab.heading("Overview")).to_be_visible()
+    # As after an update of the server, which then answers the old addresses with 404.
+    tab.page.route("**/views/requests.js", lambda route: route.fulfill(status=404))
+    tab.show("#/requests")
+    expect(tab.page.get_by_role("alert")).to_contain_text("The view could not be loaded.")
+    tab.page.unroute("**/views/requests.js")
+    tab.page.get_by_role("button", name="Try again").click()
+    expect(tab.heading("Requests")).to_be_visible()
