@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import MODELS, RunningServer, serving, wait_until
@@ -155,6 +155,31 @@ def test_refused_registration_says_why(open_tab: Open, server: RunningServer, tm
     dialog.get_by_role("button", name="Register and load").click()
     expect(dialog.get_by_role("alert")).to_contain_text("more keys: expected JSON")
     assert len(server.client.get("/models").json()["models"]) == 2
+
+
+def test_closed_registration_reports_its_end(open_tab: Open, server: RunningServer, tmp_path: Path) -> None:
+    tab = open_tab(f"{server.url}/#/models")
+    tab.allowed = ("403",)
+    page = tab.page
+    page.get_by_role("button", name="Register a model").click()
+    dialog = page.get_by_role("dialog", name="Register a model")
+    dialog.get_by_label("Path or address").fill(str(tmp_path))
+    dialog.get_by_label("Name", exact=True).fill("elsewhere")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/models", hold)
+    with page.expect_request("**/models"):
+        dialog.get_by_role("button", name="Register and load").click()
+    dialog.get_by_role("button", name="Close").last.click()
+    expect(page.get_by_role("status").filter(has_text="Registering and loading")).to_be_visible()
+    held[0].continue_()
+    notice = page.get_by_role("alert").filter(has_text="Registering and loading failed.")
+    expect(notice).to_contain_text("forbidden")
+    page.get_by_role("button", name="Dismiss").click()
+    expect(notice).to_have_count(0)
 
 
 def test_unknown_model_is_said_to_be_unknown(open_tab: Open, server: RunningServer) -> None:

@@ -4,8 +4,8 @@ import { html } from "../lib/html.js";
 /** An error, with what to do about it. `onRetry`: shows a button. */
 export function ErrorNotice({ error, title = "That did not work", onRetry = null }) {
   return html`<div class="notice notice-error" role="alert">
-    <p><strong>${title}.</strong> ${error.problem ?? error.message}</p>
-    ${error.advice ? html`<p>${capital(error.advice)}.</p>` : null}
+    <p><strong>${title}.</strong> ${withCode(error.problem ?? error.message)}</p>
+    ${error.advice ? html`<p>${withCode(capital(error.advice))}.</p>` : null}
     ${error.code ? html`<p class="detail">
       ${error.status ? `${error.status} ` : ""}<code>${error.code}</code>
       ${error.requestId ? html` · request <code>${error.requestId}</code>` : null}
@@ -25,6 +25,11 @@ export function Empty({ title, children }) {
 
 export function Busy({ children = "Loading" }) {
   return html`<p class="busy" role="status"><span class="spinner" aria-hidden="true"></span>${children} …</p>`;
+}
+
+/** Texts of the server have commands between backticks. */
+function withCode(text) {
+  return text.split("`").map((part, index) => (index % 2 ? html`<code key=${index}>${part}</code>` : part));
 }
 
 function capital(text) {

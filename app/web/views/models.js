@@ -2,6 +2,7 @@
 import { Busy, Empty } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
 import { State } from "../components/state.js";
+import { actions } from "../lib/actions.js";
 import { formatBytes, formatCount } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { useObservable } from "../lib/observable.js";
@@ -19,6 +20,7 @@ export function Models({ name }) {
 function ModelList() {
   const list = useObservable(models);
   const live = useObservable(sample)?.models ?? {};
+  const running = useObservable(actions);
   const [registers, setRegisters] = useState(false);
   const canManage = useCanManage();
   return html`
@@ -30,8 +32,15 @@ function ModelList() {
     ${list === null ? html`<${Busy}>Waiting for the server<//>` : null}
     ${list?.length === 0 ? html`<div class="panel"><${Empty} title="No model is registered.">
       ${canManage ? "Register one from the folders of the server." : "A key with the scope manage can register one."}<//></div>` : null}
+    ${unlisted(running, list).map((name) => html`<section key=${name} class="unlisted"><h2>${name}</h2><${ActionProgress} name=${name} /></section>`)}
     <ul class="panels cards">${(list ?? []).map((model) => html`<${Card} key=${model.name} model=${model} live=${live[model.name] ?? {}} />`)}</ul>
     ${registers ? html`<${RegisterDialog} onClose=${() => setRegisters(false)} />` : null}`;
+}
+
+/** Models with an order that are not in the list: a registration goes on or failed after its dialog was closed. */
+function unlisted(running, list) {
+  const known = new Set((list ?? []).map(({ name }) => name));
+  return [...running.keys()].filter((name) => !known.has(name));
 }
 
 function Card({ model, live }) {

@@ -17,7 +17,7 @@ export function Overview() {
   useObservable(history);
   const { phase } = useObservable(connection);
   if (greeting === null) {
-    return html`<h1>Overview</h1>${phase === CONNECTED ? html`<${Busy}>Reading the state of the server<//>`
+    return html`<div class="view-head"><h1>Overview</h1></div>${phase === CONNECTED ? html`<${Busy}>Reading the state of the server<//>`
       : html`<div class="panel"><${Empty} title="The server has not answered yet.">The page connects by itself as soon as it does.<//></div>`}`;
   }
   return html`

@@ -2,10 +2,10 @@
 import { Dialog } from "../components/dialog.js";
 import { ErrorNotice } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
-import { track } from "../lib/actions.js";
+import { dismiss, track } from "../lib/actions.js";
 import { getJson, sendJson } from "../lib/api.js";
 import { formatBytes } from "../lib/format.js";
-import { html, useEffect, useId, useState } from "../lib/html.js";
+import { html, useEffect, useId, useRef, useState } from "../lib/html.js";
 import { link } from "../lib/router.js";
 
 export function RegisterDialog({ onClose }) {
@@ -14,6 +14,8 @@ export function RegisterDialog({ onClose }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const id = useId();
+  const isOpen = useRef(true);
+  useEffect(() => () => { isOpen.current = false; }, []);
   const change = (field) => (event) => setForm({ ...form, [field]: event.target.value });
   const choose = (event) => {
     const folder = folders.find((each) => each.path === event.target.value);
@@ -38,8 +40,11 @@ export function RegisterDialog({ onClose }) {
     const done = await track(name, "Registering and loading", async () => {
       try { await sendJson("POST", "models", body); } catch (caught) { refusal = caught; throw caught; }
     });
+    // After the dialog was closed, the list of models shows how it ended.
+    if (!isOpen.current) return;
     setBusy(false);
     setError(refusal);
+    if (!done) dismiss(name);
     if (done) { onClose(); location.hash = link("models", name); }
   };
   return html`<${Dialog} title="Register a model" onClose=${onClose}>

@@ -22,7 +22,7 @@ export function Requests({ query }) {
   const names = [...new Set([...(known ?? []).map(({ name }) => name), ...(list ?? []).map((record) => record.model).filter(Boolean), ...(model ? [model] : [])])].sort();
   const filter = (next) => { location.hash = link("requests", null, { status, model, ...next }); };
   return html`
-    <div class="view-head"><h1>Requests</h1><span class="muted">the last ${list?.length ?? 0}, newest first; bodies are never kept</span>
+    <div class="view-head"><h1>Requests</h1>${list?.length ? html`<span class="muted">the last ${list.length}, newest first; bodies are never kept</span>` : null}
     </div>
     <form class="panel filters" onSubmit=${(event) => event.preventDefault()} aria-label="Filter">
       <div class="field"><label for="${id}-status">Status</label><select id="${id}-status" value=${status} onChange=${(event) => filter({ status: event.target.value })}>
