@@ -1,0 +1,51 @@
+// Continues a prompt, with one model or with two side by side.
+import { html, useState } from "../lib/html.js";
+import { CompareWith, useTexts } from "./columns.js";
+import { COMPLETION_OPTIONS, initialValues, readOptions, usageOf } from "./generation-options.js";
+import { OptionsForm } from "./options-form.js";
+import { Field } from "./parts.js";
+import { RequestPanel } from "./request-panel.js";
+import { TextResult } from "./text-result.js";
+import { TextTiming } from "./timing.js";
+
+const PATH = "v1/completions";
+
+export function Completion({ name, models }) {
+  const [values, setValues] = useState(() => initialValues(COMPLETION_OPTIONS));
+  const [prompt, setPrompt] = useState("A list is");
+  const [second, setSecond] = useState(null);
+  const { texts, isRunning, start, stop, clear } = useTexts();
+  const { members, faults } = readOptions(COMPLETION_OPTIONS, values);
+  const sides = [["left", name], ...(second === null ? [] : [["right", second]])];
+  const requestOf = (side, model) => ({ name: side, path: PATH, body: { model, prompt, ...members, ...usageOf(members) } });
+  const send = (event) => {
+    event.preventDefault();
+    if (!isRunning && Object.keys(faults).length === 0) start(sides.map(([side, model]) => requestOf(side, model)));
+  };
+  const compare = (other) => { clear(); setSecond(other); };
+  const last = texts.left;
+  return html`<div class="pg-split">
+    <div class="pg-main">
+      <section class="panel" aria-label="Completion">
+        <form class="stack" onSubmit=${send}>
+          <${Field} label="Prompt" render=${(id) => html`<textarea id=${id} rows="4" value=${prompt}
+            onInput=${(event) => setPrompt(event.currentTarget.value)}></textarea>`} />
+          <div class="row">
+            ${isRunning
+              ? html`<button type="button" onClick=${stop}>Stop</button>`
+              : html`<button type="submit" class="primary">Continue</button>`}
+            <span class="spacer"></span>
+            <${CompareWith} name=${name} models=${models} second=${second} onChange=${compare} />
+          </div>
+        </form>
+        <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`<div key=${side} class="pg-column">
+          ${sides.length > 1 ? html`<h3>${model}</h3>` : null}
+          ${texts[side] ? html`<${TextResult} text=${texts[side]} />` : html`<p class="empty">The text appears here.</p>`}
+        </div>`)}</div>
+      </section>
+      <${RequestPanel} request=${requestOf("left", name)}
+        timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
+    </div>
+    <div class="pg-aside"><${OptionsForm} groups=${COMPLETION_OPTIONS} values=${values} faults=${faults} onChange=${setValues} /></div>
+  </div>`;
+}

@@ -1,0 +1,117 @@
+// Runs one request for text, streamed or whole, and gathers its choices with the log probabilities of their tokens.
+import { ApiError, call, parseServerTiming, stream } from "../lib/api.js";
+
+/** State of a text before its first token. */
+export function newText() {
+  return {
+    phase: "waiting", // waiting, running, done, stopped or failed
+    choices: [],
+    usage: null,
+    error: null,
+    timings: [],
+    firstTokenMs: null,
+    totalMs: null,
+    isStream: false,
+  };
+}
+
+/**
+ * Send `{path, body}` and call `onChange(text)` with the state so far, at most once in a frame. Never rejects.
+ *
+ * A choice is `{text, pieces, calls, finish}`. A piece is the text of one event with its tokens `{token, logprob, top}`.
+ */
+export async function generate({ path, body }, signal, onChange) {
+  const text = { ...newText(), isStream: body.stream === true };
+  const startMs = performance.now();
+  const show = inFrames(() => onChange({ ...text, choices: text.choices.map((choice) => ({ ...choice })) }));
+  const take = (event) => {
+    if (event.usage) text.usage = event.usage;
+    for (const part of event.choices ?? []) {
+      if (addPart(text, part) && text.firstTokenMs === null) text.firstTokenMs = performance.now() - startMs;
+    }
+    text.phase = "running";
+  };
+  try {
+    if (text.isStream) {
+      await readStream({ path, body }, signal, text, (event) => { take(event); show(); });
+    } else {
+      const answer = await call("POST", path, { body, signal });
+      text.timings = answer.timings;
+      take(answer.value);
+    }
+    text.phase = "done";
+  } catch (error) {
+    text.phase = signal.aborted ? "stopped" : "failed";
+    text.error = signal.aborted ? null : error;
+  }
+  text.totalMs = performance.now() - startMs;
+  show.now();
+  return text;
+}
+
+async function readStream({ path, body }, signal, text, take) {
+  const onOpen = (response) => { text.timings = parseServerTiming(response.headers.get("server-timing")); };
+  for await (const { data } of stream("POST", path, { body, signal, onOpen })) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    // The head of the response had the status 200 by then.
+    if (event.error) throw new ApiError(0, String(event.error.code ?? event.error.type), event.error.message);
+    take(event);
+  }
+}
+
+/** Add a part of a choice, of a chat or a completion, streamed or whole. Returns whether it had text or calls. */
+function addPart(text, part) {
+  const choice = (text.choices[part.index] ??= { text: "", pieces: [], calls: [], finish: null });
+  const message = part.delta ?? part.message ?? { content: part.text };
+  const content = message.content ?? "";
+  const tokens = tokensOf(part.logprobs);
+  choice.text += content;
+  if (content !== "" || tokens.length > 0) choice.pieces.push(...splitPieces(content, tokens));
+  for (const each of message.tool_calls ?? []) addCall(choice.calls, each);
+  if (part.finish_reason) choice.finish = part.finish_reason;
+  return content !== "" || (message.tool_calls ?? []).length > 0;
+}
+
+function addCall(calls, part) {
+  const at = part.index ?? calls.length;
+  const known = (calls[at] ??= { id: part.id, type: "function", function: { name: "", arguments: "" } });
+  known.function.name += part.function?.name ?? "";
+  known.function.arguments += part.function?.arguments ?? "";
+}
+
+/** Return `{token, logprob, top}` of each token, from the log probabilities of a chat or of a completion. */
+function tokensOf(logprobs) {
+  if (!logprobs) return [];
+  if (logprobs.content) {
+    return logprobs.content.map((each) => ({
+      token: each.token,
+      logprob: each.logprob,
+      top: (each.top_logprobs ?? []).map(({ token, logprob }) => ({ token, logprob })),
+    }));
+  }
+  return (logprobs.tokens ?? []).map((token, at) => ({
+    token,
+    logprob: logprobs.token_logprobs[at],
+    top: Object.entries(logprobs.top_logprobs?.[at] ?? {}).map(([each, logprob]) => ({ token: each, logprob })),
+  }));
+}
+
+/** Return a piece for each token; one for all if they are not the text: half characters, or tokens written as ids. */
+function splitPieces(content, tokens) {
+  const isExact = tokens.map((each) => each.token).join("") === content;
+  if (!isExact || tokens.length === 0) return [{ text: content, tokens }];
+  return tokens.map((each) => ({ text: each.token, tokens: [each] }));
+}
+
+/** Return a function that calls `draw` with the next frame, once for all calls before it; `now` calls it at once. */
+function inFrames(draw) {
+  let frame = null;
+  const show = () => { frame ??= requestAnimationFrame(() => { frame = null; draw(); }); };
+  show.now = () => {
+    if (frame !== null) cancelAnimationFrame(frame);
+    frame = null;
+    draw();
+  };
+  return show;
+}

@@ -1,0 +1,49 @@
+// Which tools a model has: by its task, its inputs and its labels.
+
+/** What a task means, in a few words. */
+export const TASKS = {
+  tensor: "Tensors in, tensors out",
+  embed: "Texts to vectors",
+  classify: "Texts to labels",
+  generate: "Generates text",
+};
+
+const TOOLS = {
+  chat: { id: "chat", label: "Chat", load: () => import("./chat.js").then((module) => module.Chat) },
+  completion: { id: "completion", label: "Completion", load: () => import("./completion.js").then((module) => module.Completion) },
+  similarity: { id: "similarity", label: "Similarity", load: () => import("./similarity.js").then((module) => module.Similarity) },
+  rank: { id: "rank", label: "Rank", load: () => import("./rank.js").then((module) => module.Rank) },
+  classify: { id: "classify", label: "Classify", load: () => import("./classify.js").then((module) => module.Classify) },
+  draw: { id: "draw", label: "Draw", load: () => import("./draw.js").then((module) => module.Draw) },
+  tensors: { id: "tensors", label: "Tensors", load: () => import("./tensors.js").then((module) => module.Tensors) },
+  browser: { id: "browser", label: "In the browser", load: () => import("../browser/in-browser.js").then((module) => module.InBrowser) },
+};
+
+/** Return the tools of a described model, the most useful first; none while it is not loaded. */
+export function toolsOf(model) {
+  const isOnnx = model.framework === "onnx";
+  switch (model.task) {
+    case "generate":
+      return [TOOLS.chat, TOOLS.completion];
+    case "embed":
+      return [TOOLS.similarity, TOOLS.rank, ...(isOnnx ? [TOOLS.browser, TOOLS.tensors] : [])];
+    case "classify":
+      return isCrossEncoder(model) ? [TOOLS.rank, TOOLS.classify] : [TOOLS.classify];
+    case "tensor":
+      return drawsDigits(model) ? [TOOLS.draw, TOOLS.browser, TOOLS.tensors] : [TOOLS.tensors, ...(isOnnx ? [TOOLS.browser] : [])];
+    default:
+      return [];
+  }
+}
+
+/** Whether the model reads an image of 8 x 8 grey values, as the embedded model of digits does. */
+export function drawsDigits(model) {
+  const [input, ...others] = model.inputs ?? [];
+  return others.length === 0 && input?.name === "image" && input.shape?.length === 2 && input.shape[1] === 64;
+}
+
+/** Whether a classifier has one label, so that its score ranks a text for a query. */
+function isCrossEncoder(model) {
+  // The list of models has capabilities, a single model has its labels.
+  return model.capabilities?.includes("rerank") ?? model.version_details[model.active_version].labels?.length === 1;
+}
