@@ -61,7 +61,7 @@ ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytes
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs web clean dev
+.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs web web-runtime clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
@@ -74,7 +74,7 @@ help:
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
 	@echo 'make gpu-kit  build a folder that checks and measures a machine with a GPU and without a network'
 	@echo 'make docs     build the manual as a web site in ./site; takes pictures of the page if it has changed'
-	@echo 'make web      fetch the libraries of the page again (needs npm); they are part of the repository'
+	@echo 'make web      fetch the libraries of the page again, and onnxruntime-web (needs npm)'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
 install: $(STAMPS)/install-$(EXTRA)
@@ -86,11 +86,11 @@ models: $(STAMPS)/models
 serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
-test: dev models check
+test: dev models check web-runtime
 	$(PYTEST)
 	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
 
-test-all: dev models check
+test-all: dev models check web-runtime
 	$(PYTEST) $(NIGHTLY)
 	$(OLDER_CPU) $(PYTEST) $(NIGHTLY) $(ISA_TESTS)
 	$(BIN)/python -m tests.clients.run
@@ -114,6 +114,13 @@ bench: dev models
 # At the versions and hashes in tests/web/vendor.py.
 web: $(STAMPS)/dev
 	@$(BIN)/python -m tests.web.vendor
+	@$(BIN)/python -m tests.web.runtime
+
+# Runs models in the page. It is optional: without npm its tests are skipped.
+web-runtime: $(STAMPS)/dev
+	@if test -e app/web/runtime/versions.json && test app/web/runtime/versions.json -nt tests/web/runtime.py; then :; \
+	elif command -v npm >/dev/null; then $(BIN)/python -m tests.web.runtime || echo 'the runtime of the page could not be fetched'; \
+	else echo 'npm not found: the tests of models in the page are skipped'; fi
 
 docs: dev models
 	@$(BIN)/python -m tests.manual.reference
