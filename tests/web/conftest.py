@@ -11,6 +11,7 @@ from tests.e2e.configs import DIGITS, EMBEDDED
 from tests.e2e.server import RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.support.models import onnx_costly_graphs, onnx_graphs
+from tests.web.playgrounds import playground_entries
 from tests.web.tabs import Open, Tab, chromium_options
 
 
@@ -64,6 +65,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("site")
     entries = EMBEDDED.replace("path =", "downloadable = true\npath =") + versioned_entry(folder, "all")
     with serving(folder, entries) as running:
+        yield running.wait_ready()
+        running.check_log()
+
+
+@pytest.fixture(scope="session")
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a model of every task, for the tests of the playground."""
+    folder = tmp_path_factory.mktemp("playground")
+    with serving(folder, playground_entries(folder)) as running:
         yield running.wait_ready()
         running.check_log()
 

@@ -1,0 +1,67 @@
+"""The server of the tests of the playground, and calls of the page's modules."""
+
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.e2e.server import MODELS
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.embedded_encoders import save_first_layers
+from tests.support.models.text_files import write_json, write_tokenizer
+
+LAYERS = 2
+"""Of the encoder that runs in the page: MiniLM's own weights and tokenizer, with a third of its size."""
+
+
+def playground_entries(folder: Path) -> str:
+    """Save and name a model of every task: digits, an encoder in fp32 and int8, classifiers, pictures, and a writer."""
+    encoder = save_first_layers(MODELS / "minilm-onnx", folder / "encoder", layers=LAYERS)
+    for name, graph in (
+        ("pictures", onnx_graphs.identity("float32", ("n", 3, 8, 8))),
+        ("numbers", onnx_graphs.identity("int64", ("n", "m"))),
+        ("names", onnx_graphs.identity("string", ("n",))),
+        ("maps", onnx_graphs.zip_map()),
+    ):
+        (folder / name).mkdir()
+        onnx_graphs.save(graph, folder / name)
+    onnx = [
+        ("digits", MODELS / "digits", "downloadable = true"),
+        ("encoder", encoder, "downloadable = true"),
+        ("encoder-int8", encoder, "downloadable = true\nquantized = true"),
+        ("pictures", folder / "pictures", "downloadable = true"),
+        ("numbers", folder / "numbers", ""),
+        ("names", folder / "names", ""),
+        ("maps", folder / "maps", 'load = "lazy"'),
+        ("classify", save_classifier(folder / "classify", ("fast", "slow", "late")), ""),
+        ("cross-encoder", save_classifier(folder / "cross-encoder", ("LABEL_0",)), ""),
+    ]
+    entries = "".join(
+        f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\n{more}\n' for name, path, more in onnx
+    )
+    writers = "".join(
+        f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / "tiny-llama"}"\n'
+        for name in ("writer", "writer-2")
+    )
+    return f'[models]\ncache_dir = "{folder / "cache"}"\n{entries}{writers}'
+
+
+def save_classifier(folder: Path, labels: tuple[str, ...]) -> Path:
+    """Save a tiny classifier of texts with these labels; with one of them it ranks pairs. Return its folder."""
+    write_tokenizer(folder)
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    write_json(folder / "config.json", config | {"id2label": {str(at): label for at, label in enumerate(labels)}})
+    onnx_graphs.save(onnx_encoders.encoder(("logits",), labels=len(labels)), folder)
+    return folder
+
+
+def run_module(page: Page, path: str, body: str, value: object = None) -> Any:
+    """Import a module of the page and return `body(module, value)`, an arrow function in JavaScript.
+
+    `path`: below the page's folder, as `playground/npy.js`.
+    """
+    script = f"""async (value) => {{
+        const base = document.querySelector('script[type="module"]').src.replace(/main\\.js$/, "");
+        return ({body})(await import(base + {path!r}), value);
+    }}"""
+    return page.evaluate(script, value)
