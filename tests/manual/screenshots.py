@@ -21,6 +21,7 @@ from tests.e2e.configs import EMBEDDED
 from tests.e2e.server import MODELS, ROOT, RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.web.conftest import versioned_entry
+from tests.web.runtime import is_present
 from tests.web.tabs import Scheme, chromium_options
 
 WEB = ROOT / "app" / "web"
@@ -67,12 +68,41 @@ def start_canary(page: Page) -> None:
     form.get_by_role("button", name="End canary").wait_for()
 
 
+def compare_chats(page: Page) -> None:
+    page.get_by_label("Max tokens").fill("40")
+    page.get_by_label("Temperature").fill("0.3")
+    page.get_by_label("Compare with").select_option("tiny-llama")
+    page.get_by_role("button", name="Send").click()
+    page.locator('.pg-figures[data-phase="done"]').nth(1).wait_for()
+    page.locator(".pg-token").nth(2).focus()
+
+
+def compare_texts(page: Page) -> None:
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".pg-matrix").wait_for()
+
+
+def draw_digit(page: Page) -> None:
+    page.get_by_role("button", name="Draw the example of 3").click()
+    page.locator(".waterfall").wait_for()
+
+
+def run_in_browser(page: Page) -> None:
+    page.get_by_role("button", name="Load the model").click()
+    page.get_by_role("button", name="Run both").click()
+    page.locator(".pg-verdict").wait_for()
+
+
 SHOTS = (
     Shot("page-overview", "#/overview", 1200, 1000, "light", nothing),
     Shot("page-overview-narrow", "#/overview", 360, 780, "dark", nothing),
     Shot("page-models", "#/models", 1200, 720, "light", nothing),
     Shot("page-model", "#/models/two-versions", 1200, 900, "dark", start_canary),
     Shot("page-requests", "#/requests", 1200, 740, "light", open_first_request),
+    Shot("playground-chat", "#/playground/tiny-llama", 1200, 800, "light", compare_chats),
+    Shot("playground-similarity", "#/playground/minilm-onnx", 1200, 860, "light", compare_texts),
+    Shot("playground-draw", "#/playground/digits", 1200, 860, "dark", draw_digit),
+    Shot("playground-browser", "#/playground/minilm-onnx?tool=browser", 1200, 860, "light", run_in_browser),
 )
 
 
@@ -104,6 +134,9 @@ def take(server: RunningServer, chromium: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=chromium_options())
         for shot in SHOTS:
+            if shot.prepare is run_in_browser and not is_present():
+                print("onnxruntime-web is missing (make web): the picture of a model in the page stays as it is")
+                continue
             page = browser.new_page(viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme)
             page.goto(f"{server.url}/{shot.view}")
             page.locator(".connection-good").wait_for()
