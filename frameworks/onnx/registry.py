@@ -109,9 +109,7 @@ class OnnxRegistry:
         weight_bytes *= len(set(map(id, sessions)))
         instances = [OnnxModel(each, file, choice, weight_bytes, entry, summary, self._arrays) for each in sessions]
         for each in instances:
-            each.spec = replace(
-                each.spec, quantization=report, quantized_graph=None if report is None else str(graph)
-            )
+            each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
         return with_text(instances, file.parent)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
