@@ -25,7 +25,7 @@ from frameworks.models.slot import ModelSlot
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Between two looks at models and requests, while a page is open."""
 _MEASURE_S = 10.0
 """Between two measurements of the free memory of devices: a driver may take milliseconds for it."""
