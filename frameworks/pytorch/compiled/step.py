@@ -5,8 +5,6 @@ All threads run the step together. A barrier ends each part of it.
 
 from typing import Any
 
-import numpy as np
-
 from frameworks.pytorch.compiled.jit import (
     address_of,
     call_with,
@@ -181,4 +179,3 @@ def _region(arguments: Any) -> None:
 
 
 ADDRESS = address_of(_region)
-Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -79,7 +79,7 @@ class CompiledStep:
         self._final_norm = self._norms.address(decoder.final_norm)
         self._table = _table(decoder.layers, step, self._norms)
         self._arguments_of_products = self._products_table(linears)
-        self._set_constants(first, heads)
+        self._set_constants(first)
 
     def takes(self, parts: Sequence[StepPart]) -> bool:
         """Return whether a step of these parts is computed here: few tokens, and none with an adapter."""
@@ -91,7 +91,7 @@ class CompiledStep:
         return True
 
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
-        """As Decoder.logits of these parts. The tensor is valid until the next step."""
+        """As Decoder.logits of these parts, float32. The tensor is valid until the next step. Raises IndexError."""
         token_ids: list[int] = []
         positions: list[int] = []
         first_blocks: list[int] = []
@@ -103,6 +103,9 @@ class CompiledStep:
             first_blocks += [len(blocks)] * part.num_tokens
             blocks += part.sequence.blocks
             logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
+        if max(token_ids) >= self._decoder.embed.num_embeddings:
+            # Compiled code would read beyond the table.
+            raise IndexError(f"token {max(token_ids)} is beyond a vocabulary of {self._decoder.embed.num_embeddings}")
         rows, count = len(token_ids), len(logit_rows)
         threads = torch.get_num_threads()
         if count > len(self._logits):
@@ -160,9 +163,8 @@ class CompiledStep:
             own[products.TILES] = tiles
         return table
 
-    def _set_constants(self, layer: LlamaLayer, heads: int) -> None:
+    def _set_constants(self, layer: LlamaLayer) -> None:
         step, arguments, keys = self._step, self._region.arguments, self._cache.layers[0][0]
-        assert heads == layer.query_heads + 2 * layer.key_heads
         values = self._cache.layers[0][1]
         arguments[step.LAYERS] = len(self._decoder.layers)
         arguments[step.HIDDEN] = self._hidden_size

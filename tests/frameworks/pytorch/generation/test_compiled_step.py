@@ -112,6 +112,13 @@ def test_step_takes_few_tokens_without_adapters(runner: Any) -> None:
     assert not runner.step.takes([StepPart(adapted, 1, 1)])
 
 
+def test_token_beyond_vocabulary_is_an_error(runner: Any) -> None:
+    sequence = Sequence(request(9, [1, VOCABULARY_SIZE]), 0.0)
+    sequence.blocks = [0]
+    with pytest.raises(IndexError, match="beyond a vocabulary"):
+        runner.step.logits([StepPart(sequence, 1, 1)])
+
+
 def test_failed_numbers_reach_the_logits(runner: Any) -> None:
     """The sampler finds them there, and fails that text alone."""
     decodes = plan_of([(3, 1), (3, 1)], range(BLOCKS))
