@@ -280,8 +280,8 @@ class ModelsSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Path("./models")
-    """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, and for
-    kernels compiled for this CPU, in `compiled`; created when first needed."""
+    """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, and
+    for kernels compiled for this CPU, in `compiled`; created when first needed."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
