@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ONLY_PYTORCH = {"jinja2", "llguidance", "numba", "safetensors", "torch", "transformers"}
+ONLY_PYTORCH = {"jinja2", "llguidance", "safetensors", "torch", "transformers"}
 """Dependencies that a server without PyTorch models never imports."""
 EXTRAS = ("hub", "s3", "gcs", "azure", "otel")
 """Extras of images with all frameworks: sources of models, and traces."""

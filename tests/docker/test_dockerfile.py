@@ -112,7 +112,6 @@ def test_image_installs_the_declared_packages(device: str) -> None:
     assert {"torch", "transformers", "fastapi", {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}[device]} <= names
     lean = requirements(device, "onnx")
     assert names - {re.split(r"[^\w.-]", line)[0] for line in lean} == {
-        *(["numba"] if device == "cpu" else []),
         "jinja2", "llguidance", "safetensors", "torch", "transformers",
         "adlfs", "gcsfs", "huggingface-hub", "s3fs",
         "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk",

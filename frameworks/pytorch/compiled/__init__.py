@@ -13,7 +13,7 @@ stream, in an order made for it, for any number of rows.
 - `parallel`: run them on torch's threads.
 - `linear`: the layers.
 
-numba compiles them. It is installed with the extra `cpu`; without it, torch's own products remain.
+numba compiles them. It is installed with the extra `compiled`; without it, torch's own products remain.
 
 Sources: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
 BLIS (2015).

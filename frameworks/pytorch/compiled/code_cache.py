@@ -44,7 +44,11 @@ def _usable() -> Path | None:
     base = Path(own) if own else _folder
     if base is None:
         return None
-    folder = base / _digest()
+    return _made(base / _digest())
+
+
+@cache
+def _made(folder: Path) -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder) as file:

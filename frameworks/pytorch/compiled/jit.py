@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import structlog
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from frameworks.pytorch.compiled.code_cache import cache_folder
+
+log = structlog.get_logger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,10 +50,15 @@ def address_of(function: Callable[[Any], None], *, keeps_order: bool = False) ->
     numbers could have other last bits in another tile. Functions that this one calls keep their own choice.
     """
     signature = types.void(types.CPointer(types.int64))
+    options = {"fastmath": False if keeps_order else _MATH, "error_model": "numpy"}
     with cache_folder() as is_cached:
-        math = False if keeps_order else _MATH
-        make = numba.cfunc(signature, fastmath=math, error_model="numpy", cache=is_cached)
-        made = make(function)
+        try:
+            made = numba.cfunc(signature, cache=is_cached, **options)(function)
+        except OSError as error:
+            if not is_cached:
+                raise
+            log.warning("compiled code could not be kept", error=str(error), remedy="make room in models.cache_dir")
+            made = numba.cfunc(signature, **options)(function)
     _kept.append(made)
     return int(made.address)
 
