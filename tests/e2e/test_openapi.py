@@ -81,11 +81,14 @@ ROUTES |= {
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
 ROUTES |= {path: {"post"} for path in REPOSITORY}
-# Shown by tests/app/protocols/native/test_generation.py and tests/e2e/test_adapters.py.
+# Shown by tests/app/protocols/native/test_generation.py, tests/e2e/test_adapters.py and test_speculation.py.
 NOT_HERE = {
-    "InferResponse": {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"},
+    "InferResponse": {
+        "text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens",
+        "accepted_prediction_tokens", "rejected_prediction_tokens",
+    },
     "OpenAiModel": {"root", "parent"},
-}
+}  # fmt: skip
 MANAGEMENT = (
     *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),
     *("/models/{name}/adapters", "/models/{name}/adapters/{adapter}"),

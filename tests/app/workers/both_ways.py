@@ -76,7 +76,8 @@ async def both_ways(folder: Path, config: str, applied: Callable[[], Awaitable[o
     admin: Any = endpoint._admin
     links = make_links()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admin._app.router.lifespan_context(admin._app))
+        application = admin._app._admin  # below the page
+        await stack.enter_async_context(application.router.lifespan_context(application))
         served = await stack.enter_async_context(AdminServer(admin._app, applied))
         served.serve(links.supervisor)
         worker = worker_endpoint(loaded, endpoint._pipeline, links.worker, keys)
