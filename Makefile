@@ -87,11 +87,15 @@ serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
 test: dev models check web-runtime
+	@$(BIN)/python -m tests.support.compiled_code
 	$(PYTEST)
+	@$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code
 	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
 
 test-all: dev models check web-runtime
+	@$(BIN)/python -m tests.support.compiled_code
 	$(PYTEST) $(NIGHTLY)
+	@$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code
 	$(OLDER_CPU) $(PYTEST) $(NIGHTLY) $(ISA_TESTS)
 	$(BIN)/python -m tests.clients.run
 

@@ -6,15 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 # Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
-# Servers of tests have caches of their own, and would all compile the same code.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "compiled"))
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and the commands that they start inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -23,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.support.compiled_code import keep_compiled_code
+
+keep_compiled_code()
 
 settings.register_profile(
     "roundhouse",

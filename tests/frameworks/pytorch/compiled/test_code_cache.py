@@ -39,7 +39,7 @@ def run(script: Path, *arguments: str) -> str:
     """Compile in a process of its own, and return what it prints."""
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[4])
-    command = [sys.executable, script, *arguments]
+    command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
