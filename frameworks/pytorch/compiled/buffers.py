@@ -29,6 +29,16 @@ def blocks_of(values: Any) -> Iterator[tuple[int, Any]]:
         yield start // BLOCK, block
 
 
+def pack_floats(weight: Floats, format_: Format, dtype: Any) -> Bytes:
+    """Return weights [outputs, inputs], rounded to `dtype`, as bytes of [blocks, inputs, outputs of a block]."""
+    outputs, inputs = weight.shape
+    buffer = empty_buffer(format_, outputs, inputs)
+    packed = buffer.view(dtype).reshape(-1, inputs, BLOCK)
+    for index, block in blocks_of(weight):
+        packed[index] = block.T
+    return buffer
+
+
 def in_order(block: Any, at_once: int, offset: int) -> Bytes:
     """Return int8 weights of a block, [block, inputs], as bytes [groups, parts, block, at_once] with the offset added.
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
+from frameworks.pytorch.compiled.buffers import Bytes, Floats, pack_floats
 from frameworks.pytorch.compiled.float_rows import float_row_writer
 from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
 from frameworks.pytorch.compiled.jit import address_of
@@ -40,12 +40,7 @@ ADDRESS = address_of(_region, keeps_order=True)
 
 def pack(weight: Floats) -> Bytes:
     """Return weights [outputs, inputs] as bytes of [blocks, inputs, outputs of a block]."""
-    outputs, inputs = weight.shape
-    buffer = empty_buffer(FORMAT, outputs, inputs)
-    packed = buffer.view(np.float16).reshape(-1, inputs, BLOCK)
-    for index, block in blocks_of(weight):
-        packed[index] = block.T.astype(np.float16)
-    return buffer
+    return pack_floats(weight, FORMAT, np.float16)
 
 
 PACKED = PackedFormat(FORMAT, ADDRESS, pack)

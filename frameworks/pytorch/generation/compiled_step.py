@@ -16,6 +16,7 @@ from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
+# As compiled/rows.py numbers them; importing it would compile.
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_ROWS = 64
 """Tokens of a step. Above it, the operators of torch take a small share of the time."""
@@ -55,7 +56,7 @@ class CompiledStep:
         embedding = decoder.embedding
         self._embedding = embedding.detach() if embedding is not None and embedding.dtype == torch.float32 else None
         self._cache = cache
-        self._kept = linears
+        self._linears = linears  # the compiled code has addresses in them
         self._step, self._products, self._operations = step, products, elementwise
         self._num_reserved = NUM_RESERVED
         self._max_tokens = max_tokens
@@ -103,9 +104,10 @@ class CompiledStep:
             first_blocks += [len(blocks)] * part.num_tokens
             blocks += part.sequence.blocks
             logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
-        if max(token_ids) >= self._decoder.embed.num_embeddings:
+        vocabulary = self._decoder.embed.num_embeddings
+        if min(token_ids) < 0 or max(token_ids) >= vocabulary:
             # Compiled code would read beyond the table.
-            raise IndexError(f"token {max(token_ids)} is beyond a vocabulary of {self._decoder.embed.num_embeddings}")
+            raise IndexError(f"expected tokens from 0 to {vocabulary - 1}, got {min(token_ids)} to {max(token_ids)}")
         rows, count = len(token_ids), len(logit_rows)
         threads = torch.get_num_threads()
         if count > len(self._logits):

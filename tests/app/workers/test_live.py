@@ -109,8 +109,10 @@ async def test_lost_worker_leaves_no_reader() -> None:
     await supervisor.lose(lost)
     await soon(lambda: len(supervisor.feeds.readers) == 1)
     supervisor.feeds.publish()
-    await soon(lambda: len(reader.delivered) == 1)
+    await soon(lambda: bool(reader.delivered))
+    assert reader.delivered == [(1, b"1")]
     await supervisor.lose(other)
+    assert not supervisor.feeds.readers
 
 
 @in_loop

@@ -164,6 +164,7 @@ async def test_loop_takes_samples_at_intervals(monkeypatch: pytest.MonkeyPatch) 
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
+    assert len(server.feed.ring.samples) >= 5  # those before the reader, and those that it got
 
 
 @in_loop
@@ -185,6 +186,7 @@ async def test_failed_sample_does_not_end_the_loop(monkeypatch: pytest.MonkeyPat
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
+    assert refreshed >= 3  # the one that failed, and those of the samples
 
 
 @in_loop

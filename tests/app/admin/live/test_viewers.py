@@ -190,9 +190,10 @@ async def test_events_while_stream_opens_are_not_lost(make: Make) -> None:
     feeds.publish()
     feeds.publish()
     feeds.gate.set()
-    await soon(lambda: client.numbers == [0, 1, 2])
+    await soon(lambda: len(client.numbers) == 3)
     lifecycle.drain()
     await client.stream
+    assert client.numbers == [0, 1, 2]
 
 
 @in_loop

@@ -112,10 +112,11 @@ def test_step_takes_few_tokens_without_adapters(runner: Any) -> None:
     assert not runner.step.takes([StepPart(adapted, 1, 1)])
 
 
-def test_token_beyond_vocabulary_is_an_error(runner: Any) -> None:
-    sequence = Sequence(request(9, [1, VOCABULARY_SIZE]), 0.0)
+@pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE])
+def test_token_beyond_vocabulary_is_an_error(runner: Any, token_id: int) -> None:
+    sequence = Sequence(request(9, [1, token_id]), 0.0)
     sequence.blocks = [0]
-    with pytest.raises(IndexError, match="beyond a vocabulary"):
+    with pytest.raises(IndexError, match=f"expected tokens from 0 to {VOCABULARY_SIZE - 1}"):
         runner.step.logits([StepPart(sequence, 1, 1)])
 
 
