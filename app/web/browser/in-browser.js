@@ -1,8 +1,8 @@
 // The same model in this page and on the server: one input, both answers, both times.
 import { Busy, Empty, ErrorNotice } from "../components/message.js";
+import { drawsDigits } from "../lib/descriptions.js";
 import { formatBytes, formatDuration } from "../lib/format.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
-import { drawsDigits } from "../playground/tools.js";
 import { openModel } from "./browser-model.js";
 import { BothDigits } from "./both-digits.js";
 import { BothTensors } from "./both-tensors.js";

@@ -1,4 +1,5 @@
 // Which tools a model has: by its task, its inputs and its labels.
+import { drawsDigits } from "../lib/descriptions.js";
 
 /** What a task means, in a few words. */
 export const TASKS = {
@@ -34,12 +35,6 @@ export function toolsOf(model) {
     default:
       return [];
   }
-}
-
-/** Whether the model reads an image of 8 x 8 grey values, as the embedded model of digits does. */
-export function drawsDigits(model) {
-  const [input, ...others] = model.inputs ?? [];
-  return others.length === 0 && input?.name === "image" && input.shape?.length === 2 && input.shape[1] === 64;
 }
 
 /** Whether a classifier has one label, so that its score ranks a text for a query. */

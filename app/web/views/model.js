@@ -4,13 +4,13 @@ import { Busy, Empty, ErrorNotice } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
 import { Scroll } from "../components/scroll.js";
 import { State } from "../components/state.js";
+import { describe } from "../lib/descriptions.js";
 import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { useModel } from "../lib/models.js";
 import { useCanManage } from "../lib/rights.js";
 import { link } from "../lib/router.js";
 import { ModelButtons } from "./model-actions.js";
-import { describe } from "./models.js";
 import { CanaryForm, ShadowForm } from "./traffic.js";
 import { Versions } from "./versions.js";
 

@@ -3,6 +3,7 @@ import { Busy, Empty } from "../components/message.js";
 import { ActionProgress } from "../components/progress.js";
 import { State } from "../components/state.js";
 import { actions } from "../lib/actions.js";
+import { describe } from "../lib/descriptions.js";
 import { formatBytes, formatCount } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { useObservable } from "../lib/observable.js";
@@ -63,12 +64,4 @@ function Card({ model, live }) {
 
 function downloadOf({ versions }) {
   return Object.values(versions).find((version) => version.download)?.download ?? null;
-}
-
-const TASKS = { tensor: "tensors", embed: "embeddings", classify: "classification", generate: "text generation" };
-
-/** What a model does and where it runs, in one line. */
-export function describe(model) {
-  const kind = { onnx: "ONNX", pytorch: "PyTorch" }[model.framework] ?? model.framework;
-  return [TASKS[model.task] ?? model.task, kind, model.device, model.dtype].filter(Boolean).join(" · ");
 }
