@@ -25,8 +25,6 @@ from frameworks.models.slot import ModelSlot
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 2.0
-"""Between two looks at models and requests, while a page is open."""
 _MEASURE_S = 10.0
 """Between two measurements of the free memory of devices: a driver may take milliseconds for it."""
 
@@ -175,11 +173,11 @@ class LiveFeed:
             self._send(lambda view: _requests_event(view.principal, fresh, offset_s))
 
     async def _wait(self, due_s: float) -> None:
-        """Wait until a sample or a look is due, or a first reader has come."""
+        """Wait until a sample is due, or a first reader has come."""
         self._opened.clear()
         left_s = max(0.0, due_s - self._clock())
         if self._views:
-            await asyncio.sleep(min(left_s, LOOK_S))
+            await asyncio.sleep(left_s)
             return
         try:
             async with asyncio.timeout(left_s):

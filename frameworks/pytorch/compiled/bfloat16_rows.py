@@ -7,10 +7,10 @@ from llvmlite import ir
 from numba import types
 
 from frameworks.pytorch.compiled.jit import llvm_function, part, pointer_to_floats, stack_floats
-from frameworks.pytorch.compiled.tiles import BYTES, load
+from frameworks.pytorch.compiled.tiles import BYTES, load, scatter
 
 _AT_ONCE = 32
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_I32 = ir.IntType(32)
 _INTEGERS = ir.VectorType(_I32, _AT_ONCE)
 _HALF_BITS, _BELOW_HALF = 16, 0x7FFF
 _MAGNITUDE, _INFINITY, _QUIET = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
@@ -31,10 +31,7 @@ def _write_rounded(_context: Any, _source: Any, _target: Any, _stride: Any) -> A
         high = builder.lshr(builder.select(is_nan, _all(_QUIET), rounded), _all(_HALF_BITS))
         narrow = builder.trunc(high, ir.VectorType(ir.IntType(16), _AT_ONCE))
         pairs = builder.bitcast(narrow, ir.VectorType(_I32, _AT_ONCE // 2))
-        for index in range(_AT_ONCE // 2):
-            place = builder.gep(target, [builder.mul(arguments[2], ir.Constant(_I64, index))])
-            pair = builder.extract_element(pairs, ir.Constant(_I32, index))
-            builder.store(pair, builder.bitcast(place, _I32.as_pointer()), align=4)
+        scatter(builder, pairs, target, arguments[2], _AT_ONCE // 2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), write

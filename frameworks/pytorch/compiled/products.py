@@ -19,7 +19,10 @@ ROWS_AT_ONCE = 256
 
 
 def region(format_: Format, order: Callable[..., None], multiply: Callable[..., None]) -> Callable[[Any], None]:
-    """Return the compiled function of the arguments above that multiplies, run by all threads."""
+    """Return the compiled function of the arguments above that multiplies, run by all threads.
+
+    Each format calls it from a function of its own module: numba keeps the code of such a function alone.
+    """
     orders_one_row = format_.orders_one_row
 
     @part

@@ -21,7 +21,7 @@ from frameworks.pytorch.compiled.jit import (
     store_float,
     store_integer,
 )
-from frameworks.pytorch.compiled.tiles import BYTES, function, load, splat
+from frameworks.pytorch.compiled.tiles import BYTES, function, load, scatter, splat
 from frameworks.quantization.ranges import LARGEST_INT8
 
 _TINY = np.float32(1e-12)
@@ -85,10 +85,7 @@ def _write_rounded(builder: Any, arguments: Any, dot: Dot) -> Any:
     narrow = builder.trunc(whole, ir.VectorType(ir.IntType(8 * dot.row_width), GROUP))
     count = GROUP // dot.at_once
     parts = builder.bitcast(narrow, ir.VectorType(_I32, count))
-    for index in range(count):
-        place = builder.gep(target, [builder.mul(stride, ir.Constant(_I64, index))])
-        part = builder.extract_element(parts, ir.Constant(_I32, index))
-        builder.store(part, builder.bitcast(place, _I32.as_pointer()), align=4)
+    scatter(builder, parts, target, stride, count)
     total = function(builder, f"llvm.vector.reduce.add.v{GROUP}i32", _I32, [_GROUP_INTEGERS])
     return builder.sext(builder.call(total, [whole]), _I64)
 

@@ -154,7 +154,6 @@ async def test_closed_reader_gets_nothing() -> None:
 @in_loop
 async def test_loop_takes_samples_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.02)
-    monkeypatch.setattr(module, "LOOK_S", 0.005)
     server, reader = Server(), FakeReader(OPERATOR)
     server.feed._clock = asyncio.get_running_loop().time
     running = task(server.feed.run())
