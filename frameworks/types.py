@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from frameworks.generation.types import GenerationSpec
+from frameworks.images.spec import ImageSpec
 from frameworks.traces import RunTrace
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -212,6 +213,7 @@ class ModelSpec:
     dtype: str
     memory_bytes: int
     text: TextSpec | None = None
+    image: ImageSpec | None = None
     providers: tuple[str, ...] = ()
     batched_inputs: frozenset[str] = frozenset()
     unbatched_because: str | None = None

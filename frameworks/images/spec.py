@@ -1,0 +1,38 @@
+"""Define what models declare about images, and the request for images."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """How a model reads images. `input_name`: the tensor that the pixels of each image become one row of.
+
+    `height`, `width`: of that tensor, in pixels. `labels`: of a classifier, by index. `multi_label`: each label has a
+    probability of its own. `normalize`: whether embeddings are L2-normalised by default. `embedding_size`: dimensions
+    of an embedding; None for other tasks, and where the files do not define it.
+    """
+
+    input_name: str
+    height: int
+    width: int
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    normalize: bool = True
+    embedding_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """Images for a model that declares an ImageSpec. `images`: files in JPEG, PNG or WebP, in the order of the answer.
+
+    `normalize`: None for the default of the model's files. `top_k`: how many labels; None: all. `dimensions`: truncate
+    embeddings to this size; None: whole embeddings. `raw_scores`: the logits of labels instead of their probabilities.
+    `output_names`: of a model of task `tensor`; None for every output.
+    """
+
+    images: list[bytes]
+    normalize: bool | None = None
+    top_k: int | None = None
+    dimensions: int | None = None
+    raw_scores: bool = False
+    output_names: tuple[str, ...] | None = None
