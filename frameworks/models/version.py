@@ -12,10 +12,11 @@ import structlog
 
 from frameworks.devices import Device
 from frameworks.engine.contract import Engine
-from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
+from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.files_state import FilesState
 from frameworks.models.identity import ModelIdentity
+from frameworks.models.load_failures import LoadFailures
 from frameworks.models.serving_ids import new_serving_id
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from frameworks.sources.store import Fetched
 
 log = structlog.get_logger(__name__)
-
-# A failed load is retried after 1 s, 2 s, 4 s …
-_FIRST_RETRY_S = 1.0
-_MAX_RETRY_S = 60.0
 
 
 def _no_bytes() -> int:
@@ -69,9 +66,7 @@ class ModelVersion:
         self._clock = clock
         self._state = ModelState.REGISTERED
         self._next_state = ModelState.UNLOADED
-        self._failure: RoundhouseError | None = None
-        self._failures = 0
-        self._retry_at_s = 0.0
+        self._failures = LoadFailures(clock)
         self.load_s = 0.0
         self.memory_bytes = 0
         """As measured at the last load, on all devices; kept after an unload, for the next load."""
@@ -127,12 +122,12 @@ class ModelVersion:
     @property
     def failure(self) -> RoundhouseError | None:
         """The error of the last load; None after another one."""
-        return self._failure
+        return self._failures.last
 
     @property
     def retry_in_s(self) -> float:
         """Seconds until a request may retry a failed load."""
-        return max(0.0, self._retry_at_s - self._clock())
+        return self._failures.retry_in_s
 
     @property
     def reason(self) -> str | None:
@@ -141,7 +136,8 @@ class ModelVersion:
             return ModelFailed.THREAD_ENDED
         if self._outage is not None:
             return self._outage
-        return self._failure.message if self._failure and self._state is ModelState.FAILED else None
+        failure = self._failures.last
+        return failure.message if failure is not None and self._state is ModelState.FAILED else None
 
     @property
     def has_died(self) -> bool:
@@ -306,15 +302,7 @@ class ModelVersion:
             case ModelState.FAILED:
                 if self.has_died:
                     self._record_failure(ModelFailed(ModelFailed.THREAD_ENDED))
-                left_s = self._retry_at_s - self._clock()
-                if left_s > 0:
-                    message = (
-                        f'model "{self.model.name}" failed: {self.reason}; its load is retried in {left_s:.1f} s, or '
-                        f"by POST /models/{self.model.name}/load"
-                    )
-                    raise (
-                        OutOfMemory(message) if isinstance(self._failure, OutOfMemory) else ModelFailed(message, left_s)
-                    )
+                self._failures.check_retry(self.model.name, self.reason)
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(
                     f'model "{self.model.name}" is {self.state}; try again when GET /health/ready returns 200'
@@ -355,7 +343,8 @@ class ModelVersion:
         self.serving_id = new_serving_id() if serving_id is None else serving_id
         self.ready_since_s = self._clock()
         self.waits_for_load = True
-        self._state, self._failure, self._failures = ModelState.READY, None, 0
+        self._state = ModelState.READY
+        self._failures.clear()
         self.model.changed()
 
     def fail(self, failure: RoundhouseError) -> None:
@@ -373,7 +362,8 @@ class ModelVersion:
 
     def unload(self, state: ModelState) -> None:
         """Set the state of a version that is not loaded."""
-        self._state, self._next_state, self._failure, self._failures = state, state, None, 0
+        self._state = self._next_state = state
+        self._failures.clear()
         self.model.changed()
 
     def begin_draining(self, next_state: ModelState) -> None:
@@ -397,15 +387,13 @@ class ModelVersion:
     def abort(self, message: str) -> None:
         """Close the instances without waiting; their requests fail with Draining."""
         engine, self._engine = self._engine, None
-        self._state, self._next_state, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
+        self._state = self._next_state = ModelState.UNLOADED
+        self._failures.clear()
         self.model.changed()
         if engine is not None:
             engine.abort(message)
 
     def _record_failure(self, failure: RoundhouseError) -> None:
         """Note a failure and the time of the next retry; the death of a thread is noted once."""
-        if self.has_died and self._failure is not None:
-            return
-        self._failure = failure
-        self._retry_at_s = self._clock() + min(_MAX_RETRY_S, _FIRST_RETRY_S * 2**self._failures)
-        self._failures = min(self._failures + 1, 10)
+        if not self.has_died or self._failures.last is None:
+            self._failures.record(failure)

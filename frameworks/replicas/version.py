@@ -30,8 +30,9 @@ class ReplicaVersion(ModelVersion):
         self._state, self._next_state = ModelState(published.state), ModelState(published.next_state)
         self.waits_for_load = published.waits_for_load
         error = None if published.failure is None else error_from_plain(published.failure)
-        self._failure = error if error is None or isinstance(error, RoundhouseError) else ModelFailed(str(error))
-        self._retry_at_s = self._clock() + published.retry_in_s
+        if error is not None and not isinstance(error, RoundhouseError):
+            error = ModelFailed(str(error))
+        self._failures.follow(error, published.retry_in_s)
 
     def note_change(self) -> None:
         """Wake the requests that wait for a change."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.version
+import frameworks.models.load_failures
 from frameworks.errors import (
     InvalidInput,
     InvalidModel,
@@ -47,7 +47,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.version, "_MAX_RETRY_S", 0.002)
+        self.short_retries = patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002)
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()

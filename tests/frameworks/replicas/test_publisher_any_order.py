@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.version
+import frameworks.models.load_failures
 from frameworks.engine.process.messages import ChannelLost
 from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot, ModelState
@@ -41,7 +41,7 @@ class PublisherMachine(RuleBasedStateMachine):
         self.logs = capture_logs()
         self.logs.__enter__()
         self.patches = [
-            patch.object(frameworks.models.version, "_MAX_RETRY_S", 0.002),
+            patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002),
             patch("frameworks.replicas.shared_engine._MAX_RETRY_S", 0.002),
         ]
         for each in self.patches:

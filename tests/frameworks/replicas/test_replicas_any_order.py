@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.version
+import frameworks.models.load_failures
 from app.workers.messages import ToWorker
 from frameworks.devices import DeviceManager
 from frameworks.errors import ModelNotFound, ModelUnavailable, OutOfMemory, RoundhouseError, VersionNotFound
@@ -70,7 +70,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.version, "_MAX_RETRY_S", 0.002)
+        self.short_retries = patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002)
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
