@@ -5,14 +5,23 @@ from typing import Any
 
 from frameworks.pytorch.compiled.elementwise import ADD, MUL, SILU, sigmoid
 from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer
-from frameworks.pytorch.compiled.jit import compiled, inlined, part, pointer_to_floats, stack_floats
+from frameworks.pytorch.compiled.jit import (
+    compiled,
+    inlined,
+    part,
+    pointer_to_floats,
+    pointer_to_integers,
+    stack_floats,
+)
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 
-ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, NUM_ARGUMENTS = range(
-    NUM_RESERVED, NUM_RESERVED + 11
+ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED, NUM_ARGUMENTS = range(
+    NUM_RESERVED, NUM_RESERVED + 13
 )
 """Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]. `TILES`: of room for the rows in
-order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0.
+order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0. `DELTAS`: of float32
+[rows, blocks, outputs of a block], which is added to the rows whose number in `ARE_CHANGED`, int64 [rows], is not 0; or
+0.
 """
 # Rows that are multiplied before the next ones are put in order: the ordered ones stay in a core's cache.
 ROWS_AT_ONCE = 256
@@ -39,7 +48,11 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
                 order(x, tiles, count, inputs, number, threads)
                 barrier(arguments)
             offset = 4 * first * outputs
-            finish = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS])
+            deltas = arguments[DELTAS]
+            if deltas:
+                deltas += 4 * first * ((outputs + BLOCK - 1) // BLOCK * BLOCK)
+            changes = (deltas, arguments[ARE_CHANGED] + 8 * first)
+            finish = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS], changes)
             sizes = (count, inputs, outputs)
             multiply(arguments[WEIGHTS], tiles, arguments[OUT] + offset, sizes, finish, number, threads)
 
@@ -80,7 +93,7 @@ def multiplier(format_: Format) -> Callable[..., None]:
     @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, finish: Any, number: int, threads: int) -> None:
         """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs. `finish`:
-        operation, other, bias.
+        operation, other, bias, deltas and which rows they change.
         """
         rows, inputs, outputs = sizes
         blocks = (outputs + BLOCK - 1) // BLOCK
@@ -119,7 +132,7 @@ def _finish(sums: int, out: int, rows: Any, columns: Any, finish: Any) -> None:
     """
     first_row, num_rows = rows
     first, count, outputs = columns
-    operation, other, bias = finish
+    operation, other, bias, (deltas, are_changed) = finish
     for row in range(num_rows):
         start = (first_row + row) * outputs + first
         own = pointer_to_floats(sums + 4 * row * BLOCK)
@@ -127,6 +140,11 @@ def _finish(sums: int, out: int, rows: Any, columns: Any, finish: Any) -> None:
             added = pointer_to_floats(bias + 4 * first)
             for column in range(count):
                 own[column] += added[column]
+        if deltas and pointer_to_integers(are_changed)[first_row + row]:
+            blocks = (outputs + BLOCK - 1) // BLOCK
+            delta = pointer_to_floats(deltas + 4 * ((first_row + row) * blocks * BLOCK + first))
+            for column in range(count):
+                own[column] += delta[column]
         _operate(own, out + 4 * start, other + 4 * start, count, operation)
 
 

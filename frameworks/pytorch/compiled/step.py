@@ -13,7 +13,6 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_integers,
 )
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
-from frameworks.pytorch.compiled.products import NUM_ARGUMENTS
 from frameworks.pytorch.compiled.rows import (
     BFLOAT16,
     FLOAT32,
@@ -25,6 +24,17 @@ from frameworks.pytorch.compiled.rows import (
     normalize,
     rotate,
 )
+from frameworks.pytorch.compiled.step_table import (
+    ADAPTING,
+    DOWN,
+    GATE,
+    OUTPUT,
+    PRODUCT_COLUMNS,
+    PRODUCTS_OF_LAYER,
+    QUERY_KEY_VALUE,
+    REGION,
+    UP,
+)
 
 (
     ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, MAX_TOKENS, BLOCK_TOKENS,
@@ -35,8 +45,8 @@ from frameworks.pytorch.compiled.rows import (
 ) = range(NUM_RESERVED, NUM_RESERVED + 32)  # fmt: skip
 """Arguments of the step's region. Sizes, then addresses:
 
-- `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the arguments of
-  the products, and behind them the address of the product's region. `NUMBERS`: float32, epsilon and the scale.
+- `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the products'
+  arguments, and behind them what step_table.py describes. `NUMBERS`: float32, epsilon and the scale.
 - `EMBEDDING`, `FINAL_NORM`: weights; embedding 0 if `STATES` holds the rows already. `CACHE`: the first key.
   `CACHE_KIND`: of the cache's numbers.
 - Of the step, int64: `TOKEN_IDS`, `POSITIONS` and `FIRST_BLOCKS` [rows], where the blocks of the row's sequence begin
@@ -46,16 +56,15 @@ from frameworks.pytorch.compiled.rows import (
 """
 INPUT_NORM, QUERY_NORM, KEY_NORM, MIDDLE_NORM, WINDOW, NUM_COLUMNS = range(6)
 """Columns of the table: addresses of weights, 0 where there are none, and the tokens that a query sees, 0 for all."""
-QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, PRODUCTS_OF_LAYER = range(6)
-"""Products of a layer, in this order."""
-REGION = NUM_ARGUMENTS
-PRODUCT_COLUMNS = NUM_ARGUMENTS + 1
 
 
 @compiled
 def _multiply(arguments: Any, layer: int, index: int) -> None:
     own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index)
-    call_with(pointer_to_integers(own)[REGION], own)
+    product = pointer_to_integers(own)
+    if product[ADAPTING]:
+        call_with(product[ADAPTING], own)
+    call_with(product[REGION], own)
     barrier(arguments)
 
 

@@ -47,8 +47,9 @@ class CompiledStep:
         max_tokens: int,
     ) -> None:
         """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
-        from frameworks.pytorch.compiled import elementwise, products, step
+        from frameworks.pytorch.compiled import elementwise, products, step, step_table
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
+        from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 
         self._decoder = decoder
         self._hidden_size = linears[0].inputs
@@ -58,6 +59,7 @@ class CompiledStep:
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
         self._step, self._products, self._operations = step, products, elementwise
+        self._columns = step_table
         self._num_reserved = NUM_RESERVED
         self._max_tokens = max_tokens
         self._vocabulary = linears[-1].outputs
@@ -80,19 +82,23 @@ class CompiledStep:
         self._final_norm = self._norms.address(decoder.final_norm)
         self._table = _table(decoder.layers, step, self._norms)
         self._arguments_of_products = self._products_table(linears)
+        self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, MAX_ROWS)
         self._set_constants(first)
 
     def takes(self, parts: Sequence[StepPart]) -> bool:
-        """Return whether a step of these parts is computed here: few tokens, and none with an adapter."""
+        """Return whether a step of these parts is computed here: one of few tokens."""
         tokens = 0
         for part in parts:
             tokens += part.num_tokens
-            if tokens > MAX_ROWS or part.sequence.request.adapter_id:
+            if tokens > MAX_ROWS:
                 return False
         return True
 
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
-        """As Decoder.logits of these parts, float32. The tensor is valid until the next step. Raises IndexError."""
+        """As Decoder.logits of these parts with their adapters, float32. The tensor is valid until the next step.
+
+        Raises IndexError.
+        """
         token_ids: list[int] = []
         positions: list[int] = []
         first_blocks: list[int] = []
@@ -132,9 +138,11 @@ class CompiledStep:
         products = self._arguments_of_products
         products[:, self._products.ROWS] = rows
         products[-1, self._products.ROWS] = count
+        adapters = self.adapters.prepare(parts, rows)
         self._region.prepare(threads)
         products[:, : self._num_reserved] = arguments[: self._num_reserved]
         self._region.run(threads)
+        del adapters  # their weights were read until here
         return self._logits[:count]
 
     def _set_logits(self, count: int) -> None:
@@ -152,11 +160,11 @@ class CompiledStep:
             (normed, gated, operations.MUL, gated),
             (gated, states, operations.ADD, states),
         )
-        table = np.zeros((len(linears), self._step.PRODUCT_COLUMNS), dtype=np.int64)
+        table = np.zeros((len(linears), self._columns.PRODUCT_COLUMNS), dtype=np.int64)
         for index, linear in enumerate(linears):
             own = table[index]
             own[: products.NUM_ARGUMENTS] = linear.arguments
-            own[self._step.REGION] = linear.format.address
+            own[self._columns.REGION] = linear.format.address
             x, out, operation, other = (
                 places[index % 5] if index < len(linears) - 1 else (normed, 0, operations.NONE, 0)
             )

@@ -45,8 +45,8 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
-    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder)
     step = compiled_step(decoder, cache, max_context_tokens)
+    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder, None if step is None else step.adapters)
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None

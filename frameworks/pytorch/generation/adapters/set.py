@@ -14,6 +14,7 @@ from frameworks.generation.sequence import StepPart
 from frameworks.generation.types import AdapterSpec
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.batches import runs_of
+from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 from frameworks.pytorch.generation.adapters.files import AdapterFiles, read_adapter, read_tensors, warn_of_text_files
 from frameworks.pytorch.generation.adapters.layers import (
     AdaptableDecoder,
@@ -39,8 +40,15 @@ class _Module:
 class AdapterSet:
     """Adapters by number; a number is used once. One thread computes the steps, any thread may attach and detach."""
 
-    def __init__(self, decoder: Decoder, device: torch.device, dtype: torch.dtype, base: Path) -> None:
-        """`dtype`: of the arithmetic. `base`: folder of the model."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        dtype: torch.dtype,
+        base: Path,
+        compiled: CompiledAdapters | None = None,
+    ) -> None:
+        """`dtype`: of the weights. `base`: folder of the model. `compiled`: of the decoder's compiled step."""
         self._layers = tuple(decoder.adaptable_layers) if isinstance(decoder, AdaptableDecoder) else ()
         self._modules = {
             name: _Module(index, layer.inputs, outputs)
@@ -50,6 +58,7 @@ class AdapterSet:
         self._device = device
         self._dtype = dtype
         self._base = base
+        self._compiled = compiled
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         # Of each layer; empty without adapters. Never changed, so a step that runs keeps those that it began with.
@@ -60,7 +69,7 @@ class AdapterSet:
         """Check an adapter against the base, and return the bytes of its weights. Raises InvalidModel."""
         files = read_adapter(folder)
         self._check(files)
-        return files.elements * self._dtype.itemsize
+        return self._held_bytes(files)
 
     def attach(self, name: str, folder: Path) -> AdapterSpec:
         """Load an adapter from its folder; steps that begin afterwards may have it.
@@ -74,13 +83,15 @@ class AdapterSet:
             with self._lock:
                 number = next(self._numbers)
                 self._use(self._pairs_by_number() | {number: pairs})
+            if self._compiled is not None:
+                self._compiled.add(number, pairs)
         except RuntimeError as error:
             ours = map_device_error(error, f"{folder}: the weights of the adapter", self._device)
             if isinstance(ours, OutOfMemory):
                 raise ours from error
             raise
         warn_of_text_files(name, folder, self._base)
-        return AdapterSpec(name, number, files.rank, files.elements * self._dtype.itemsize)
+        return AdapterSpec(name, number, files.rank, self._held_bytes(files))
 
     def detach(self, number: int) -> None:
         """Forget an adapter, which no sequence has."""
@@ -88,6 +99,8 @@ class AdapterSet:
             known = self._pairs_by_number()
             known.pop(number, None)
             self._use(known)
+        if self._compiled is not None:
+            self._compiled.remove(number)
 
     @contextmanager
     def in_step(self, parts: Sequence[StepPart], layout: StepLayout) -> Iterator[None]:
@@ -105,6 +118,11 @@ class AdapterSet:
             yield
         finally:
             self._products = None
+
+    def _held_bytes(self, files: AdapterFiles) -> int:
+        # The compiled step has them in an order of its own; long prompts are computed without it.
+        copies = 1 if self._compiled is None else 2
+        return copies * files.elements * self._dtype.itemsize
 
     def _pairs_by_number(self) -> dict[int, dict[str, Pair]]:
         """Return the pairs of each adapter by module, as views, by ascending number."""

@@ -1,6 +1,5 @@
 """Steps of few tokens by one compiled function equal those by the decoder's layers."""
 
-from collections.abc import Sequence as Rows
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.generation.compiled_step import MAX_ROWS
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
+from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
 from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_model
 
 pytestmark = [
@@ -36,49 +35,12 @@ NARROW = [
     ("f16", "auto", 0.02),
     ("int8", "auto", 0.1),
 ]
-BLOCKS = 12
-# Relative to the spread of the logits: sums are made in another order.
-TOLERANCE = 1e-4
 
 
 @pytest.fixture(name="runner", scope="module", params=VARIANTS)
 def _runner(request: pytest.FixtureRequest, made_once: FolderMaker) -> Any:
     model = load_generating(made_once(save_causal_model, **VARIANTS[request.param]), blocks=BLOCKS, kernels="compiled")
-    assert model._parts is not None
-    return model._parts.runner
-
-
-def plan_of(sizes: Rows[tuple[int, int]], blocks: Rows[int], *, is_scored: bool = False) -> list[StepPart]:
-    """Return parts of (tokens before, tokens) of one sequence each, whose blocks are taken from `blocks` in order."""
-    left = list(blocks)
-    parts = []
-    for number, (start, count) in enumerate(sizes):
-        token_ids = [(5 * number + 7 * place) % VOCABULARY_SIZE for place in range(start + count)]
-        sequence = Sequence(request(number, token_ids), 0.0)
-        needed = -(-(start + count) // BLOCK_TOKENS)
-        sequence.blocks, left = left[:needed], left[needed:]
-        parts.append(StepPart(sequence, start, count, is_scored=is_scored))
-    return parts
-
-
-def fill(runner: Any) -> None:
-    """Write keys and values of earlier tokens to all blocks."""
-    runner.cache._tensor.copy_(torch.randn(runner.cache._tensor.shape, generator=torch.Generator().manual_seed(0)))
-
-
-def computed(runner: Any, parts: list[StepPart], compute: Any, threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits and the cache after the step."""
-    fill(runner)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            return compute(parts).clone(), runner.cache._tensor.clone()
-    finally:
-        torch.set_num_threads(before)
-
-
-sizes = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=6)
+    return runner_of(model)
 
 
 @given(sizes, st.permutations(range(BLOCKS)), st.booleans())
@@ -103,13 +65,11 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_step_takes_few_tokens_without_adapters(runner: Any) -> None:
+def test_step_takes_few_tokens(runner: Any) -> None:
     decode, prompt = plan_of([(3, 1), (0, MAX_ROWS)], range(BLOCKS))
     assert runner.step.takes([decode])
     assert runner.step.takes([prompt])
     assert not runner.step.takes([decode, prompt])
-    adapted = Sequence(request(9, [1, 2], adapter_id=1), 0.0)
-    assert not runner.step.takes([StepPart(adapted, 1, 1)])
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE])
@@ -144,8 +104,7 @@ def test_narrow_numbers_equal_those_by_layers(
     model = load_generating(
         made_once(save_causal_model), blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5
     )
-    assert model._parts is not None
-    runner: Any = model._parts.runner
+    runner = runner_of(model)
     parts = plan_of([(40, 1), (3, 1), (30, 5)], range(BLOCKS))
     expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
     found, cache = computed(runner, parts, runner.step.logits)
@@ -155,6 +114,5 @@ def test_narrow_numbers_equal_those_by_layers(
 
 def test_layers_of_other_kernels_have_no_compiled_step(made_once: FolderMaker) -> None:
     model = load_generating(made_once(save_causal_model), kernels="plain")
-    assert model._parts is not None
-    runner: Any = model._parts.runner
+    runner = runner_of(model)
     assert runner.step is None
