@@ -36,7 +36,7 @@ inputs() {
     local file device frameworks
     {
         [[ "${1:-}" != ray ]] || cat docker/ray.Dockerfile docker/ray-constraints.txt
-        for file in .dockerignore docker/Dockerfile docker/constraints.txt docker/{requirements,healthcheck}.py \
+        for file in .dockerignore docker/Dockerfile docker/constraints.txt docker/{requirements,slim,healthcheck}.py \
             docker/config/*.toml; do
             echo "$file"
             cat "$file"

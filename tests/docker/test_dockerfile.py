@@ -93,7 +93,7 @@ def test_image_has_user_health_check_and_volume(stage: str) -> None:
 def test_dependency_stage_copies_no_code() -> None:
     for device in ("cpu", "cuda"):
         copied = re.findall(r"^COPY (.*)$", STAGES[f"{device}-dependencies"], flags=re.MULTILINE)
-        assert copied == ["pyproject.toml docker/constraints.txt docker/requirements.py ./"]
+        assert copied == ["pyproject.toml docker/constraints.txt docker/requirements.py docker/slim.py ./"]
 
 
 def test_dockerignore_admits_only_copied_paths() -> None:
@@ -112,7 +112,7 @@ def test_image_installs_the_declared_packages(device: str) -> None:
     assert {"torch", "transformers", "fastapi", {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}[device]} <= names
     lean = requirements(device, "onnx")
     assert names - {re.split(r"[^\w.-]", line)[0] for line in lean} == {
-        "jinja2", "llguidance", "safetensors", "torch", "transformers",
+        "jinja2", "llguidance", "numba", "safetensors", "torch", "transformers",
         "adlfs", "gcsfs", "huggingface-hub", "s3fs",
         "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk",
     }  # fmt: skip
