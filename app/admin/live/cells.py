@@ -33,10 +33,14 @@ class Cell(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """`keys` of the rows of `values`, float32 [cells, FIELDS]. Equal keys are one object."""
+    """`keys` of the rows of `values`, float32 [cells, FIELDS]. Equal keys are one object.
+
+    `is_busy`: whether any cell has more than the state of now: requests, batches or tokens.
+    """
 
     keys: tuple[Cell, ...]
     values: Floats
+    is_busy: bool
 
 
 class CellReader:
@@ -70,7 +74,8 @@ class CellReader:
         if tuple(keys) != self._keys:
             self._keys = tuple(keys)
         values = np.stack([cells[key] for key in keys]) if keys else np.zeros((0, FIELDS), np.float32)
-        return Cells(self._keys, values)
+        is_busy = bool(values[:, :OWN_INFLIGHT].any() or values[:, BATCHES].any())
+        return Cells(self._keys, values, is_busy)
 
     def _read_requests(self, tallies: RequestTallies, cells: dict[Cell, Floats]) -> None:
         before = self._requests

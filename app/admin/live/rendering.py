@@ -7,7 +7,16 @@ import numpy as np
 import orjson
 
 from app.admin.live.cells import INFLIGHT, MEMORY_BYTES, OWN_INFLIGHT, OWN_QUEUE, QUEUE
-from app.admin.live.figures import as_lists, batches, rates, single, times
+from app.admin.live.figures import (
+    NO_TIMES,
+    as_lists,
+    batches,
+    latest_batches,
+    latest_rates,
+    latest_times,
+    rates,
+    times,
+)
 from app.admin.live.ring import (
     INTERVAL_S,
     DeviceBytes,
@@ -56,8 +65,9 @@ def sample_figures(
     """Return the figures of the latest sample: of the server, and of each model of `slots`."""
     latest, visible = ring.samples[-1], visible_cells(principal)
     window = ring.window()
-    now, recent = by_model([latest], visible), by_model(window, visible)
-    server = {name: float(column[0]) for name, column in _server([latest], visible, principal).items()}
+    # Only busy samples have requests: most of an idle server's are not read.
+    recent = by_model([sample for sample in window if sample.is_busy], visible)
+    now = by_model([latest], visible)
     span_s = sum(sample.span_s for sample in window)
     shares = _shares(window, principal)
     models = {
@@ -65,7 +75,7 @@ def sample_figures(
         | ({"versions": shares[slot.name]} if slot.name in shares else {})
         for slot in slots
     }
-    return {"server": server, "models": models}
+    return {"server": _latest_server(latest, visible, principal), "models": models}
 
 
 def device_figures(devices: Iterable[Device], limits: dict[str, int], sample: Sample) -> list[dict[str, Any]]:
@@ -137,6 +147,22 @@ def _server(samples: Sequence[Sample], visible: Visible, principal: Principal) -
     }
 
 
+def _latest_server(sample: Sample, visible: Visible, principal: Principal) -> dict[str, Any]:
+    """Return the figures of the server in one sample; as `_server`."""
+    total = sample.values[visible.rows(sample.keys)].sum(axis=0, dtype=np.float64).tolist()
+    is_operator = principal.counts_of is None
+    shown = latest_rates(total, sample.span_s) | latest_times(total)
+    if is_operator:
+        shown |= latest_batches(total, sample.span_s)
+    return shown | {
+        "inflight": float(sample.inflight)
+        if _is_operator(principal)
+        else total[INFLIGHT if is_operator else OWN_INFLIGHT],
+        "queue": total[QUEUE if is_operator else OWN_QUEUE],
+        "memory_bytes": total[MEMORY_BYTES],
+    }
+
+
 def _device_columns(name: str, samples: Sequence[Sample]) -> dict[str, list[int]]:
     found = [sample.devices.get(name, DeviceBytes()) for sample in samples]
     return {
@@ -160,13 +186,18 @@ def _live(
         "failed_total": failed,
     }
     if now is not None:
-        shown |= single(rates, now[None], np.array([span_s]))
+        shown |= latest_rates(now.tolist(), span_s)
     if recent is not None:
-        shown |= single(times, recent[None])
+        row = recent.tolist()
+        shown |= latest_times(row)
+        if counts.tenant is None:
+            shown["batch_rows"] = latest_batches(row, window_s)["batch_rows"]
+    elif now is not None:
+        shown |= NO_TIMES
+        if counts.tenant is None:
+            shown["batch_rows"] = None
     if counts.tenant is not None:
         return shown
-    if recent is not None:
-        shown["batch_rows"] = single(batches, recent[None], np.array([window_s]))["batch_rows"]
     return shown | _sequences(slot) | _shadow(slot, counts)
 
 

@@ -31,14 +31,16 @@ class DeviceBytes(NamedTuple):
 class Sample(NamedTuple):
     """One sample. `at_s`: its end (time.monotonic). `span_s`: seconds since the one before it.
 
-    `keys`, `values`: see Cells. `inflight`: requests in progress, those without a known model included. `versions`:
-    completed requests by model, version and tenant since the start, of models of which several versions answer.
+    `keys`, `values`, `is_busy`: see Cells. `inflight`: requests in progress, those without a known model included.
+    `versions`: completed requests by model, version and tenant since the start, of models of which several versions
+    answer.
     """
 
     at_s: float
     span_s: float
     keys: tuple[Cell, ...]
     values: Floats
+    is_busy: bool
     inflight: int
     devices: Mapping[str, DeviceBytes]
     versions: Mapping[tuple[str, str, str], int]

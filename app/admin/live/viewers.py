@@ -28,8 +28,7 @@ MOST_OF_TENANT = 64
 _RETRY_AFTER_S = 5.0
 _MOST_UNREAD = 64
 _MOST_UNREAD_BYTES = 4 * 1024**2
-_CHECK_S = 2.0
-_CHECKS_OF_BEAT = 5
+_BEAT_S = 10.0
 _LAST_EVENT_S = 2.0
 
 _START: Message = {
@@ -129,14 +128,23 @@ class Viewer:
 class ViewerGroup:
     """The viewers of one view, which is a Reader. Owned by the event loop."""
 
-    def __init__(self, principal: Principal) -> None:
+    def __init__(self, principal: Principal, keys: KeyStore) -> None:
         self.principal = principal
         self.viewers: set[Viewer] = set()
+        self._keys = keys
 
     def deliver(self, number: int, content: bytes) -> None:
-        """As Reader.deliver."""
+        """As Reader.deliver. Ends the streams whose keys are not valid any more."""
         for viewer in self.viewers:
-            viewer.add(number, content)
+            if self.check(viewer):
+                viewer.add(number, content)
+
+    def check(self, viewer: Viewer) -> bool:
+        """Return whether the key of a viewer is still valid; else its stream ends."""
+        if _is_valid(self._keys, viewer.principal):
+            return True
+        viewer.end(event("end", {"reason": "key"}))
+        return False
 
 
 class Viewers:
@@ -148,7 +156,6 @@ class Viewers:
         self._lifecycle = lifecycle
         self._facts = facts
         self._groups: dict[ViewKey, ViewerGroup] = {}
-        self._seen_keys: object = keys.by_id
         self._beating: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         lifecycle.on_drain(self._drain_soon)
@@ -206,7 +213,7 @@ class Viewers:
         key = view_key(principal)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = ViewerGroup(principal)
+            group = self._groups[key] = ViewerGroup(principal, self._keys)
         return group
 
     def _hello(self, principal: Principal) -> bytes:
@@ -233,19 +240,17 @@ class Viewers:
         return event("hello", content)
 
     def _start_beat(self) -> None:
-        self._beating = asyncio.get_running_loop().call_later(_CHECK_S, self._beat, 1)
+        self._beating = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
-    def _beat(self, number: int) -> None:
-        """End the streams whose keys are not valid any more; keep idle connections alive at some of the calls."""
+    def _beat(self) -> None:
+        """Keep idle connections alive. Checks all keys: without a feed there are no deliveries that do."""
         self._beating = None
         for group in list(self._groups.values()):
             for viewer in list(group.viewers):
-                if not _is_valid(self._keys, viewer.principal):
-                    viewer.end(event("end", {"reason": "key"}))
-                elif number % _CHECKS_OF_BEAT == 0:
+                if group.check(viewer):
                     viewer.beat()
         if self._groups:
-            self._beating = asyncio.get_running_loop().call_later(_CHECK_S, self._beat, number + 1)
+            self._start_beat()
 
     def _drain_soon(self) -> None:
         if self._loop is not None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.admin.live.cells import COMPLETED, FIELDS, Cell
-from app.admin.live.figures import batches, quantile_s, rates, times
+from app.admin.live.figures import batches, latest_batches, latest_rates, latest_times, quantile_s, rates, times
 from app.admin.live.ring import Sample, SampleRing, Visible, by_model, completed_by_model, sums
 from app.observability.tallies import SECONDS_BUCKETS
 
@@ -24,7 +24,7 @@ def sample_of(cells: list[tuple[Cell, int]], at_s: float = 0.0) -> Sample:
     fields = np.arange(FIELDS, dtype=np.float32)
     rows = [fields * number for _, number in cells]
     values = np.stack(rows) if rows else np.zeros((0, FIELDS), np.float32)
-    return Sample(at_s, 2.0, tuple(key for key, _ in cells), values, 0, {}, {})
+    return Sample(at_s, 2.0, tuple(key for key, _ in cells), values, True, 0, {}, {})
 
 
 @given(SAMPLES, SHOWN)
@@ -97,3 +97,15 @@ def test_figures_without_requests_are_nan() -> None:
     assert all(np.isnan(column).all() for column in times(nothing).values())
     assert np.isnan(batches(nothing, span_s)["batch_rows"]).all()
     assert all(column == [0.0] for column in rates(nothing, span_s).values())
+
+
+FIELD = st.integers(0, 1000).map(float)
+
+
+@given(st.lists(FIELD, min_size=FIELDS, max_size=FIELDS), st.floats(0.1, 60))
+def test_figures_of_one_row_equal_columns(row: list[float], span_s: float) -> None:
+    total, spans_s = np.array([row]), np.array([span_s])
+    columns = rates(total, spans_s) | times(total) | batches(total, spans_s)
+    found = latest_rates(row, span_s) | latest_times(row) | latest_batches(row, span_s)
+    expected = {name: pytest.approx(column[0], rel=1e-9, abs=0.002, nan_ok=True) for name, column in columns.items()}
+    assert {name: float("nan") if each is None else each for name, each in found.items()} == expected

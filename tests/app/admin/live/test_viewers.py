@@ -278,8 +278,8 @@ async def test_idle_stream_has_comments(make: Make) -> None:
     viewers, _, lifecycle = make()
     client = Client(viewers)
     await soon(lambda: bool(client.content))
-    for number in range(2 * module._CHECKS_OF_BEAT):
-        viewers._beat(number)
+    for _ in range(2):
+        viewers._beat()
         await settle()
     assert client.content[1:] == [b": \n\n"]
     lifecycle.drain()
@@ -294,8 +294,9 @@ async def test_head_request_ends_at_once(make: Make) -> None:
     assert (client.heads, client.content, feeds.opened) == (1, [b""], 0)
 
 
+@pytest.mark.parametrize("feed_delivers", [True, False])
 @in_loop
-async def test_revoked_key_ends_its_streams(tmp_path: Path) -> None:
+async def test_revoked_key_ends_its_streams(tmp_path: Path, feed_delivers: bool) -> None:
     file = tmp_path / "keys.toml"
     kept, revoked, short = make_key("red"), make_key("red"), make_key("blue", lifetime_s=10_000)
     write_keys(file, kept, revoked, short)
@@ -305,14 +306,18 @@ async def test_revoked_key_ends_its_streams(tmp_path: Path) -> None:
     principals = [keys.by_id[each.key.key_id].principal for each in (kept, revoked, short)]
     clients = [Client(viewers, principal) for principal in principals]
     await soon(lambda: all(client.content for client in clients))
-    viewers._beat(1)
+    viewers._beat()
     await settle()
     assert viewers.count == 3
     write_keys(file, kept, short)
     await keys.refresh()
-    viewers._beat(1)
+    if feed_delivers:
+        feeds.publish()
+    else:
+        viewers._beat()
     await clients[1].stream
-    assert parse(b"".join(clients[1].content))[-1] == ("end", {"reason": "key"})
+    received = parse(b"".join(clients[1].content))
+    assert received[2:] == [("end", {"reason": "key"})]
     assert viewers.count == 2
     short_key = keys.by_id[short.key.key_id].key
     assert not module._is_valid(keys, principals[2], now_s=lambda: float(short_key.expires_s or 0))
