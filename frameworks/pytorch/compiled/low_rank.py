@@ -1,7 +1,7 @@
 """The products of adapters (Hu et al. 2021) beside those of the base: x · A, then · B, for the rows of each adapter.
 
-What they add to a row is written beside the base's product, which adds it before its operation. So rows of several
-adapters and of the base share one product of the base. A row's result does not depend on the rows beside it.
+The results are written beside the base's product, which adds them before its operation. So rows of several adapters
+and of the base share one product of the base. A row's result does not depend on the rows beside it.
 """
 
 from collections.abc import Callable
