@@ -4,6 +4,7 @@ docker/build-check.sh starts this module in network and mount namespaces of its 
 has no root rights. Only the volume and /tmp are writable. Command, user and environment are those of the image.
 """
 
+import base64
 import http.client
 import json
 import os
@@ -212,6 +213,9 @@ def try_all_models(image: Image) -> dict[str, Any]:
         assert image.is_healthy()
         answers = {"digits": answer_of("digits", DIGIT)["output_data"]}
         assert answers["digits"] == [3], answers
+        photo = (image.packages() / "app/embedded/shapes/example.jpg").read_bytes()
+        (labels,) = answer_of("shapes", {"image": base64.b64encode(photo).decode()})["predictions"]
+        answers["shapes"] = labels[0]["label"]
         _, models = ask("GET", "/models")
         if "tiny-llama" in [model["name"] for model in models["models"]]:
             question = {"prompt": "A list is", "max_tokens": 20, "temperature": 0}

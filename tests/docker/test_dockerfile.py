@@ -132,7 +132,7 @@ def test_configuration_of_image_is_valid(frameworks: str, tmp_path: Path) -> Non
     """The models of the image are replaced by those of this repository."""
     text = (DOCKER / f"config/{frameworks}.toml").read_text(encoding="utf-8")
     served = re.findall(r'^path = "/opt/roundhouse/embedded/(\w+)"$', text, flags=re.MULTILINE)
-    assert served == (["digits", "tiny_llama"] if frameworks == "all" else ["digits"])
+    assert served == ["digits", "shapes"] + (["tiny_llama"] if frameworks == "all" else [])
     file = tmp_path / "config.toml"
     here = text.replace("/opt/roundhouse", str(ROOT / "app")).replace("/app/models", str(tmp_path))
     file.write_text(here, encoding="utf-8")
