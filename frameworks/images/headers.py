@@ -1,0 +1,157 @@
+"""Read the headers of image files: the format by its first bytes, the size, and the orientation.
+
+Nothing is decoded and no memory is allocated for pixels, so that the bounds of an image are checked first.
+Sources: ITU T.81 (JPEG), the PNG specification, the WebP container specification, Exif 2.32.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["JPEG", "PNG", "WebP"]
+FORMATS = "JPEG, PNG or WebP"
+
+_OTHER_FORMATS = {
+    b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<svg": "SVG", b"<?xm": "XML",
+    b"\0\0\1\0": "ICO", b"\xff\x0a": "JPEG XL", b"8BPS": "PSD", b"\0\0\0\x0cjP": "JPEG 2000", b"<!DO": "HTML",
+    b"<htm": "HTML",
+}  # fmt: skip
+_PNG = b"\x89PNG\r\n\x1a\n"
+_EXIF = b"Exif\0\0"
+_ORIENTATION_TAG = 0x0112
+_SHORT = 3
+_SCAN = b"\xff\xda"
+# Of the marker SOF0 to SOF15, without the tables DHT, JPG and DAC.
+_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
+_START_OF_SCAN = 0xDA
+_APP1 = 0xE1
+
+
+class DamagedHeader(Exception):
+    """The header is cut off or invalid. Its text completes `expected a whole file, got …`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """The header of one image file. `height`, `width`: in pixels as stored, before the orientation is applied.
+
+    `orientation`: of Exif, 1 to 8; 0 where it is not known yet. `channels`: of a JPEG, else 0. `scans`: number of
+    passes of a JPEG, else 1. `is_animated`: of a WebP; that of a PNG is found when it is opened.
+    """
+
+    format: Format
+    height: int
+    width: int
+    orientation: int = 1
+    channels: int = 0
+    scans: int = 1
+    is_animated: bool = False
+
+
+def read_header(data: bytes) -> ImageHeader | None:
+    """Return the header of a JPEG, PNG or WebP file; None for another format. Raises DamagedHeader."""
+    try:
+        if data.startswith(b"\xff\xd8\xff"):
+            return _read_jpeg(data)
+        if data.startswith(_PNG):
+            return _read_png(data)
+        if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+            return _read_webp(data)
+    except (struct.error, IndexError):
+        raise DamagedHeader("a file that ends in its header") from None
+    return None
+
+
+def name_of_format(data: bytes) -> str:
+    """Return the name of another format, for messages."""
+    if not data:
+        return "an empty file"
+    if data[4:8] == b"ftyp":
+        return "a HEIF, AVIF or MP4 file"
+    return next((f"a {name} file" for magic, name in _OTHER_FORMATS.items() if data.startswith(magic)), "other bytes")
+
+
+def read_orientation(exif: bytes) -> int:
+    """Return the orientation of an Exif block, 1 to 8; 1 where it has none or is damaged, as image viewers do."""
+    start = exif.removeprefix(_EXIF)
+    order = {b"II": "<", b"MM": ">"}.get(start[:2])
+    if order is None:
+        return 1
+    try:
+        (offset,) = struct.unpack_from(order + "I", start, 4)
+        (entries,) = struct.unpack_from(order + "H", start, offset)
+        for number in range(entries):
+            tag, kind, count, value = struct.unpack_from(order + "HHIH", start, offset + 2 + 12 * number)
+            if tag == _ORIENTATION_TAG:
+                return value if (kind, count) == (_SHORT, 1) and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def _read_jpeg(data: bytes) -> ImageHeader:
+    """Read the segments to the first frame, and to the first scan for the Exif block."""
+    frame: tuple[int, int, int] | None = None
+    exif, scans = b"", 1
+    for marker, at in _segments(data):
+        if marker == _START_OF_SCAN:
+            # In the data of a scan 0xff is followed by 0, so this counts scans.
+            scans = data.count(_SCAN, at - 2)
+            break
+        (length,) = struct.unpack_from(">H", data, at)
+        if marker in _FRAME_MARKERS:
+            if frame is not None:
+                raise DamagedHeader("a JPEG file with two frames")
+            height, width, channels = struct.unpack_from(">HHB", data, at + 3)
+            frame = height, width, channels
+        elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
+            exif = data[at + 2 : at + length]
+    if frame is None:
+        raise DamagedHeader("a JPEG file without a frame before its first scan")
+    return ImageHeader("JPEG", frame[0], frame[1], read_orientation(exif), frame[2], scans)
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the markers of a JPEG file, and the positions after them. Raises DamagedHeader, IndexError."""
+    position = 2
+    while True:
+        # libjpeg skips bytes between two markers.
+        position = data.find(b"\xff", position)
+        if position < 0:
+            raise DamagedHeader("a JPEG file without an image")
+        while data[position] == 0xFF:
+            position += 1
+        marker = data[position]
+        position += 1
+        if marker == 0 or marker in _MARKERS_WITHOUT_LENGTH:
+            continue
+        yield marker, position
+        (length,) = struct.unpack_from(">H", data, position)
+        position += max(2, length)
+
+
+def _read_png(data: bytes) -> ImageHeader:
+    if data[12:16] != b"IHDR":
+        raise DamagedHeader("a PNG file that does not begin with its header")
+    width, height = struct.unpack_from(">II", data, 16)
+    return ImageHeader("PNG", height, width, orientation=0)
+
+
+def _read_webp(data: bytes) -> ImageHeader:
+    match data[12:16]:
+        case b"VP8X":
+            (flags,) = struct.unpack_from("<B", data, 20)
+            width = int.from_bytes(data[24:27], "little") + 1
+            height = int.from_bytes(data[27:30], "little") + 1
+            if len(data) < 30:
+                raise DamagedHeader("a file that ends in its header")
+            return ImageHeader("WebP", height, width, orientation=0, is_animated=bool(flags & 0x02))
+        case b"VP8 ":
+            width, height = struct.unpack_from("<HH", data, 26)
+            return ImageHeader("WebP", height & 0x3FFF, width & 0x3FFF)
+        case b"VP8L":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return ImageHeader("WebP", ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+    raise DamagedHeader("a WebP file without an image")
