@@ -29,6 +29,7 @@ from frameworks.entry_values import (
     without_input_values,
     without_lookup,
 )
+from frameworks.image_settings import ImageSettings
 from frameworks.setting_values import (
     GivenTensor,
     ReplicaRange,
@@ -220,6 +221,9 @@ class OnnxModelEntry(ModelEntry):
     ) = None
     """The same in the entry itself, a table for each run: `[[models.onnx_models.warm_up]]`. A value is a nested list,
     or `{ shape = […], data = […] }`. None: made-up values."""
+    image: ImageSettings | None = None
+    """How images become the input of the graph, a table of its own. None: as `preprocessor_config.json` beside the
+    graph says; without that file, the model reads tensors only."""
 
 
 class TorchModelEntry(ModelEntry):

@@ -5,6 +5,7 @@ from typing import Any
 from app.config import ConfigError, parse_model_entry
 from frameworks.adapter_settings import MAX_ADAPTERS, NAME_PATTERN
 from frameworks.errors import InvalidInput, UnknownField
+from frameworks.image_settings import ImageSettings
 from frameworks.settings import Isolation, OnnxModelEntry, TorchModelEntry
 
 ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
@@ -45,6 +46,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     },
     "draft_model": {"anyOf": [{"type": "string", "pattern": r"\S"}, _NULL]},
     "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
+    "image": {"anyOf": [ImageSettings.model_json_schema(), _NULL]},
 }
 """Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""
 
@@ -68,7 +70,7 @@ def entry_schema() -> dict[str, Any]:
     schemas = []
     for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
         schema = entry_type.model_json_schema()
-        schema.pop("$defs", None)  # of the adapters, which _VALUES describes
+        schema.pop("$defs", None)  # of the adapters and images, which _VALUES describes
         schema["description"] = (
             "The keys of an entry in config.toml. `path` must be below one of models.roots, or an address within "
             "models.sources."

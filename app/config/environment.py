@@ -96,13 +96,13 @@ def find_setting(settings: type[BaseModel], names: list[str]) -> tuple[Location,
             known = getattr(annotation, "deprecated_keys", {}).get(known, known)
         if not _is_model(annotation) or known not in annotation.model_fields:
             return (), None
-        location, annotation = (*location, name), annotation.model_fields[known].annotation
+        location, annotation = (*location, name), _present(annotation.model_fields[known].annotation)
     return location, annotation
 
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:
     """Return the settings class of a field of this type, or of the items of its list; None for other types."""
-    inner = _item_type(annotation) or annotation
+    inner = _item_type(annotation) or _present(annotation)
     return inner if _is_model(inner) else None
 
 
@@ -129,6 +129,12 @@ def _item_type(annotation: Any) -> Any:
     """Return the type of the tables in a list of tables; None for any other type."""
     item = get_args(annotation)[0] if get_origin(annotation) is tuple else None
     return item if _is_model(item) else None
+
+
+def _present(annotation: Any) -> Any:
+    """Return the settings class of a table that may be absent; any other type is returned as it is."""
+    tables = [kind for kind in get_args(annotation) if _is_model(kind)]
+    return tables[0] if len(tables) == 1 and type(None) in get_args(annotation) else annotation
 
 
 def _is_model(kind: Any) -> bool:

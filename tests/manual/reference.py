@@ -22,6 +22,7 @@ from app.config.loading import Settings
 from app.config.ray_settings import RayGroupSettings
 from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import RoundhouseError
+from frameworks.image_settings import ImageSettings
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
@@ -32,10 +33,16 @@ PACKAGES = ("app", "frameworks", "memory")
 
 _TYPES_WITHOUT_SCHEMA = {
     "adapters": "list of tables",
+    "crop": "integer or list of two integers",
+    "image": "table",
+    "labels": "list of strings, or a file name",
+    "mean": "list of three numbers",
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
     "replicas": "integer or table",
     "score_tokens": "list of two strings",
+    "size": "integer or list of two integers",
+    "std": "list of three numbers",
     "warm_up": "list of tables of values",
 }
 _LARGEST_COUNT = 2**31 - 1
@@ -53,6 +60,7 @@ def configuration() -> str:
             shared = set(ModelEntry.model_fields)
             tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
             tables.append(("only [[models.onnx_models]]", OnnxModelEntry, shared))
+            tables.append(("[models.onnx_models.image]", ImageSettings, set()))
             tables.append(("only [[models.torch_models]]", TorchModelEntry, shared))
             tables.append(("[[models.torch_models.adapters]]", AdapterEntry, set()))
         if name == "auth":
