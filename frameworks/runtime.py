@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.generation.tokenizer import GenerationTokenizer
@@ -10,6 +10,9 @@ from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
 
 ModelEntry = OnnxModelEntry | TorchModelEntry
 
@@ -25,6 +28,11 @@ class BatchModel(Protocol):
     @property
     def tokenizer(self) -> TextTokenizer | None:
         """The tokenizer of a text model; None for a tensor model."""
+        ...
+
+    @property
+    def image_processor(self) -> "ImageProcessor | None":
+        """What prepares the images of a model that declares an ImageSpec; None for another model."""
         ...
 
     def infer(self, batch: Batch) -> dict[str, Value]:

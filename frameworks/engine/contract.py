@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
@@ -24,7 +25,7 @@ from frameworks.types import (
     Timings,
 )
 
-EngineRequest = TensorBatch | TextRequest | PairRequest | TokenRequest
+EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TokenRequest
 """A request with one answer."""
 
 
@@ -150,7 +151,7 @@ class Engine(Protocol):
         ...
 
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
-        """Answer a request for tensors, texts, pairs of texts or tokens. As `submit` for the run's permit.
+        """Answer a request for tensors, texts, images, pairs of texts or tokens. As `submit` for the run's permit.
 
         Raises also QuotaExceeded where the tenant has no tokens left.
         """

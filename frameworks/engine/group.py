@@ -13,6 +13,7 @@ from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.errors import DeadlineExceeded, Draining, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
@@ -306,6 +307,8 @@ def _rows(request: EngineRequest | TokenBatch) -> int:
     """Return the rows of a request for the model; 1 for a request of the tokenizer."""
     if isinstance(request, TensorBatch | TokenBatch):
         return max(1, request.rows)
+    if isinstance(request, ImageRequest):
+        return max(1, len(request.images))
     if isinstance(request, TextRequest):
         return max(1, len(request.texts) or len(request.token_ids or ()))
     return max(1, len(request.pairs)) if isinstance(request, PairRequest) else 1

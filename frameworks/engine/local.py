@@ -9,10 +9,12 @@ from typing import TypeVar, cast
 from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
+from frameworks.engine.images import ImageService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
+from frameworks.images.spec import ImageRequest
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import Outputs
@@ -47,6 +49,7 @@ class LocalEngine:
         # The dispatcher's own function: a call in between would take its time for each request for tensors.
         self.submit = dispatcher.submit if isinstance(dispatcher, Dispatcher) else _refuse_rows
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
+        self._images = ImageService(model, self.submit, threads)
         self._adapter_uses = AdapterUses(settings.name)
         self._generation: GenerationService | None = None
         if isinstance(dispatcher, StepDispatcher):
@@ -77,6 +80,8 @@ class LocalEngine:
             return self._texts.answer_token_request(run, request)
         if isinstance(request, TextRequest):
             return self._texts.answer(run, request)
+        if isinstance(request, ImageRequest):
+            return self._images.answer(run, request)
         if isinstance(request, PairRequest):
             return self._texts.score(run, request)
         permit = run.permit

@@ -66,3 +66,9 @@ def probabilities(logits: Array, tokens: TokenBatch, raw_scores: bool) -> ScoreA
     """
     rows = logits.astype(np.float64) if raw_scores else scores(logits, multi_label=True)
     return ScoreAnswer(rows[:, 0].tolist(), sum(map(len, tokens.token_ids)))
+
+
+def ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
+    """Return (label, score) pairs per row by falling score; equal scores in the order of the labels."""
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
+    return [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order.tolist(), strict=True)]

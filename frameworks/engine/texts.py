@@ -8,7 +8,7 @@ from typing import TypeVar, TypeVarTuple
 import numpy as np
 
 from frameworks.engine.contract import Run
-from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities
+from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
 from frameworks.engine.tokenizer_threads import TokenizerThreads, size_of_prompt
 from frameworks.errors import InvalidInput
 from frameworks.runtime import BatchModel, StepModel
@@ -210,10 +210,4 @@ def _classified(
 ) -> ClassifyAnswer:
     """Compute the answer from the model's logits [texts, labels]."""
     values = rows.astype(np.float64) if raw_scores else scores(rows, text.multi_label)
-    return ClassifyAnswer(_ranked(values, text.labels, top_k), sum(map(len, token_ids)))
-
-
-def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
-    """Return (label, score) pairs per text by falling score; equal scores in the order of the labels."""
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    return [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order.tolist(), strict=True)]
+    return ClassifyAnswer(ranked(values, text.labels, top_k), sum(map(len, token_ids)))

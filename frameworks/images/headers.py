@@ -24,6 +24,7 @@ _SHORT = 3
 _SCAN = b"\xff\xda"
 # Of the marker SOF0 to SOF15, without the tables DHT, JPG and DAC.
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL = (0xC0, 0xC1)
 _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _START_OF_SCAN = 0xDA
 _APP1 = 0xE1
@@ -94,18 +95,20 @@ def read_orientation(exif: bytes) -> int:
 def _read_jpeg(data: bytes) -> ImageHeader:
     """Read the segments to the first frame, and to the first scan for the Exif block."""
     frame: tuple[int, int, int] | None = None
-    exif, scans = b"", 1
+    exif, scans, marker_of_frame = b"", 1, 0
     for marker, at in _segments(data):
         if marker == _START_OF_SCAN:
-            # In the data of a scan 0xff is followed by 0, so this counts scans.
-            scans = data.count(_SCAN, at - 2)
+            # One scan with all channels is the only one, unless the file is progressive.
+            if marker_of_frame not in _SEQUENTIAL or frame is None or data[at + 2] != frame[2]:
+                # In the data of a scan 0xff is followed by 0, so this counts scans.
+                scans = data.count(_SCAN, at - 2)
             break
         (length,) = struct.unpack_from(">H", data, at)
         if marker in _FRAME_MARKERS:
             if frame is not None:
                 raise DamagedHeader("a JPEG file with two frames")
             height, width, channels = struct.unpack_from(">HHB", data, at + 3)
-            frame = height, width, channels
+            frame, marker_of_frame = (height, width, channels), marker
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 2 : at + length]
     if frame is None:

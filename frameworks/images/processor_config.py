@@ -14,8 +14,8 @@ from PIL import Image
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json
 from frameworks.images.processor import Channels, Preparation
+from frameworks.images.spec import PREPROCESSOR_FILE
 
-FILE = "preprocessor_config.json"
 _FILE_OF_SEVERAL = "processor_config.json"
 
 _STANDARD: Channels = (0.5, 0.5, 0.5)
@@ -64,7 +64,7 @@ def read_preparation(folder: Path, model_type: str = "") -> Preparation | None:
 
     Raises InvalidModel for a damaged file, and for steps that are not served.
     """
-    file = folder / FILE
+    file = folder / PREPROCESSOR_FILE
     config = read_json(file)
     if not config:
         file = folder / _FILE_OF_SEVERAL

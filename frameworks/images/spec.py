@@ -1,6 +1,10 @@
 """Define what models declare about images, and the request for images."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+PREPROCESSOR_FILE = "preprocessor_config.json"
+"""Of transformers: how the images of a model are prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,7 +13,9 @@ class ImageSpec:
 
     `height`, `width`: of that tensor, in pixels. `labels`: of a classifier, by index. `multi_label`: each label has a
     probability of its own. `normalize`: whether embeddings are L2-normalised by default. `embedding_size`: dimensions
-    of an embedding; None for other tasks, and where the files do not define it.
+    of an embedding; None for other tasks, and where the files do not define it. `output_name`: of the logits or the
+    embeddings; empty for task `tensor`. `pooling`: `cls` for an output of hidden states, whose first one is the
+    embedding. `gives_probabilities`: the output of a classifier is no logits.
     """
 
     input_name: str
@@ -19,6 +25,9 @@ class ImageSpec:
     multi_label: bool = False
     normalize: bool = True
     embedding_size: int | None = None
+    output_name: str = ""
+    pooling: Literal["none", "cls"] = "none"
+    gives_probabilities: bool = False
 
 
 @dataclass(frozen=True, slots=True)

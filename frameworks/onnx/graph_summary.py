@@ -51,6 +51,7 @@ _POSITIONS_OF_VALUES: dict[str, tuple[int, ...]] = {
 """Inputs of ONNX operators that refuse some values, like 0: sizes, axes, steps, divisors."""
 _AXIS = b"\x0a\x04axis\x18"
 """Beginning of an attribute `axis` that is an integer; the integer follows."""
+_ACTIVATIONS = ("Softmax", "Sigmoid")
 _COPYING_OPERATORS = ("Cast", "Identity")
 _MAX_COPIES = 16
 
@@ -75,13 +76,15 @@ class GraphSummary:
 
     `external_files`: existing files of external data. `operators`: like `Gemm`; of other domains like
     `com.microsoft.Gelu`. `external_locations`: the external files as the graph names them. `value_uses`: by name, the
-    values that go into operators that refuse some values, also through a Cast. All are empty for an invalid graph.
+    values that go into operators that refuse some values, also through a Cast. `activations`: values that a Softmax or
+    Sigmoid has computed, also through a Cast. All are empty for an invalid graph.
     """
 
     external_files: frozenset[Path] = frozenset()
     operators: frozenset[str] = frozenset()
     external_locations: frozenset[str] = frozenset()
     value_uses: Mapping[str, ValueUse] = field(default_factory=dict)
+    activations: frozenset[str] = frozenset()
 
     @property
     def runs_by_shape(self) -> bool:
@@ -99,6 +102,7 @@ def read_graph_summary(file: Path) -> GraphSummary:
         operators: set[str] = set()
         uses: dict[str, ValueUse] = {}
         copies: dict[str, str] = {}
+        activations: set[str] = set()
         try:
             for message, fields in _messages(content):
                 if message == "Node":
@@ -107,6 +111,8 @@ def read_graph_summary(file: Path) -> GraphSummary:
                     operators.add(operator if domain in _STANDARD_DOMAINS else f"{domain}.{operator}")
                     if domain in _STANDARD_DOMAINS:
                         _add_uses(operator, fields, uses, copies)
+                        if operator in _ACTIVATIONS:
+                            activations.add(_last(fields, _OUTPUT))
                 elif _last(fields, _KEY) == "location":
                     location = _last(fields, _VALUE)
                     if (file.parent / location).is_file():
@@ -114,7 +120,9 @@ def read_graph_summary(file: Path) -> GraphSummary:
         except (ValueError, IndexError, OSError):
             return GraphSummary()
         _follow_copies(uses, copies)
-        return GraphSummary(frozenset(files.values()), frozenset(operators), frozenset(files), uses)
+        activations |= {name for name in copies if _origin(name, copies) in activations}
+        found = frozenset(files.values()), frozenset(operators), frozenset(files)
+        return GraphSummary(*found, uses, frozenset(activations))
 
 
 _Fields = dict[int, list[bytes]]
@@ -152,6 +160,15 @@ def _follow_copies(uses: dict[str, ValueUse], copies: dict[str, str]) -> None:
                 break
             origin = copies[origin]
             uses.setdefault(origin, uses[name])
+
+
+def _origin(name: str, copies: dict[str, str]) -> str:
+    """Return the value that a value is a copy of, at a few removes."""
+    for _ in range(_MAX_COPIES):
+        if name not in copies:
+            break
+        name = copies[name]
+    return name
 
 
 def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -11,6 +12,7 @@ import structlog
 from frameworks.batches.comparison import reason_not_batchable, trial_inputs
 from frameworks.batches.padding import missing_mask
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.images.spec import ImageSpec
 from frameworks.onnx.batching import reason_not_batched
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
@@ -26,12 +28,16 @@ from frameworks.types import (
     Batch,
     ModelSpec,
     OptionalType,
+    Task,
     TensorBatch,
     TensorType,
     Value,
     ValueSpec,
 )
 from memory.pooled_arrays import PooledArrays
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +50,7 @@ class OnnxModel:
     """A graph of tensors. One thread at a time calls `infer`."""
 
     tokenizer: TextTokenizer | None = None
+    image_processor: "ImageProcessor | None" = None
 
     def __init__(
         self,
@@ -95,8 +102,16 @@ class OnnxModel:
         if arrays is not None and not self._needs_ort_values:
             self._binding = OutputBinding(session, outputs, arrays)
         self._check_input_shape()
-        uses = {} if summary is None else summary.value_uses
-        self._examples = ExampleValues(session, self.spec, entry.input_shape, uses)
+        self._uses = {} if summary is None else summary.value_uses
+        self._examples = ExampleValues(session, self.spec, entry.input_shape, self._uses)
+
+    def declare_images(self, processor: "ImageProcessor", task: Task, image: ImageSpec) -> None:
+        """Read images too, which `processor` prepares. Called before the warm-up, which then has their shape."""
+        assert self._session is not None
+        self.image_processor = processor
+        self.spec = replace(self.spec, task=task, image=image)
+        shape = self._entry.input_shape or processor.empty(1).shape
+        self._examples = ExampleValues(self._session, self.spec, shape, self._uses)
 
     def infer(self, batch: Batch) -> dict[str, Value]:
         """Raises InvalidInput for values that do not suit the graph, OutOfMemory, ModelFailed."""

@@ -10,6 +10,7 @@ import structlog
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.files import check_weight_bytes
+from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
@@ -110,6 +111,12 @@ class OnnxRegistry:
         instances = [OnnxModel(each, file, choice, weight_bytes, entry, summary, self._arrays) for each in sessions]
         for each in instances:
             each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
+        if entry.image is not None or (file.parent / PREPROCESSOR_FILE).is_file():
+            # A server without images needs none of it.
+            from frameworks.onnx.image_model import declare_images
+
+            if declare_images(instances, entry, file.parent, summary.activations):
+                return [*instances]
         return with_text(instances, file.parent)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:

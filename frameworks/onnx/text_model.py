@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -25,6 +26,9 @@ from frameworks.types import (
     Value,
     ValueSpec,
 )
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +64,8 @@ def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
 
 class OnnxTextModel:
     """Takes texts as TokenBatch, and the graph's own inputs as TensorBatch. One thread at a time calls `infer`."""
+
+    image_processor: "ImageProcessor | None" = None
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """An encoder of transformers, or a decoder in its place, with its tokenizer: texts in, embeddings or logits out."""
 
 from inspect import signature
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
+
 TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
 
 
@@ -23,6 +26,8 @@ class EncoderModel:
     `pooling`: how the model's output becomes one row per text; `pooler` is its own pooler's output, `logits` a
     classifier's.
     """
+
+    image_processor: "ImageProcessor | None" = None
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.images.processor import ImageProcessor
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
@@ -17,6 +18,7 @@ class DoublingModel:
     """Double each number of x. `behaviour` is called with x before each run; it may wait or raise."""
 
     tokenizer: TextTokenizer | None = None
+    image_processor: ImageProcessor | None = None
 
     def __init__(self, behaviour: Behaviour | None = None, size_bytes: int = 0) -> None:
         numbers = TensorType("int64", (-1,))

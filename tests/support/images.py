@@ -15,7 +15,8 @@ def photo(height: int, width: int, seed: int = 0) -> Pixels:
     coarse = random.integers(0, 256, (5, 6, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
     noise = random.integers(-12, 13, smooth.shape, dtype=np.int16)
-    return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    pixels: Pixels = np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    return pixels
 
 
 def encoded(pixels: Pixels, form: str = "JPEG", **options: Any) -> bytes:

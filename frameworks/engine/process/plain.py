@@ -14,6 +14,7 @@ from frameworks import errors
 from frameworks.engine.process.messages import ErrorState, ProtocolError
 from frameworks.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
 from frameworks.generation.types import GenerateRequest
+from frameworks.images.spec import ImageRequest
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
@@ -37,7 +38,7 @@ from frameworks.types import (
     Value,
 )
 
-SentRequest = TensorBatch | TokenBatch | TextRequest | PairRequest | TokenRequest | GenerateRequest
+SentRequest = TensorBatch | TokenBatch | TextRequest | ImageRequest | PairRequest | TokenRequest | GenerateRequest
 SentAnswer = Answer | TokenAnswer
 Plain = tuple[Any, ...]
 """A name and a content, which msgpack can encode with the hook of ArrayWriter."""
@@ -50,6 +51,7 @@ _REQUESTS: dict[str, type[SentRequest]] = {
     for each in (
         TokenBatch,
         TextRequest,
+        ImageRequest,
         PairRequest,
         TokenizeRequest,
         DetokenizeRequest,

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 from frameworks.engine.group_queue import Job, Member
 from frameworks.engine.ray.prefixes import SeenPrefixes, blocks_of
 from frameworks.generation.types import GenerateRequest
+from frameworks.images.spec import ImageRequest
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
 
 _NEWEST_WEIGHT = 0.05
@@ -23,6 +24,8 @@ def units_of(request: Any) -> float:
         return float(max(1, request.rows))
     if isinstance(request, TokenBatch):
         return float(1 + sum(map(len, request.token_ids)))
+    if isinstance(request, ImageRequest):
+        return float(max(1, len(request.images)))
     if isinstance(request, TextRequest):
         tokens = sum(map(len, request.token_ids or ()))
         return 1.0 + tokens + sum(map(len, request.texts)) / _CHARACTERS_PER_TOKEN

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.batches.rows import merge, signature_of, split_outputs, split_request
+from frameworks.images.processor import ImageProcessor
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
@@ -153,6 +154,7 @@ class Recorder:
     """Record the shapes of its batches."""
 
     tokenizer: TextTokenizer | None = None
+    image_processor: ImageProcessor | None = None
 
     def __init__(self, sequence: SequenceSpec | None) -> None:
         self.spec = ModelSpec("fake", "tensor", (), (), "cpu", "int64", 0, batched_inputs=BATCHED, sequence=sequence)

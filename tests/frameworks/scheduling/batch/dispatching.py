@@ -13,6 +13,7 @@ import numpy as np
 
 from frameworks.batches.rows import signature_of
 from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.images.processor import ImageProcessor
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.inline import LIGHT_S
@@ -41,6 +42,7 @@ class RowModel:
     """
 
     tokenizer: TextTokenizer | None = None
+    image_processor: ImageProcessor | None = None
 
     def __init__(
         self, behaviour: Callable[[list[int]], None] | None = None, limit: Callable[[], float] = lambda: inf

@@ -1,0 +1,108 @@
+"""Image requests: files to rows of a model, rows to embeddings, labels or named outputs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from frameworks.engine.contract import Run
+from frameworks.engine.scoring import ranked
+from frameworks.engine.threads import EngineThreads
+from frameworks.errors import InvalidInput, ModelFailed
+from frameworks.images.spec import ImageRequest, ImageSpec
+from frameworks.runtime import BatchModel, StepModel
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.tenants import Tenant
+from frameworks.text.tokenizer import normalize_rows, scores
+from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch, Timings
+
+Submit = Callable[[TensorBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
+
+# From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
+_MANY_NUMBERS = 64 * 1024
+_NUMBERS_PER_CHARACTER = 256  # as much work as the tokenizing of one
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)
+
+
+class ImageService:
+    """Answer the image requests of one model. Owned by the event loop.
+
+    Adds to the timings of the run; raises as Engine.answer.
+    """
+
+    def __init__(self, model: BatchModel | StepModel, submit: Submit, threads: EngineThreads) -> None:
+        """`submit`: queues tensors, as Dispatcher.submit. `threads`: prepare images, and compute long responses."""
+        self._model = model
+        self._submit = submit
+        self._threads = threads
+
+    async def answer(self, run: Run, request: ImageRequest) -> Answer:
+        """Embed or classify images, or return the outputs of a model of task `tensor`.
+
+        Raises InvalidInput; its field is `image`, or `image[2]` for one of the files.
+        """
+        spec = self._model.spec
+        image, processor = spec.image, getattr(self._model, "image_processor", None)
+        if image is None or processor is None:
+            reads = "text" if spec.text is not None or spec.generation is not None else "tensors"
+            raise InvalidInput("image", f"expected a model that reads images, got one that reads {reads}; send {reads}")
+        if not request.images:
+            return _answer_to_none(spec)
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            rows = await self._threads.images.prepare(processor, request.images)
+        finally:
+            run.timings.decode_s += loop.time() - started_s
+        names = (image.output_name,) if image.output_name else request.output_names
+        outputs = await self._outputs(run, spec, image.input_name, rows, names)
+        if not image.output_name:
+            return outputs
+        output = outputs[image.output_name]
+        assert isinstance(output, np.ndarray)
+        if output.size < _MANY_NUMBERS:
+            return _finished(spec.task, image, request, output)
+        size = output.size / _NUMBERS_PER_CHARACTER
+        return await self._threads.tokenizers.run(size, _finished, spec.task, image, request, output)
+
+    async def _outputs(
+        self, run: Run, spec: ModelSpec, input_name: str, rows: Array, names: tuple[str, ...] | None
+    ) -> Outputs:
+        """Run the rows: together, or each for itself where the model takes one at a time."""
+        shape = spec.inputs_by_name[input_name].shape
+        if len(rows) == 1 or shape is None or shape[0] != 1:
+            return await self._queued(run, TensorBatch({input_name: rows}, names))
+        batches = [TensorBatch({input_name: rows[at : at + 1]}, names) for at in range(len(rows))]
+        results = await asyncio.gather(*(self._queued(run, batch) for batch in batches))
+        return {name: np.concatenate([np.asarray(each[name]) for each in results]) for name in results[0]}
+
+    def _queued(self, run: Run, batch: TensorBatch) -> Awaitable[Outputs]:
+        permit = run.permit
+        return self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant)
+
+
+def _answer_to_none(spec: ModelSpec) -> Answer:
+    """Return the answer to a request without images."""
+    if spec.task == "classify":
+        return ClassifyAnswer([])
+    if spec.task == "embed":
+        return EmbedAnswer(_NO_ROWS, tokens=0)
+    raise InvalidInput("image", "expected at least one image, got an empty list; send one")
+
+
+def _finished(task: Task, image: ImageSpec, request: ImageRequest, output: Array) -> EmbedAnswer | ClassifyAnswer:
+    """Compute the answer from the model's output: [images, size or labels], or hidden states [images, …, size]."""
+    rows = output[:, 0] if image.pooling == "cls" else output
+    rows = rows.reshape(len(rows), -1)
+    if task == "embed":
+        normalize = image.normalize if request.normalize is None else request.normalize
+        embeddings = rows[:, : request.dimensions].astype(np.float32, copy=False)
+        return EmbedAnswer(normalize_rows(embeddings) if normalize else embeddings, tokens=0)
+    if rows.shape[1] != len(image.labels):
+        raise ModelFailed(
+            f"expected one number for each of {len(image.labels)} labels, got {rows.shape[1]} from the model; "
+            "correct its labels and load it again"
+        )
+    plain = request.raw_scores or image.gives_probabilities
+    values = rows.astype(np.float64) if plain else scores(rows, image.multi_label)
+    return ClassifyAnswer(ranked(values, image.labels, request.top_k))
