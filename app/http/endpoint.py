@@ -152,6 +152,7 @@ class Endpoint:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], route.allowed)
             codec = codec.for_headers(scope["headers"])
+            codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
             context = self._pipeline.admit(record)
             try:
                 if route.target.model is not None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from app.auth.access import EXEMPT, HTTP_ACCESS
 from app.protocols.errors import ERROR_CODES
+from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
@@ -50,6 +51,8 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         for route in routes:
             for model in (route.description.request, route.description.response, route.description.error):
                 _add_schema(schemas, model)
+            if route.description.form is not None:
+                _add_schema(schemas, route.description.form)
         for described in (each for route in admin.state.routes for each in route.responses.values()):
             if isinstance(described, _Description):
                 _add_schema(schemas, described.model)
@@ -86,6 +89,10 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     if described.in_bytes:
         for content in (requests, responses):
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    if described.form is not None:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        requests |= {"multipart/form-data": _json_content(described.form)["application/json"]}
+        requests |= dict.fromkeys(MEDIA_TYPES, binary)
     operation: dict[str, Any] = {
         "tags": [described.tag],
         "summary": described.summary,
@@ -94,11 +101,22 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
         "responses": {"200": {"description": "The result.", "content": responses}, **_errors(described.error)},
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    if described.form is not None:
+        parameters += _query_of(described.form, names)
+    if parameters:
+        operation["parameters"] = parameters
     return operation
+
+
+def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
+    """Return the options of a body that is one image. `names`: those in the path."""
+    known = {"model_name": "name", "version": "version"}
+    return [
+        {"name": field, "in": "query", "description": "For a body that is one image.", "schema": schema}
+        for field, schema in form.model_json_schema()["properties"].items()
+        if field != "image" and known.get(field) not in names
+    ]
 
 
 def _errors(body: type[BaseModel]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, TensorBatch, TextRequest, Value
 
 _OBJECT_BYTES = 64
@@ -17,7 +18,7 @@ _MAX_GROWTH = 4
 def decoded_bytes(request: Any, received_bytes: int) -> int:
     """Return the bytes of a decoded request. `received_bytes`: those that it was decoded from.
 
-    Exact for tensors of numbers. Texts have no more characters than were received.
+    Exact for tensors of numbers and for files of images. Texts have no more characters than were received.
     """
     if isinstance(request, TensorBatch):
         total = 0
@@ -29,6 +30,8 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
         return total
     if isinstance(request, TextRequest):
         return received_bytes + _OBJECT_BYTES * len(request.texts)
+    if isinstance(request, ImageRequest):
+        return sum(map(len, request.images)) + _OBJECT_BYTES * len(request.images)
     if isinstance(request, PairRequest):
         return received_bytes + 3 * _OBJECT_BYTES * len(request.pairs)
     return received_bytes

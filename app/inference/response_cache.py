@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from frameworks.images.spec import ImageRequest
 from frameworks.tenants import Tenant
 from frameworks.types import (
     Answer,
@@ -21,7 +22,7 @@ from frameworks.types import (
 )
 from memory.result_cache import ResultCache
 
-CacheableRequest = TensorBatch | TextRequest | PairRequest
+CacheableRequest = TensorBatch | TextRequest | ImageRequest | PairRequest
 # The size of a Python object beside its content, and of its place in a list or tuple.
 _OBJECT_BYTES = 64
 _CHARACTER_BYTES = 4  # for texts with characters beyond U+FFFF; most take less
@@ -178,6 +179,11 @@ def key_of(
         token_ids = tuple(map(tuple, request.token_ids))
         size_bytes = _OBJECT_BYTES * (len(token_ids) + sum(map(len, token_ids)))
         return (*owner, token_ids, *options), size_bytes
+    if isinstance(request, ImageRequest):
+        files = [np.frombuffer(file, np.uint8) for file in request.images]
+        size_bytes = sum(_OBJECT_BYTES + file.nbytes for file in files)
+        image_options = request.normalize, request.top_k, request.dimensions, request.raw_scores, request.output_names
+        return (*owner, tuple(map(content_of, files)), *image_options), size_bytes
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
         options_of_pairs = request.truncate, request.raw_scores, request.with_labels

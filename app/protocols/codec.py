@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -110,6 +110,15 @@ class Codec(Protocol):
         """The content-encoding of the body; `decode` takes what `decompress` returns. None: it is not compressed."""
         ...
 
+    @property
+    def reads_query(self) -> bool:
+        """Whether `for_query` takes the query of the URL. Read for every request, as most codecs do not."""
+        ...
+
+    def for_query(self, query: bytes) -> "Codec":
+        """Return the codec for a request with this query, without `?`. Raises InvalidInput."""
+        ...
+
     def for_headers(self, headers: Sequence[Header]) -> "Codec":
         """Return the codec for a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
@@ -158,11 +167,15 @@ class JsonCodec:
     lead_bytes: int = 0
     views_body: bool = False
     encoding: str | None = None
+    reads_query: bool = False
 
     def decompress(self, body: bytes, grow: Grow) -> bytes:
         raise AssertionError("for_headers refuses compressed bodies")
 
-    def for_headers(self, headers: Sequence[Header]) -> Self:
+    def for_query(self, query: bytes) -> Any:
+        return self
+
+    def for_headers(self, headers: Sequence[Header]) -> Any:
         for header in headers:
             # The usual header is accepted without a call; `check_media_type` knows all others.
             if header[0] in _BODY_HEADERS and header != _JSON_HEADER:

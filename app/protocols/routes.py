@@ -15,7 +15,8 @@ _MAX_CACHED_PATHS = 1024
 class RouteDescription(NamedTuple):
     """Describe a route for the OpenAPI document.
 
-    `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it.
+    `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
+    parts of `multipart/form-data`, which bodies may be beside JSON and images; None where they are not.
     """
 
     tag: str
@@ -25,6 +26,7 @@ class RouteDescription(NamedTuple):
     error: type[BaseModel]
     streams: bool = False
     in_bytes: bool = False
+    form: type[BaseModel] | None = None
 
 
 class Route(NamedTuple):

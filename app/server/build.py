@@ -51,7 +51,7 @@ from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
 from app.protocols.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
-from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
+from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES

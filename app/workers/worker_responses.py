@@ -16,6 +16,7 @@ from frameworks.engine.process.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.messages import ChannelLost, ErrorState
 from frameworks.engine.process.plain import answer_from_plain, answer_to_plain, error_from_plain, error_to_plain
 from frameworks.errors import RoundhouseError
+from frameworks.images.spec import ImageRequest
 from frameworks.replicas.control import ControlLink
 from frameworks.tenants import Tenant
 from frameworks.types import Answer, Array, TensorBatch, TextRequest
@@ -136,6 +137,8 @@ async def _digest_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> 
     """Return the digest of all that the response depends on; None for a request that cannot be cached."""
     if isinstance(request, TensorBatch):
         size = sum(value.nbytes for value in request.inputs.values() if isinstance(value, np.ndarray))
+    elif isinstance(request, ImageRequest):
+        size = sum(map(len, request.images))
     elif isinstance(request, TextRequest):
         size = sum(map(len, request.texts)) + 8 * sum(map(len, request.token_ids or ()))
     else:

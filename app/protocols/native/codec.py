@@ -1,5 +1,6 @@
-"""The codec of /infer and its path forms: JSON bodies to requests, answers to JSON in the form of the request."""
+"""Decode and encode JSON of /infer and its path forms. Answers have the form of the request."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +21,14 @@ from app.protocols.native.fields import (
     GENERATION_INPUTS,
     INPUT_FIELDS,
     OPTIONS,
-    ErrorResponse,
-    InferRequest,
-    InferResponse,
 )
 from app.protocols.native.generation import read_generation
+from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
 from app.protocols.native.stream import NativeStream, describe_generated
-from app.protocols.routes import Route, RouteDescription
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
+from frameworks.images.spec import ImageRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -57,7 +56,7 @@ class NativeRequest(NamedTuple):
     """
 
     field: str
-    request: TensorBatch | TextRequest | GenerateRequest
+    request: TensorBatch | TextRequest | ImageRequest | GenerateRequest
     spec: ModelSpec
     flat: bool = False
     priority: int = DEFAULT_PRIORITY
@@ -124,16 +123,18 @@ def _decode_document(document: Document, target: Target, find_spec: FindSpec) ->
     fields = document.members(document.root, FIELDS)
     names = tuple(fields)
     field = _input_fields.get(names)
-    spec = find_spec(*_name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
+    spec = find_spec(*name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
     if field is None:
         field = _input_field_of(names)
         if len(_input_fields) < _MAX_FIELD_SETS:
             _input_fields[names] = field
     flat = stream = False
-    request: TensorBatch | TextRequest | GenerateRequest
+    request: TensorBatch | TextRequest | ImageRequest | GenerateRequest
     match field:
         case "text":
             request = read_text(document, fields, spec)
+        case "image":
+            request = read_images(document, fields, spec)
         case "inputs":
             request = read_inputs(document, fields, spec)
         case "prompt" | "messages":
@@ -142,10 +143,16 @@ def _decode_document(document: Document, target: Target, find_spec: FindSpec) ->
             request, flat = read_input_data(document, fields, spec)
     if len(names) == 1:
         return NativeRequest(field, request, spec, flat)
+    priority, timeout_ms = read_priority(fields), read_count(fields, "timeout_ms")
+    return NativeRequest(field, request, spec, flat, priority, timeout_ms, stream)
+
+
+def read_priority(fields: Mapping[str, Node]) -> int:
+    """Read `priority`. Raises InvalidInput."""
     priority = read_count(fields, "priority") or DEFAULT_PRIORITY
     if priority > LAST_PRIORITY:
         raise InvalidInput("priority", f"expected an integer from 1 (first) to {LAST_PRIORITY}, got {priority}")
-    return NativeRequest(field, request, spec, flat, priority, read_count(fields, "timeout_ms"), stream)
+    return priority
 
 
 def _input_field_of(names: tuple[str, ...]) -> str:
@@ -164,7 +171,8 @@ def _input_field_of(names: tuple[str, ...]) -> str:
     return field
 
 
-def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str | UnnamedModel, str | None]:
+def name_and_version(fields: Mapping[str, Node], target: Target) -> tuple[str | UnnamedModel, str | None]:
+    """Return the names of the model and of its version, of the path or the body. Raises InvalidInput."""
     if target.model is not None and "model_name" not in fields and "version" not in fields:
         return target.model, target.version
     name, version = fields.get("model_name"), fields.get("version")
@@ -210,7 +218,10 @@ def _describe(native: NativeRequest, answer: Answer | GenerateAnswer) -> dict[st
     """Return the fields of every response but that to `input_data`."""
     match answer:
         case EmbedAnswer():
-            return {"embeddings": array_to_json(answer.embeddings), "tokens": answer.tokens}
+            embeddings = array_to_json(answer.embeddings)
+            if native.field == "image":
+                return {"embeddings": embeddings}
+            return {"embeddings": embeddings, "tokens": answer.tokens}
         case ClassifyAnswer():
             predictions = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
@@ -239,7 +250,7 @@ def _shape(value: Value) -> list[int] | None:
 
 
 class NativeCodec(JsonCodec):
-    """The Codec of ROUTES."""
+    """The Codec of JSON bodies."""
 
     decode = staticmethod(decode)
     encode = staticmethod(encode)
@@ -250,13 +261,3 @@ class NativeCodec(JsonCodec):
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return orjson.dumps({"error": {"code": error.code, "message": error.message, "request_id": request_id}})
-
-
-_CODEC = NativeCodec()
-_DESCRIPTION = RouteDescription(
-    "infer", "Run a model on tensors, texts or a prompt", InferRequest, InferResponse, ErrorResponse, streams=True
-)
-ROUTES = tuple(
-    Route(path, _CODEC, _DESCRIPTION)
-    for path in ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
-)

@@ -6,9 +6,9 @@ speed; a property test holds InferRequest to the decoder.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
-from app.protocols.bodies import MAX_INT32, ResponseBody
+from app.protocols.bodies import MAX_INT32, Body, ResponseBody
 from app.protocols.constraint_fields import ConstraintFields
 from app.protocols.generation_fields import (
     MAX_TOP_LOGPROBS,
@@ -18,6 +18,7 @@ from app.protocols.generation_fields import (
     StoppingFields,
     Stream,
 )
+from app.protocols.image_fields import MAX_IMAGES, Images
 from app.protocols.text_fields import Texts
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
@@ -40,6 +41,8 @@ class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields):
     stream: Stream = False
 
 
+FileUpload = Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
+
 # The value of an omitted field that does not accept null.
 _ABSENT: Any = None
 
@@ -51,7 +54,7 @@ def _drop_null_defaults(schema: dict[str, Any]) -> None:
 
 
 class InferRequest(GenerationOptions):
-    """Exactly one of `input_data`, `inputs`, `text`, `prompt` and `messages`."""
+    """Exactly one of `input_data`, `inputs`, `text`, `image`, `prompt` and `messages`."""
 
     model_config = ConfigDict(json_schema_extra=_drop_null_defaults)
 
@@ -71,17 +74,25 @@ class InferRequest(GenerationOptions):
         examples=[{"image": {"data": [0.0, 0.5, 1.0], "shape": [1, 3], "dtype": "float32"}}],
     )
     outputs: list[str] = Field(
-        _ABSENT, min_length=1, description="Return only these outputs; with input_data at most one."
+        _ABSENT,
+        min_length=1,
+        description="Return only these outputs; with input_data at most one, with image for models of task tensor.",
     )
     text: Texts = Field(_ABSENT, description="A text or a list of texts, for embed and classify models.")
+    image: Images = Field(
+        _ABSENT,
+        description="A JPEG, PNG or WebP file or a list of them, for models that read images: base64, or data URLs. "
+        "No other URL is accepted.",
+        examples=["data:image/png;base64,iVBORw0KGgo…"],
+    )
     normalize: bool = Field(
         _ABSENT, description="embed: L2-normalise the vectors. Default: as the model's own files say, else true."
     )
     truncate: bool = Field(_ABSENT, description="Truncate texts at the model's limit. Default: true.")
     top_k: Annotated[int | None, Field(ge=-1, le=MAX_INT32)] = Field(
         None,
-        description="classify: the number of labels per text, 1 or more; default: all. Generation: sample from this "
-        "number of most likely tokens; 0 or -1: all; default: the model's own.",
+        description="classify: the number of labels per text or image, 1 or more; default: all. Generation: sample "
+        "from this number of most likely tokens; 0 or -1: all; default: the model's own.",
     )
     prompt: str = Field(_ABSENT, description="The text to continue, for models that generate text.")
     messages: Messages = Field(
@@ -97,7 +108,22 @@ class InferRequest(GenerationOptions):
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="Deadline of the request in milliseconds.")
 
 
-INPUT_FIELDS = ("input_data", "inputs", "text", "prompt", "messages")
+class InferFiles(Body):
+    """The parts of a form. For a body that is one image, all but `image` are parameters of the query."""
+
+    image: list[FileUpload] = Field(
+        min_length=1, max_length=MAX_IMAGES, description="A part for each JPEG, PNG or WebP file."
+    )
+    model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")
+    version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
+    normalize: bool = Field(_ABSENT, description="As in JSON.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_INT32)] = Field(_ABSENT, description="As in JSON.")
+    outputs: list[str] = Field(_ABSENT, description="As in JSON: a part for each, or names separated by commas.")
+    priority: int = Field(_ABSENT, ge=1, le=LAST_PRIORITY, description="As in JSON.")
+    timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
+
+
+INPUT_FIELDS = ("input_data", "inputs", "text", "image", "prompt", "messages")
 """A request has exactly one of these."""
 GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
@@ -106,6 +132,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
     "text": frozenset({"normalize", "truncate", "top_k"}),
+    "image": frozenset({"normalize", "top_k", "outputs"}),
     "prompt": GENERATION_FIELDS,
     "messages": GENERATION_FIELDS,
 }
@@ -126,7 +153,7 @@ class NamedTensor(ResponseBody):
 
 
 class Prediction(ResponseBody):
-    """One label of a text, with its probability."""
+    """One label of a text or an image, with its probability."""
 
     label: str
     score: float
@@ -163,13 +190,15 @@ class InferResponse(ResponseBody):
     latency_ms: float
     output_data: Any = Field(None, description="For input_data: flat for a flat list, nested for a nested one.")
     output_shape: list[int] | None = Field(None, description="For input_data.")
-    outputs: dict[str, NamedTensor] | None = Field(None, description="For inputs.")
+    outputs: dict[str, NamedTensor] | None = Field(
+        None, description="For inputs, and for image with models of task tensor."
+    )
     embeddings: list[list[float]] | None = Field(
-        None, description="For text, embed models: one vector per text, in order."
+        None, description="For text and image, embed models: one vector for each, in order."
     )
     tokens: int | None = Field(None, description="For text, embed models: the number of tokens.")
     predictions: list[list[Prediction]] | None = Field(
-        None, description="For text, classify models: the labels of each text by falling score."
+        None, description="For text and image, classify models: the labels of each by falling score."
     )
     text: str | None = Field(None, description="For prompt and messages.")
     finish_reason: Literal["stop", "length"] | None = Field(

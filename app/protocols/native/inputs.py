@@ -1,5 +1,7 @@
 """Read the inputs of an /infer body: texts, named tensors, or one tensor in the shape that the model declares."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from app.protocols.json_body import Document, Node, describe_type, describe_value
@@ -28,8 +30,8 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         raise InvalidInput(field, f"expected a string, got {describe_type(texts[index])}")
     return TextRequest(
         texts=texts,
-        normalize=_boolean(fields, "normalize"),
-        truncate=_boolean(fields, "truncate") is not False,
+        normalize=read_boolean(fields, "normalize"),
+        truncate=read_boolean(fields, "truncate") is not False,
         top_k=read_count(fields, "top_k"),
     )
 
@@ -56,7 +58,7 @@ def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) ->
             raise InvalidInput(
                 f"inputs.{declared.name}", f"expected a tensor, got nothing; the model expects {describe_inputs(spec)}"
             )
-    return TensorBatch(values, _output_names(document, fields, spec))
+    return TensorBatch(values, read_output_names(document, fields, spec))
 
 
 def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[TensorBatch, bool]:
@@ -67,7 +69,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
         raise InvalidInput(
             "input_data", f"expected a model with one required tensor; send inputs: {describe_inputs(spec)}"
         )
-    names = _output_names(document, fields, spec) or spec.first_output
+    names = read_output_names(document, fields, spec) or spec.first_output
     if len(names) != 1:
         raise InvalidInput("outputs", f"expected one output with input_data, got {len(names)}; name one or send inputs")
     declared = sole.type
@@ -91,7 +93,8 @@ def _refuse_tensors(spec: ModelSpec, input_field: str) -> None:
         raise InvalidInput(input_field, explain_expected_input(spec))
 
 
-def _output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[str, ...] | None:
+def read_output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[str, ...] | None:
+    """Read `outputs`; None where the field is left out. Raises InvalidInput, UnknownField."""
     if "outputs" not in fields:
         return None
     node = fields["outputs"]
@@ -104,7 +107,8 @@ def _output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) 
     return tuple(names)
 
 
-def _boolean(fields: dict[str, Node], name: str) -> bool | None:
+def read_boolean(fields: Mapping[str, Node], name: str) -> bool | None:
+    """Read a boolean; None where the field is left out. Raises InvalidInput."""
     value = fields.get(name)
     if value is None and name not in fields:
         return None
@@ -113,7 +117,7 @@ def _boolean(fields: dict[str, Node], name: str) -> bool | None:
     raise InvalidInput(name, f"expected a boolean, got {describe_type(value)}")
 
 
-def read_count(fields: dict[str, Node], name: str) -> int | None:
+def read_count(fields: Mapping[str, Node], name: str) -> int | None:
     """Read an integer of 1 or more; None where the field is left out. Raises InvalidInput."""
     if name not in fields:
         return None

@@ -72,6 +72,8 @@ class InferCodec:
 
     __slots__ = ("_format", "_max_body_bytes", "encoding", "lead_bytes", "views_body")
 
+    reads_query = False
+
     def __init__(self, max_body_bytes: int, body_format: BodyFormat = _ALL_JSON) -> None:
         """`max_body_bytes`: the limit of a decompressed body too."""
         self._max_body_bytes = max_body_bytes
@@ -91,6 +93,9 @@ class InferCodec:
             named.get(b"accept-encoding"),
             named.get(HEADER_LENGTH),
         )
+
+    def for_query(self, query: bytes) -> "InferCodec":
+        return self
 
     def for_body(self, body: bytes) -> "InferCodec":
         return self

@@ -11,7 +11,7 @@ from app.http.origins import OriginPolicy, OriginRules
 from app.inference.bounds import Bounds
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
-from app.protocols.native.codec import ROUTES
+from app.protocols.native.routes import ROUTES
 from app.protocols.routes import Route, RouteTable
 from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit

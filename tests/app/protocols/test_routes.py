@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from app.protocols.codec import Target
 from app.protocols.errors import ErrorReply
-from app.protocols.native.codec import ROUTES, NativeCodec
+from app.protocols.native.codec import NativeCodec
+from app.protocols.native.routes import ROUTES
 from app.protocols.routes import Route, RouteDescription, RouteTable
 
 
