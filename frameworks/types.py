@@ -246,6 +246,20 @@ class ModelSpec:
             return self.generation.max_context_tokens
         return self.text.max_tokens if self.text is not None else None
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a model that classifies texts or images, by index; empty for other models."""
+        if self.text is not None:
+            return self.text.labels
+        return self.image.labels if self.image is not None else ()
+
+    @property
+    def embedding_size(self) -> int | None:
+        """Dimensions of an embedding of a text or an image; None for other tasks, and where it is not known."""
+        if self.text is not None:
+            return self.text.embedding_size
+        return self.image.embedding_size if self.image is not None else None
+
 
 class TensorBatch(NamedTuple):
     """Named tensors for one run of a model. `output_names`: None for every output."""

@@ -72,30 +72,32 @@ CONTENTS = {
 """Datatype → its field. FP16 and BF16 have none."""
 
 
-def read_contents(contents: Message, datatype: str, shape: tuple[int, ...], field: str) -> Array:
-    """Read the InferTensorContents of a message. Raises InvalidInput."""
+def read_contents(
+    contents: Message, datatype: str, shape: tuple[int, ...], field: str, has_files: bool = False
+) -> Array:
+    """Read the InferTensorContents of a message. `has_files`: BYTES stay bytes. Raises InvalidInput."""
     held = CONTENTS.get(datatype) or _contents_of(datatype, field)
     elements = getattr(contents, held.field)
     if len(elements) != prod(shape):
         others = [name for name in _NUMBERS if name != held.field and getattr(contents, name)]
         raise _wrong_count(datatype, shape, str(len(elements)), others, field)
     if datatype == "BYTES":
-        return _read_strings(elements, len(elements), field).reshape(shape)
+        return _read_strings(elements, len(elements), field, has_files).reshape(shape)
     value = np.array(elements, held.dtype)
     return narrow(value, DTYPES[datatype], f"{field}.contents").reshape(shape)
 
 
 def read_large_contents(
-    serialized: bytes, spans: list[Span], datatype: str, shape: tuple[int, ...], field: str
+    serialized: bytes, spans: list[Span], datatype: str, shape: tuple[int, ...], field: str, has_files: bool = False
 ) -> Array:
-    """Read the InferTensorContents in these spans of a large message. Call it in a thread. Raises InvalidInput."""
+    """As `read_contents`, of the InferTensorContents in these spans of a large message. Call it in a thread."""
     _contents_of(datatype, field)
     count = prod(shape)
     try:
         if datatype == "BYTES":
             check_num_strings(count, field)
             strings = _strings(serialized, spans, shape, field)
-            return _read_strings(strings, count, field).reshape(shape)
+            return _read_strings(strings, count, field, has_files).reshape(shape)
         return _read_numbers(serialized, spans, datatype, shape, field).reshape(shape)
     except WireError as error:
         raise InvalidInput(f"{field}.contents", f"expected InferTensorContents, got {error}") from None
@@ -151,9 +153,12 @@ def _wrong_count(
     return InvalidInput(f"{field}.contents.{held}", reason)
 
 
-def _read_strings(elements: Iterable[bytes], count: int, field: str) -> Array:
-    """Decode exactly `count` elements."""
+def _read_strings(elements: Iterable[bytes], count: int, field: str, has_files: bool) -> Array:
+    """Decode exactly `count` elements; files stay bytes."""
     strings = np.empty(count, NUMPY_DTYPES["string"])
+    if has_files:
+        strings[:] = list(elements)
+        return strings
     for i, element in enumerate(elements):
         try:
             strings[i] = element.decode()

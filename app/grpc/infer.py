@@ -197,7 +197,7 @@ def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, find_spec: F
     message = received.message
     # The call's deadline also bounds the wait for a load.
     spec = find_spec(message.model_name, message.model_version or None, lambda: _earlier_ms(None, call))
-    request = check_request(parse_request(received), spec)
+    request = check_request(parse_request(received, spec), spec)
     if is_streamed and request.generation is not None:
         request = request._replace(stream=wants_text_in_parts(request))
     timeout_ms = _earlier_ms(request.timeout_ms, call)

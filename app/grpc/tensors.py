@@ -7,14 +7,16 @@ from app.grpc.contents import read_contents, read_large_contents
 from app.grpc.messages import Message
 from app.grpc.received import ReceivedInfer, Span
 from app.protocols.open_inference.datatypes import Raw, check_num_strings, decode_tensor
+from app.protocols.open_inference.image_tensors import decode_files, holds_files
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
 from app.protocols.open_inference.infer_types import InputTensor, Parameter, ParsedRequest
 from app.protocols.shapes import MAX_RANK, read_sizes
 from frameworks.errors import InvalidInput
+from frameworks.types import Array, ModelSpec
 
 
-def parse_request(received: ReceivedInfer) -> ParsedRequest:
-    """Read a ModelInferRequest. Raises InvalidInput, which names the field of the message."""
+def parse_request(received: ReceivedInfer, spec: ModelSpec) -> ParsedRequest:
+    """Read a ModelInferRequest for a model. Raises InvalidInput, which names the field of the message."""
     message, raw, contents, serialized, _ = received
     inputs = message.inputs
     if raw and len(raw) != len(inputs):
@@ -22,11 +24,11 @@ def parse_request(received: ReceivedInfer) -> ParsedRequest:
             "raw_input_contents", f"expected one entry per input in their order, {len(inputs)} in all, got {len(raw)}"
         )
     if contents is None:
-        given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None) for i, tensor in enumerate(inputs)]
+        given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None, spec) for i, tensor in enumerate(inputs)]
     else:
         _check_strings(inputs)
         given = [
-            _read_large_input(tensor, f"inputs[{i}]", raw[i] if raw else None, contents[i], serialized)
+            _read_large_input(tensor, f"inputs[{i}]", raw[i] if raw else None, contents[i], serialized, spec)
             for i, tensor in enumerate(inputs)
         ]
     outputs = [
@@ -48,33 +50,40 @@ def is_typed(received: ReceivedInfer) -> bool:
     return not received.raw and bool(received.message.inputs)
 
 
-def _read_input(tensor: Message, field: str, raw: Raw | None) -> InputTensor:
+def _read_input(tensor: Message, field: str, raw: Raw | None, spec: ModelSpec) -> InputTensor:
     if tensor.parameters:
         refuse_shared_memory(tensor.parameters, f"{field}.parameters.")
     shape = read_sizes(tensor.shape[: MAX_RANK + 1], f"{field}.shape")
+    has_files = holds_files(tensor.name, tensor.datatype, spec)
     if raw is None:
-        value = read_contents(tensor.contents, tensor.datatype, shape, field)
+        value = read_contents(tensor.contents, tensor.datatype, shape, field, has_files)
     elif tensor.HasField("contents"):
         raise _both_contents(field)
     else:
-        value = decode_tensor(memoryview(raw), tensor.datatype, shape, field)
+        value = _decode_raw(raw, tensor.datatype, shape, field, has_files)
     if not tensor.parameters:
         return InputTensor(tensor.name, tensor.datatype, value)
     return InputTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
 
 
 def _read_large_input(
-    tensor: Message, field: str, raw: Raw | None, contents: list[Span], serialized: bytes
+    tensor: Message, field: str, raw: Raw | None, contents: list[Span], serialized: bytes, spec: ModelSpec
 ) -> InputTensor:
     refuse_shared_memory(tensor.parameters, f"{field}.parameters.")
     shape = read_sizes(tensor.shape[: MAX_RANK + 1], f"{field}.shape")
+    has_files = holds_files(tensor.name, tensor.datatype, spec)
     if raw is None:
-        value = read_large_contents(serialized, contents, tensor.datatype, shape, field)
+        value = read_large_contents(serialized, contents, tensor.datatype, shape, field, has_files)
     elif contents:
         raise _both_contents(field)
     else:
-        value = decode_tensor(memoryview(raw), tensor.datatype, shape, field)
+        value = _decode_raw(raw, tensor.datatype, shape, field, has_files)
     return InputTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
+
+
+def _decode_raw(raw: Raw, datatype: str, shape: tuple[int, ...], field: str, has_files: bool) -> Array:
+    view = memoryview(raw)
+    return decode_files(view, shape, field) if has_files else decode_tensor(view, datatype, shape, field)
 
 
 def _both_contents(field: str) -> InvalidInput:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
+from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
@@ -158,7 +159,7 @@ class ResponseCache:
 def key_of(
     owner: tuple[Hashable, ...], request: CacheableRequest, content_of: Callable[[Array], bytes] = np.ndarray.tobytes
 ) -> tuple[tuple[Hashable, ...] | None, int]:
-    """Return all that the response depends on, every byte of it, and its size; None for inputs with lists or maps.
+    """Return all that the response depends on, and its size; None for inputs with lists or maps.
 
     `owner`: the tenants that may share the response, the model and its load. `content_of`: returns the bytes of a
     tensor in C order, or a digest of them.
@@ -180,10 +181,10 @@ def key_of(
         size_bytes = _OBJECT_BYTES * (len(token_ids) + sum(map(len, token_ids)))
         return (*owner, token_ids, *options), size_bytes
     if isinstance(request, ImageRequest):
-        files = [np.frombuffer(file, np.uint8) for file in request.images]
-        size_bytes = sum(_OBJECT_BYTES + file.nbytes for file in files)
+        # Files are long, and their digests as good.
+        files = tuple([sha256(file).digest() for file in request.images])
         image_options = request.normalize, request.top_k, request.dimensions, request.raw_scores, request.output_names
-        return (*owner, tuple(map(content_of, files)), *image_options), size_bytes
+        return (*owner, files, *image_options), 2 * _OBJECT_BYTES * len(files)
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
         options_of_pairs = request.truncate, request.raw_scores, request.with_labels

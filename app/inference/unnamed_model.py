@@ -54,9 +54,11 @@ class UnnamedModel:
 
 
 def kind_of(spec: ModelSpec) -> Kind | None:
-    """Return the kind of a model; None for a tensor model."""
+    """Return the kind of a model; None for a tensor model, and for one that reads only images."""
+    if spec.text is None and spec.generation is None:
+        return None
     if spec.task == "classify":
-        return "rerank" if spec.text is not None and len(spec.text.labels) == 1 else "classify"
+        return "rerank" if len(spec.labels) == 1 else "classify"
     return None if spec.task == "tensor" else spec.task
 
 

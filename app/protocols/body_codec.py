@@ -19,6 +19,8 @@ from app.protocols.long_json import parse_body
 from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
+IMAGE_PATHS = "/infer, /v1/embeddings or /v1/classify"
+"""Where images are accepted, beside the Open Inference Protocol."""
 UNNAMED = "default/not-specified"
 """The model of a client of Infinity that names none."""
 
@@ -71,7 +73,7 @@ class BodyCodec(JsonCodec):
     raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
     not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
     body without a name means, in order of preference; empty: those of `tasks`. `by_task`: the codecs of requests for
-    models of other tasks.
+    models of other tasks. `reads_images`: whether models that read only images are served too.
     """
 
     path: str
@@ -85,6 +87,7 @@ class BodyCodec(JsonCodec):
     check: Callable[[dict[str, Any], ModelSpec], None] | None = None
     kinds: tuple[Kind, ...] = ()
     by_task: Mapping[Task, "BodyCodec"] = field(default_factory=dict)
+    reads_images: bool = False
     fields: frozenset[str] = field(init=False)
     """Every field that is not unknown, with those of `by_task`."""
     unnamed: UnnamedModel = field(init=False)
@@ -134,6 +137,10 @@ class BodyCodec(JsonCodec):
                 "model",
                 f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
                 f"{self.path} serves no other task",
+            )
+        if spec.text is None and spec.image is not None and not self.reads_images:
+            raise InvalidInput(
+                "model", f"expected a model that reads texts, got one that reads images; send images to {IMAGE_PATHS}"
             )
         if self.by_task:
             members = document.members(document.root, self._own_fields())

@@ -38,6 +38,14 @@ def check_reads_texts(spec: ModelSpec, field: str) -> None:
         raise InvalidInput(field, f"expected a model that reads texts, got another; {explain_expected_input(spec)}")
 
 
+def check_vector_size(dimensions: int | None, spec: ModelSpec) -> None:
+    """Raise InvalidInput for another size than that of the model's vectors: those of images are never cut."""
+    size = spec.embedding_size
+    if dimensions is not None and dimensions != size:
+        expected = f"{size}, the size of this model's vectors" if size else "nothing"
+        raise InvalidInput("dimensions", f"expected {expected}, got {dimensions}; omit the field")
+
+
 def check_num_images(count: int, field: str) -> None:
     """Raise InvalidInput for no image, and for more than MAX_IMAGES."""
     if not 1 <= count <= MAX_IMAGES:

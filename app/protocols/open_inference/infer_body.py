@@ -24,6 +24,7 @@ from app.protocols.open_inference.datatypes import (
     item_bytes,
     numpy_dtype,
 )
+from app.protocols.open_inference.image_tensors import as_objects, decode_files, holds_files
 from app.protocols.open_inference.infer_request import (
     check_request,
     read_requested_output,
@@ -40,7 +41,7 @@ from app.protocols.open_inference.infer_types import (
 from app.protocols.open_inference.signature import TensorSignature, signature_for
 from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput
-from frameworks.types import DEFAULT_PRIORITY, Array, TensorBatch, TensorType
+from frameworks.types import DEFAULT_PRIORITY, Array, ModelSpec, TensorBatch, TensorType
 
 # Many clients repeat the model's name, which the path gives, in the body.
 FIELDS = frozenset({"id", "inputs", "outputs", "parameters", "model_name", "model_version"})
@@ -154,7 +155,10 @@ def decode_raw_tensor(body: memoryview, target: Target, find_spec: FindSpec) -> 
             "inputs", f"expected a model with one required input, got {len(required)}; send JSON that names them"
         )
     declared = required[0]
-    value = _decode_string(body, declared) if declared.datatype == "BYTES" else _decode_numbers(body, declared)
+    if holds_files(declared.name, declared.datatype, spec):
+        value = as_objects([bytes(body)])
+    else:
+        value = _decode_string(body, declared) if declared.datatype == "BYTES" else _decode_numbers(body, declared)
     inputs = [InputTensor(declared.name, declared.datatype, value)]
     return check_request(ParsedRequest(inputs, parameters={"binary_data_output": True}), spec)
 
@@ -173,7 +177,7 @@ def _read_request(document: Document, binary: BinaryTensors, target: Target, fin
             "inputs", f'expected a list of tensors like {{"name", "shape", "datatype", "data"}}, got {given}'
         )
     binary.rewind()
-    tensors = [_read_input(document, node, i, binary) for i, node in enumerate(document.items(inputs))]
+    tensors = [_read_input(document, node, i, binary, spec) for i, node in enumerate(document.items(inputs))]
     binary.check_end()
     return check_request(
         ParsedRequest(tensors, _read_outputs(document, fields), _read_id(fields), parameters),
@@ -181,7 +185,7 @@ def _read_request(document: Document, binary: BinaryTensors, target: Target, fin
     )
 
 
-def _read_input(document: Document, node: Node, index: int, binary: BinaryTensors) -> InputTensor:
+def _read_input(document: Document, node: Node, index: int, binary: BinaryTensors, spec: ModelSpec) -> InputTensor:
     field = f"inputs[{index}]"
     if not document.is_object(node):
         raise InvalidInput(field, f"expected an object, got {describe_type(node)}")
@@ -199,7 +203,10 @@ def _read_input(document: Document, node: Node, index: int, binary: BinaryTensor
         if size is not None:
             if members.get("data") is not None:
                 raise InvalidInput(field, "expected data or binary_data_size, got both; leave one out")
-            value = binary.decode(size, datatype, shape, field)
+            if holds_files(name, datatype, spec):
+                value = decode_files(binary.take(size, field), shape, field)
+            else:
+                value = binary.decode(size, datatype, shape, field)
             return InputTensor(name, datatype, value, parameters)
     if "data" not in members:
         raise InvalidInput(field, "expected data, got nothing; send it, or binary_data_size and bytes behind the JSON")

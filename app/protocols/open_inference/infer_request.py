@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 from app.protocols.bodies import MAX_INT32
 from app.protocols.errors import ErrorReply, NotSupported
+from app.protocols.image_fields import check_vector_size
 from app.protocols.json_body import describe_value
 from app.protocols.open_inference.generate_fields import MAX_TIMEOUT_US
 from app.protocols.open_inference.generate_options import collect_options
 from app.protocols.open_inference.generate_request import parse_generate
 from app.protocols.open_inference.generate_tensors import read_options
+from app.protocols.open_inference.image_tensors import IMAGE_INPUT, read_files
 from app.protocols.open_inference.infer_types import (
     InferRequest,
     InputTensor,
@@ -25,11 +27,13 @@ from app.protocols.open_inference.signature import (
     Signature,
     TensorSignature,
     explain_unsupported_type,
+    reads_content,
     signature_for,
 )
 from app.protocols.shapes import check_shape
 from app.protocols.text_fields import MAX_TEXTS, check_dimensions
 from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
+from frameworks.images.spec import ImageRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -52,9 +56,9 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
     inputs = _inputs_by_name(parsed.inputs, signature)
     outputs = _requested_outputs(parsed, signature)
     parameters = parsed.parameters
-    request: TensorBatch | TextRequest
-    if spec.text is not None and TEXT_INPUT in inputs:
-        request = _read_texts(inputs[TEXT_INPUT], parameters, spec.text)
+    request: TensorBatch | TextRequest | ImageRequest
+    if signature.reads_texts:
+        request = _read_content(inputs, parameters, outputs, spec)
     else:
         values: dict[str, Value] = {}
         values.update(inputs)
@@ -108,11 +112,13 @@ def with_own_field(error: ErrorReply) -> ErrorReply:
 
 def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:
     signature = signature_for(spec)
-    if spec.text is None or spec.framework == "pytorch":
+    if not reads_content(spec) or spec.framework == "pytorch":
         return signature
     graph = signature_for(spec, of_graph=True)
-    names = [tensor.name for tensor in parsed.inputs]
-    return graph if names and TEXT_INPUT not in names and graph.inputs.keys() >= set(names) else signature
+    names = {tensor.name for tensor in parsed.inputs}
+    # A graph may have an input with the name of the content, and another datatype.
+    has_content = any(tensor.name in signature.inputs and tensor.datatype == "BYTES" for tensor in parsed.inputs)
+    return graph if names and not has_content and graph.inputs.keys() >= names else signature
 
 
 def _check_generation(parsed: ParsedRequest, signature: Signature, spec: ModelSpec) -> InferRequest:
@@ -196,6 +202,31 @@ def _unknown(
     if name in signature.unsupported_types:
         return InvalidInput(f"{within}.{name}", explain_unsupported_type(signature.unsupported_types[name]))
     return UnknownField.among(name, known, f"{within}.")
+
+
+def _read_content(
+    inputs: Mapping[str, Array], parameters: Parameters, outputs: tuple[RequestedOutput, ...], spec: ModelSpec
+) -> TextRequest | ImageRequest:
+    """Read the texts or the images of a request: one of the two. Raises InvalidInput."""
+    if len(inputs) != 1:
+        found = " and ".join(inputs) or "none of them"
+        raise InvalidInput("inputs", f"expected exactly one of {TEXT_INPUT} and {IMAGE_INPUT}, got {found}")
+    if IMAGE_INPUT in inputs:
+        return _read_images(read_files(inputs[IMAGE_INPUT]), parameters, outputs, spec)
+    assert spec.text is not None
+    return _read_texts(inputs[TEXT_INPUT], parameters, spec.text)
+
+
+def _read_images(
+    images: list[bytes], parameters: Parameters, outputs: tuple[RequestedOutput, ...], spec: ModelSpec
+) -> ImageRequest:
+    names = tuple([output.name for output in outputs]) if spec.task == "tensor" else None
+    if not parameters:
+        return ImageRequest(images, output_names=names)
+    dimensions = _read_integer(parameters, "dimensions", "", MAX_INT32, lowest=1)
+    check_vector_size(dimensions, spec)
+    normalize = _read_boolean(parameters, "normalize", "parameters.")
+    return ImageRequest(images, normalize, output_names=names)
 
 
 def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextRequest:

@@ -8,6 +8,7 @@ import orjson
 
 from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.json_output import to_json_value
+from app.protocols.label_order import in_label_order
 from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
 from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
@@ -71,8 +72,7 @@ def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
         case EmbedAnswer():
             datatype, value = "FP32", answer.embeddings
         case ClassifyAnswer():
-            assert spec.text is not None
-            labels = spec.text.labels
+            labels = spec.labels
             datatype, value = "FP32", _scores(answer, labels)
         case GenerateAnswer():
             return generated_tensors(request, answer)
@@ -115,10 +115,9 @@ def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[OutputT
 
 
 def _scores(answer: ClassifyAnswer, labels: tuple[str, ...]) -> Array:
-    """Return scores as float32 [texts, labels], in the order of the labels."""
-    rows = [dict(row) for row in answer.predictions]
-    scores = np.array([[row[label] for label in labels] for row in rows], dtype=np.float32)
-    return scores.reshape(len(rows), len(labels))
+    """Return scores as float32 [texts or images, labels], in the order of the labels."""
+    scores = np.array([in_label_order(row, labels) for row in answer.predictions], dtype=np.float32)
+    return scores.reshape(len(answer.predictions), len(labels))
 
 
 def _classify(value: Array, num_classes: int, labels: tuple[str, ...], by_row: bool) -> Array:

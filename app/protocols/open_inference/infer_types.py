@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import GenerateRequest
+from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TextRequest
 
 Parameter = bool | int | float | str
@@ -16,7 +17,7 @@ class InputTensor(NamedTuple):
     """One input as the caller sent it.
 
     `datatype`: the protocol's name (`FP32`). `value`: of the datatype's numpy type and in its shape; it may be a
-    read-only view of the body.
+    read-only view of the body. BYTES are str; files of images are bytes, or str that holds base64.
     """
 
     name: str
@@ -54,7 +55,7 @@ class InferRequest(NamedTuple):
     of a request for text, None for others.
     """
 
-    request: TensorBatch | TextRequest | GenerateRequest
+    request: TensorBatch | TextRequest | ImageRequest | GenerateRequest
     spec: ModelSpec
     outputs: tuple[RequestedOutput, ...]
     id: str

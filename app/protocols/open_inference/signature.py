@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.protocols.open_inference.datatypes import BINARY_ONLY, DATATYPES
+from app.protocols.open_inference.image_tensors import IMAGE_INPUT
 from app.protocols.open_inference.infer_types import InferRequest, RequestedOutput
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
@@ -38,9 +39,9 @@ class TensorSignature(NamedTuple):
 class Signature:
     """The inputs and outputs of a model by name, in the model's order.
 
-    `reads_texts`: inputs are strings in any shape, read one by one. The protocol has no form for ONNX sequences, maps
-    and optionals: `unsupported_types` holds their names and types. `unsupported`: why the protocol cannot serve the
-    model at all; None where it can. `other_names`: of inputs, with the name of each in `inputs`.
+    `reads_texts`: inputs are strings in any shape, read one by one, or files of images. The protocol has no form for
+    ONNX sequences, maps and optionals: `unsupported_types` holds their names and types. `unsupported`: why the protocol
+    cannot serve the model at all; None where it can. `other_names`: of inputs, with the name of each in `inputs`.
     """
 
     inputs: dict[str, TensorSignature]
@@ -96,7 +97,7 @@ _MAX_SIGNATURES = 256
 def signature_for(spec: ModelSpec, of_graph: bool = False) -> Signature:
     """Return the signature of a model. Thread-safe.
 
-    `of_graph`: that of an ONNX text model's own graph (`input_ids`, …), which accepts tensors instead of texts.
+    `of_graph`: that of an ONNX model's own graph (`input_ids`, …), which accepts tensors instead of texts or images.
     """
     known = _signatures.get((id(spec), of_graph))
     if known is not None and known[0] is spec:
@@ -111,24 +112,43 @@ def signature_for(spec: ModelSpec, of_graph: bool = False) -> Signature:
 def signature_of_request(request: InferRequest) -> Signature:
     """Return the signature that a request was checked against."""
     spec = request.spec
-    return signature_for(spec, of_graph=spec.text is not None and type(request.request) is TensorBatch)
+    return signature_for(spec, of_graph=reads_content(spec) and type(request.request) is TensorBatch)
+
+
+def reads_content(spec: ModelSpec) -> bool:
+    """Whether the model reads texts or images, which the server turns into tensors."""
+    return spec.text is not None or spec.image is not None
 
 
 def supports_batching(spec: ModelSpec) -> bool:
     """Whether the first dimension of the model's tensors holds rows that can share a batch with other requests."""
-    return spec.text is not None or bool(spec.batched_inputs)
+    return reads_content(spec) or bool(spec.batched_inputs)
 
 
 def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
     if spec.generation is not None:
         return Signature(_by_name(_GENERATE_INPUTS), _by_name(_GENERATE_OUTPUTS), True)
-    if spec.text is not None and not of_graph:
-        if spec.task == "classify":
-            output = TensorSignature(SCORES_OUTPUT, "FP32", (-1, len(spec.text.labels)))
-        else:
-            output = TensorSignature(EMBEDDINGS_OUTPUT, "FP32", (-1, spec.text.embedding_size or -1))
-        texts = TensorSignature(TEXT_INPUT, "BYTES", (-1,))
-        return Signature(_by_name([texts]), _by_name([output]), True, other_names={INPUT_TEXT: TEXT_INPUT})
+    if reads_content(spec) and not of_graph:
+        return _signature_of_content(spec)
+    return _signature_of_graph(spec)
+
+
+def _signature_of_content(spec: ModelSpec) -> Signature:
+    """Return the signature of a model that reads texts, images, or either of them."""
+    names = [TEXT_INPUT] * (spec.text is not None) + [IMAGE_INPUT] * (spec.image is not None)
+    inputs = _by_name(TensorSignature(name, "BYTES", (-1,), required=len(names) == 1) for name in names)
+    other_names = {INPUT_TEXT: TEXT_INPUT} if spec.text is not None else {}
+    if spec.task == "tensor":
+        graph = _signature_of_graph(spec)
+        return Signature(inputs, graph.outputs, True, graph.unsupported_types, other_names=other_names)
+    if spec.task == "classify":
+        output = TensorSignature(SCORES_OUTPUT, "FP32", (-1, len(spec.labels)))
+    else:
+        output = TensorSignature(EMBEDDINGS_OUTPUT, "FP32", (-1, spec.embedding_size or -1))
+    return Signature(inputs, _by_name([output]), True, other_names=other_names)
+
+
+def _signature_of_graph(spec: ModelSpec) -> Signature:
     inputs = {value.name: _tensor(value, kind) for value in spec.inputs if (kind := _tensor_type(value))}
     outputs = {value.name: _tensor(value, value.type) for value in spec.outputs if isinstance(value.type, TensorType)}
     unsupported_types = {v.name: str(v.type) for v in spec.outputs if v.name not in outputs}

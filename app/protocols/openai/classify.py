@@ -1,4 +1,4 @@
-"""/v1/classify, as vLLM or Infinity has it, and vLLM's /pooling: the labels of texts, or what a model returns."""
+"""/v1/classify, as vLLM or Infinity has it: labels of texts or images. And vLLM's /pooling: what a model returns."""
 
 from typing import Any
 
@@ -6,27 +6,33 @@ import numpy as np
 import orjson
 
 from app.protocols.codec import AnswerContext
+from app.protocols.image_fields import check_vector_size
 from app.protocols.json_output import list_to_json
+from app.protocols.label_order import Labelled, in_label_order
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
-from app.protocols.openai.embeddings import rename_input, row_writer
+from app.protocols.openai.embeddings import row_writer
 from app.protocols.openai.field_policy import CLASSIFY, POOLING
+from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import ClassifyRequest, PoolingRequest
 from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids, to_texts
 from frameworks.errors import InvalidInput
+from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TextRequest
 
-Labelled = list[tuple[str, float]]
 
-
-def _build_classify(body: ClassifyRequest, spec: ModelSpec) -> TextRequest:
-    check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
+def _build_classify(body: ClassifyRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
     raw = bool(body.raw_scores) or body.use_activation is False
+    images = read_images(body.messages, body.input, spec)
+    if images is not None:
+        return ImageRequest(images, raw_scores=raw)
+    assert body.input is not None
+    check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
     return TextRequest(to_texts(body.input), truncate=body.truncates, raw_scores=raw)
 
 
 def _write_classify(decoded: OpenAiRequest, answer: ClassifyAnswer, context: AnswerContext) -> bytes:
     if decoded.body.raw_scores is None:
-        labels = _labels_of(decoded.spec)
+        labels = decoded.spec.labels
         numbered = list(enumerate(answer.predictions))
         return _dumps(
             "classify", "list", context, answer, list_to_json(numbered, lambda item: _classified(*item, labels))
@@ -37,23 +43,29 @@ def _write_classify(decoded: OpenAiRequest, answer: ClassifyAnswer, context: Ans
 
 def _classified(index: int, row: Labelled, labels: tuple[str, ...]) -> dict[str, Any]:
     """Return vLLM's form of one text: the best label, and the scores in the order of the labels."""
-    return {"index": index, "label": row[0][0], "probs": _in_order(row, labels), "num_classes": len(row)}
+    return {"index": index, "label": row[0][0], "probs": in_label_order(row, labels), "num_classes": len(row)}
 
 
-def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest:
-    assert spec.text is not None
+def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
     if body.task not in (None, spec.task):
         raise InvalidInput("task", f'expected "{spec.task}", the task of the model, got "{body.task}"; omit the field')
+    is_embed = spec.task == "embed"
+    raw_scores = not is_embed and body.use_activation is False
+    images = read_images(body.messages, body.input, spec)
+    if images is not None:
+        check_vector_size(body.dimensions if is_embed else None, spec)
+        return ImageRequest(images, body.use_activation if is_embed else None, raw_scores=raw_scores)
+    assert spec.text is not None
+    assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
     texts, token_ids = texts_or_ids(body.input)
-    is_embed = spec.task == "embed"
     return TextRequest(
         texts,
         normalize=body.use_activation if is_embed else None,
         truncate=body.truncates,
         dimensions=check_dimensions(body.dimensions or None, spec.text) if is_embed else None,
         token_ids=token_ids,
-        raw_scores=not is_embed and body.use_activation is False,
+        raw_scores=raw_scores,
     )
 
 
@@ -63,8 +75,8 @@ def _write_pooling(decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer,
     if isinstance(answer, EmbedAnswer):
         rows = list(answer.embeddings)
     else:
-        labels = _labels_of(decoded.spec)
-        rows = [np.array(_in_order(row, labels), np.float64) for row in answer.predictions]
+        labels = decoded.spec.labels
+        rows = [np.array(in_label_order(row, labels), np.float64) for row in answer.predictions]
     data = [{"index": index, "object": "pooling", "data": write(row)} for index, row in enumerate(rows)]
     return _dumps("pool", "list", context, answer, data)
 
@@ -82,22 +94,23 @@ def _dumps(prefix: str, kind: str, context: AnswerContext, answer: EmbedAnswer |
     )
 
 
-def _labels_of(spec: ModelSpec) -> tuple[str, ...]:
-    assert spec.text is not None
-    return spec.text.labels
-
-
-def _in_order(row: Labelled, labels: tuple[str, ...]) -> list[float]:
-    """Return the scores of one text in the order of the model's labels."""
-    by_label: dict[str, list[float]] = {}
-    for label, score in reversed(row):
-        by_label.setdefault(label, []).append(score)
-    return [by_label[label].pop() for label in labels]
-
-
 CLASSIFY_CODEC = OpenAiCodec(
-    "/v1/classify", ("classify",), ClassifyRequest, _build_classify, _write_classify, CLASSIFY, rename=rename_input
+    "/v1/classify",
+    ("classify",),
+    ClassifyRequest,
+    _build_classify,
+    _write_classify,
+    CLASSIFY,
+    rename=rename_content,
+    reads_images=True,
 )
 POOLING_CODEC = OpenAiCodec(
-    "/pooling", ("embed", "classify"), PoolingRequest, _build_pooling, _write_pooling, POOLING, rename=rename_input
+    "/pooling",
+    ("embed", "classify"),
+    PoolingRequest,
+    _build_pooling,
+    _write_pooling,
+    POOLING,
+    rename=rename_content,
+    reads_images=True,
 )

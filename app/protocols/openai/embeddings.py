@@ -1,4 +1,4 @@
-"""/v1/embeddings: one vector for each text, for any embed model."""
+"""/v1/embeddings: one vector for each text or image, for any embed model."""
 
 import base64
 from collections.abc import Callable
@@ -8,15 +8,23 @@ import numpy as np
 import orjson
 
 from app.protocols.codec import AnswerContext
+from app.protocols.image_fields import check_vector_size
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import EMBEDDINGS
+from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import EmbeddingsRequest
-from app.protocols.text_fields import check_dimensions, check_token_limit, rename_text, texts_or_ids
+from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids
+from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
 
-def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest:
+def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
+    images = read_images(body.messages, body.input, spec)
+    if images is not None:
+        check_vector_size(body.dimensions or None, spec)
+        return ImageRequest(images, normalize=body.normalizes)
     assert spec.text is not None
+    assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
     texts, token_ids = texts_or_ids(body.input)
     return TextRequest(
@@ -57,11 +65,13 @@ def _to_numbers(row: Array) -> Any:
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def rename_input(field: str) -> str:
-    """Return the field of a text as the bodies with `input` name it."""
-    return rename_text(field, "input")
-
-
 EMBEDDINGS_CODEC = OpenAiCodec(
-    "/v1/embeddings", ("embed",), EmbeddingsRequest, _build, _write, EMBEDDINGS, rename=rename_input
+    "/v1/embeddings",
+    ("embed",),
+    EmbeddingsRequest,
+    _build,
+    _write,
+    EMBEDDINGS,
+    rename=rename_content,
+    reads_images=True,
 )

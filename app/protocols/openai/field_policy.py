@@ -191,7 +191,6 @@ _POOLING = {
 _OF_INPUT = {
     **_POOLING,
     "add_special_tokens": Refusal("texts are read with the special tokens of the model's files", (True,)),
-    "messages": Refusal("put the text into input"),
     "add_generation_prompt": Refusal("texts are read without a chat template: omit the field", (False,)),
     "continue_final_message": Refusal("texts are read without a chat template: omit the field", (False,)),
     "chat_template": Refusal("texts are read without a chat template: omit the field"),

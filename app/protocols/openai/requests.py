@@ -19,6 +19,7 @@ from app.protocols.generation_fields import (
     TokenId,
     TopLogprobs,
 )
+from app.protocols.openai.image_messages import ImageMessages
 from app.protocols.openai.messages import OpenAiMessages
 from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate
 from app.protocols.tools import MAX_TOOLS
@@ -197,9 +198,10 @@ _AnyDimensions = Annotated[
 
 
 class EmbeddingsRequest(PoolingBody):
-    """Texts to embed, for any embed model."""
+    """Texts or images to embed, for any embed model: `input` or `messages`."""
 
-    input: _TextsOrIds
+    input: _TextsOrIds | None = None
+    messages: ImageMessages | None = None
     encoding_format: _EncodingFormat = "float"
     dimensions: _AnyDimensions = None
     normalize: bool | None = Field(None, description="L2-normalise. Default: as the model's files say.")
@@ -272,17 +274,22 @@ class ScoreRequest(PairsBody):
 
 
 class ClassifyRequest(PoolingBody):
-    """Texts to classify. With `raw_scores` the response is Infinity's, which has all labels; else vLLM's."""
+    """Texts or images to classify: `input` or `messages`.
 
-    input: Texts = Field(description="A text or a list of texts.", examples=["Bread rises overnight."])
+    With `raw_scores` the response is Infinity's, which has all labels; else vLLM's.
+    """
+
+    input: Texts | None = Field(None, description="A text or a list of texts.", examples=["Bread rises overnight."])
+    messages: ImageMessages | None = None
     use_activation: _UseActivation = None
     raw_scores: _RawScores = None
 
 
 class PoolingRequest(PoolingBody):
-    """Texts for an embedding or a classification model."""
+    """Texts or images for an embedding or a classification model: `input` or `messages`."""
 
-    input: _TextsOrIds
+    input: _TextsOrIds | None = None
+    messages: ImageMessages | None = None
     task: Literal["embed", "classify"] | None = Field(None, description="The task of the model.")
     encoding_format: _EncodingFormat = "float"
     dimensions: _AnyDimensions = None

@@ -15,16 +15,18 @@ from app.grpc.wire import write_field
 from app.protocols.open_inference.datatypes import MAX_STRINGS
 from app.protocols.open_inference.infer_types import ParsedRequest
 from frameworks.errors import InvalidInput
+from tests.app.protocols.native.specs import model
 from tests.support import hostile_grpc
 
 NEVER_LARGE = 2**40
+SPEC = model()
 SIZE = 2 * 1024 * 1024
 
 
 def parsed(serialized: bytes, large_bytes: int) -> ParsedRequest | str:
     """Return the request, or what it is refused with."""
     try:
-        return parse_request(read_infer(serialized, large_bytes))
+        return parse_request(read_infer(serialized, large_bytes), SPEC)
     except (GrpcError, InvalidInput) as error:
         return type(error).__name__
 
@@ -107,12 +109,12 @@ def test_numbers_of_large_message_are_views_of_it() -> None:
     received = read_infer(serialized)
     assert received.contents is not None
     assert not received.message.inputs[0].HasField("contents")
-    (tensor,) = parse_request(received).inputs
+    (tensor,) = parse_request(received, SPEC).inputs
     assert tensor.value.shape == (LARGE_BYTES,)
     raw = ModelInferRequest(model_name="m")
     raw.inputs.add(name="x", datatype="UINT8", shape=[LARGE_BYTES])
     raw.raw_input_contents.append(bytes(LARGE_BYTES))
-    (tensor,) = parse_request(read_infer(raw.SerializeToString())).inputs
+    (tensor,) = parse_request(read_infer(raw.SerializeToString()), SPEC).inputs
     assert isinstance(tensor.value.base, np.ndarray)
     assert not tensor.value.flags.owndata
 
@@ -150,7 +152,7 @@ def test_message_beyond_bounds_is_invalid_argument(serialized: bytes, message: s
 def test_too_many_strings_refused_before_decoding(build: Any) -> None:
     received = read_infer(build("m", 8 * MAX_STRINGS))
     with pytest.raises(InvalidInput, match=f"inputs: expected at most {MAX_STRINGS} strings in one request"):
-        parse_request(received)
+        parse_request(received, SPEC)
 
 
 def test_strings_of_all_tensors_counted() -> None:
@@ -159,13 +161,13 @@ def test_strings_of_all_tensors_counted() -> None:
         request.inputs.add(name=name, datatype="BYTES", shape=[MAX_STRINGS // 2 + 1])
     request.raw_input_contents.extend([bytes(4 * (MAX_STRINGS // 2 + 1))] * 2)
     with pytest.raises(InvalidInput, match="strings in one request"):
-        parse_request(read_infer(request.SerializeToString()))
+        parse_request(read_infer(request.SerializeToString()), SPEC)
 
 
 def test_unpacked_numbers_beyond_bound_refused() -> None:
     received = read_infer(hostile_grpc.typed_floats("m", SIZE, packed=False))
     with pytest.raises(InvalidInput, match="expected packed numbers"):
-        parse_request(received)
+        parse_request(received, SPEC)
 
 
 @given(st.lists(st.floats(width=32), max_size=8), st.lists(st.integers(0, 2**40), max_size=3), st.booleans())

@@ -16,7 +16,9 @@ from app.protocols.open_inference.datatypes import DATATYPES, encode_tensor
 from app.protocols.open_inference.infer_types import OutputTensor, ParsedRequest, RequestedOutput
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES
+from tests.app.protocols.native.specs import model
 
+SPEC = model()
 SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 TYPED = {
     "BOOL": "bool_contents",
@@ -202,4 +204,4 @@ def received(request: Any, large: bool) -> ReceivedInfer:
 
 
 def parse(request: Any, large: bool) -> ParsedRequest:
-    return parse_request(received(request, large))
+    return parse_request(received(request, large), SPEC)

@@ -1,0 +1,62 @@
+"""Read the input `image` of models that read images: a BYTES tensor whose elements are files, or base64 in JSON."""
+
+from math import prod
+from struct import Struct
+
+import numpy as np
+
+from app.protocols.image_fields import check_num_images, decode_image
+from app.protocols.open_inference.datatypes import Raw
+from frameworks.errors import InvalidInput
+from frameworks.types import Array, ModelSpec
+
+IMAGE_INPUT = "image"
+
+_LENGTH_BYTES = 4
+_UNPACK_LENGTH = Struct("<I").unpack_from
+
+
+def holds_files(name: str, datatype: object, spec: ModelSpec) -> bool:
+    """Whether the elements of an input are files, not text in UTF-8."""
+    return name == IMAGE_INPUT and datatype == "BYTES" and spec.image is not None
+
+
+def decode_files(buffer: Raw, shape: tuple[int, ...], field: str) -> Array:
+    """Decode a binary BYTES tensor of files: each is its length, as 32 bits, and its bytes. Raises InvalidInput."""
+    view, end, at = memoryview(buffer), len(buffer), 0
+    count = prod(shape)
+    check_num_images(count, field)
+    files: list[bytes] = []
+    for index in range(count):
+        start = at + _LENGTH_BYTES
+        size = _UNPACK_LENGTH(view, at)[0] if start <= end else 0
+        at = start + size
+        if start > end or at > end:
+            raise InvalidInput(field, f"expected {count} images, got {end} bytes that end within image {index}")
+        files.append(bytes(view[start:at]))
+    if at != end:
+        raise InvalidInput(field, f"expected {at} bytes for {count} images, got {end}")
+    return as_objects(files).reshape(shape)
+
+
+def as_objects(files: list[bytes]) -> Array:
+    """Return the files as a flat array of objects."""
+    objects = np.empty(len(files), dtype=object)
+    objects[:] = files
+    return objects
+
+
+def read_files(value: Array) -> list[bytes]:
+    """Return the files of the tensor `image`, of shape [n] or [n, 1]. Raises InvalidInput."""
+    field = f"inputs.{IMAGE_INPUT}"
+    if not (value.ndim == 1 or (value.ndim == 2 and value.shape[1] == 1)):
+        raise InvalidInput(field, f"expected shape [-1] or [-1, 1] (-1 is free), got {list(value.shape)}")
+    check_num_images(value.size, field)
+    flat = value.reshape(-1).tolist()
+    files = [
+        each if isinstance(each, bytes) else decode_image(each, f"{field}.data[{index}]")
+        for index, each in enumerate(flat)
+    ]
+    if b"" in files:
+        raise InvalidInput(f"{field}.data[{files.index(b'')}]", "expected a file, got an empty one")
+    return files
