@@ -2,7 +2,7 @@
 
 Data: 16,000 images of 64 x 64 pixels that `shape_images` draws, ten shapes, mirrored at random in each epoch; 2,000
 others are held out. Model: five convolutions of 3 x 3 with batch normalisation and ReLU, the mean over the image, one
-linear layer: 84,000 weights. Accuracy of the committed file on the held-out images: 0.980. Training takes about six
+linear layer: 84,000 weights. Accuracy of the committed file on the held-out images: 0.995. Training takes about six
 minutes of one core.
 
 The graph: ``pixel_values`` float32 [batch, 3, 64, 64] to ``logits`` float32 [batch, 10]. Batch normalisation is folded
@@ -31,7 +31,7 @@ SEED = 0
 HELD_OUT_SEED = 1_000_003
 OPSET = 18
 MEAN, STD = 0.5, 0.25
-MIN_ACCURACY = 0.97
+MIN_ACCURACY = 0.98
 """Minimum accuracy on the held-out images: a worse model is not written."""
 EXAMPLE_LABEL, EXAMPLE_SIDE, EXAMPLE_SEED = "star", 240, 7
 
@@ -111,6 +111,7 @@ def write(network: Any, folder: Path) -> None:
     _write_json(
         folder / PREPROCESSOR,
         {
+            "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
             "size": {"height": SIDE, "width": SIDE},
             "resample": 2,

@@ -92,7 +92,7 @@ def test_fields_of_no_client_are_refused(path: str, field: str) -> None:
         ("cache_salt", "x"),
         ("request_id", "x"),
         ("truncate_prompt_tokens", 15),
-        ("messages", [{"role": "user", "content": "a"}]),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}]}]),
         ("instruction", "x"),
         ("embed_dtype", "float16"),
         ("endianness", "big"),
