@@ -10,6 +10,7 @@ from app.inference.unnamed_model import kind_of
 from app.observability.counts import Counts
 from app.protocols.bodies import ResponseBody
 from frameworks.addresses import SourceAddress
+from frameworks.images.spec import ImageSpec
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelVersion
@@ -22,6 +23,15 @@ class TensorDescription(ResponseBody):
     name: str
     dtype: str
     shape: list[int] | None
+
+
+class ImageInput(ResponseBody):
+    """How the model reads images. `height`, `width`: in pixels, of every image after its preparation."""
+
+    height: int
+    width: int
+    labels: int | None = Field(description="Number of labels of a classifier; null for other models.")
+    embedding_size: int | None = Field(description="Dimensions of an embedding; null for other models.")
 
 
 class KernelTiming(ResponseBody):
@@ -102,6 +112,7 @@ class ModelDescription(ResponseBody):
     warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
+    image: ImageInput | None = Field(description="null for a model that reads no images.")
     last_used: str | None = Field(description="Time of the last counted request: ISO 8601, UTC.")
     requests: RequestCounts
 
@@ -228,6 +239,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
+        "image": _image(spec.image) if spec and spec.image else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {
             "total": total,
@@ -281,7 +293,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
         "max_tokens": max_tokens,
-        "labels": list(text.labels) if text and text.labels else None,
+        "labels": list(spec.labels) if spec and spec.labels else None,
         "loads": version.loads,
         "load_seconds": round(version.load_s, 3),
         "warm_up": _warm_up(spec),
@@ -325,6 +337,15 @@ def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
 def printable(text: str) -> str:
     """Replace what JSON cannot hold: a file name may contain bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _image(image: ImageSpec) -> dict[str, Any]:
+    return {
+        "height": image.height,
+        "width": image.width,
+        "labels": len(image.labels) or None,
+        "embedding_size": image.embedding_size,
+    }
 
 
 def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:

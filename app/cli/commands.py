@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -101,11 +102,13 @@ def _add_infer(commands: Any) -> None:
         "roundhouse infer minilm --text 'a sentence' 'another'\n"
         "  roundhouse infer digits --data '[[0, 0, 9, …]]'\n"
         "  roundhouse infer tiny-llama --prompt 'The module' --max-tokens 40\n"
+        "  roundhouse infer shapes --image photo.jpg --top-k 3\n"
         "  roundhouse infer digits --body @request.json",
     )
     infer.add_argument("name", metavar="NAME", help="the model")
     request = infer.add_mutually_exclusive_group(required=True)
     request.add_argument("--text", nargs="+", help="texts for an embed or classify model")
+    request.add_argument("--image", nargs="+", metavar="FILE", help="JPEG, PNG or WebP files for a model of images")
     request.add_argument("--prompt", help="text that a language model continues")
     request.add_argument("--message", help="message of the user to a language model with a chat template")
     request.add_argument(
@@ -116,6 +119,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument(
         "--max-tokens", type=int, metavar="N", help="with --prompt or --message: maximum generated tokens"
     )
+    infer.add_argument("--top-k", type=int, metavar="N", help="with --text or --image: number of labels")
     _add_server(infer)
     infer.set_defaults(run=_infer)
 
@@ -263,6 +267,8 @@ def _infer(options: argparse.Namespace) -> int:
         body: Any
         if options.text is not None:
             body = {"text": options.text}
+        elif options.image is not None:
+            body = {"image": [_base64_of(file) for file in options.image]}
         elif options.prompt is not None or options.message is not None:
             body = _generation(options)
         elif options.body is not None:
@@ -272,8 +278,11 @@ def _infer(options: argparse.Namespace) -> int:
         else:
             body = {"inputs": _json_argument(options.inputs)}
     except (OSError, ValueError) as error:
-        print(f"cannot read JSON: {error}", file=sys.stderr)
+        what = "JSON" if options.image is None else "the image"
+        print(f"cannot read {what}: {error}", file=sys.stderr)
         return 2
+    if options.top_k is not None and (options.text is not None or options.image is not None):
+        body["top_k"] = options.top_k
     status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, **_access(options))
     print(json.dumps(response))
     return 0 if status == 200 else 1
@@ -284,6 +293,10 @@ def _generation(options: argparse.Namespace) -> dict[str, Any]:
     if options.prompt is not None:
         return body | {"prompt": options.prompt}
     return body | {"messages": [{"role": "user", "content": options.message}]}
+
+
+def _base64_of(file: str) -> str:
+    return b64encode(Path(file).read_bytes()).decode("ascii")
 
 
 def _json_argument(argument: str) -> Any:

@@ -106,8 +106,12 @@ def refuse_shared_memory(parameters: Parameters, within: str) -> None:
 
 
 def with_own_field(error: ErrorReply) -> ErrorReply:
-    """Replace the field `prompt` of the pipeline by the field of this protocol, `text_input`."""
-    return error.with_field(PROMPT_INPUT) if error.field == "prompt" else error
+    """Replace the fields `prompt` and `image` of the pipeline by those of this protocol."""
+    if error.field == "prompt":
+        return error.with_field(PROMPT_INPUT)
+    if error.field is not None and (error.field == IMAGE_INPUT or error.field.startswith(f"{IMAGE_INPUT}[")):
+        return error.with_field(f"inputs.{error.field}")
+    return error
 
 
 def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:

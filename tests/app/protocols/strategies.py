@@ -1,6 +1,7 @@
 """Bodies of requests for property tests: any JSON, valid requests, and damaged valid requests."""
 
 import json
+from base64 import b64encode
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,6 +13,12 @@ numbers = st.one_of(
     st.sampled_from([2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, 65520, 3.4e38, 1e39, -0.0, 5e-324]),
 )
 strings = st.one_of(st.text(max_size=8), st.sampled_from(["[", "]]", '"[', "\\", "{}", "float32", "", "\u0000"]))
+base64_texts = st.one_of(
+    st.binary(max_size=8).map(lambda file: b64encode(file).decode()),
+    st.binary(max_size=8).map(lambda file: f"data:image/png;base64,{b64encode(file).decode()}"),
+    strings,
+)
+"""Files in the forms of JSON, and other texts."""
 scalars = st.one_of(st.none(), st.booleans(), numbers, strings)
 names = st.one_of(
     st.sampled_from(["data", "shape", "dtype", "x", "s", "y", "a", "b", "c", "input_data", "inputs", "text", "1"]),
@@ -62,6 +69,10 @@ requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries(
         {"text": strings | st.lists(strings, max_size=3)},
         optional={"normalize": st.booleans(), "truncate": st.booleans(), "top_k": st.integers(-1, 3)},
+    ),
+    st.fixed_dictionaries(
+        {"image": base64_texts | st.lists(base64_texts, max_size=3)},
+        optional={"normalize": st.booleans(), "top_k": st.integers(-1, 3), "outputs": st.just(["y"])},
     ),
     st.fixed_dictionaries(
         {"prompt": strings, "max_tokens": st.integers(-1, 20)},

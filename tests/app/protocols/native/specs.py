@@ -5,6 +5,7 @@ from dataclasses import replace
 from app.inference.unnamed_model import UnnamedModel
 from frameworks.errors import ModelNotFound, VersionNotFound
 from frameworks.generation.types import GenerationSpec, Sampling
+from frameworks.images.spec import ImageSpec
 from frameworks.types import (
     MapType,
     ModelSpec,
@@ -32,6 +33,16 @@ def model(*inputs: ValueSpec, task: Task = "tensor", framework: str = "onnx") ->
 def one(kind: ValueType, *, required: bool = True) -> ModelSpec:
     """Return a model with the one input `x`."""
     return model(ValueSpec("x", kind, required))
+
+
+def photos(task: Task) -> ModelSpec:
+    """Return a model that reads images of 4 x 4 pixels."""
+    pixels = ValueSpec("pixel_values", TensorType("float32", (-1, 3, 4, 4)))
+    labels = ("cat", "dog", "owl") if task == "classify" else ()
+    size = 8 if task == "embed" else None
+    return replace(
+        model(pixels, task=task), text=None, image=ImageSpec("pixel_values", 4, 4, labels, embedding_size=size)
+    )
 
 
 GENERATION = GenerationSpec(
@@ -65,6 +76,9 @@ SPECS: dict[str, ModelSpec] = {
     "embed": model(ValueSpec("text", TensorType("string", (-1,))), task="embed", framework="pytorch"),
     "embed-onnx": model(ValueSpec("x", TensorType("int64", (-1, -1))), task="embed"),
     "classify": model(ValueSpec("text", TensorType("string", (-1,))), task="classify", framework="pytorch"),
+    "photos": photos("classify"),
+    "photo-vectors": photos("embed"),
+    "photo-tensors": photos("tensor"),
     "generate": WRITER,
     "generate-plain": replace(WRITER, generation=replace(GENERATION, has_chat_template=False)),
 }

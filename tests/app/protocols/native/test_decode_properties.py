@@ -16,6 +16,7 @@ from app.protocols.native.codec import NativeRequest, decode
 from app.protocols.native.fields import INPUT_FIELDS
 from frameworks.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
+from frameworks.images.spec import ImageRequest
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values, mutated, nests, numbers, requests, scalars, strings
@@ -50,6 +51,11 @@ def check_whole(model: str, native: NativeRequest) -> None:
     if isinstance(native.request, TextRequest):
         assert spec.text is not None
         assert all(type(text) is str for text in native.request.texts)
+        return
+    if isinstance(native.request, ImageRequest):
+        assert spec.image is not None
+        assert native.request.images
+        assert all(type(file) is bytes and file for file in native.request.images)
         return
     if isinstance(native.request, GenerateRequest):
         assert spec.generation is not None
