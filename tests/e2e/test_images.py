@@ -1,4 +1,4 @@
-"""Images through every door, with real clients: one answer, equal to that of Pillow and ONNX Runtime."""
+"""Images over every protocol, with real clients: one answer, equal to that of Pillow and ONNX Runtime."""
 
 import io
 import json
@@ -221,7 +221,7 @@ def test_cached_answer_is_of_equal_image_only(images: RunningServer) -> None:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a file in JPEG, PNG or WebP"),
     ],
 )
-def test_bad_file_is_refused_by_name_at_every_door(images: RunningServer, file: bytes, words: str) -> None:
+def test_bad_file_is_refused_by_name(images: RunningServer, file: bytes, words: str) -> None:
     jpeg = {"content-type": "image/jpeg"}
     for request in ({"content": file, "headers": jpeg}, {"files": {"image": file}}, {"json": {"image": text(file)}}):
         response = images.client.post("/models/shapes/infer", **request)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_bad_file_is_refused_by_name_at_every_door(images: RunningServer, file: 
     assert response.json()["error"]["message"].startswith("messages.image[0]: ")
 
 
-def test_url_is_refused_at_every_door(images: RunningServer) -> None:
+def test_url_is_refused_by_every_protocol(images: RunningServer) -> None:
     url = f"{images.url}/health"
     response = images.client.post("/models/shapes/infer", json={"image": url})
     assert "the server fetches no URL" in assert_refused(response, 400, "invalid_input")
