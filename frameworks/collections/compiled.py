@@ -48,7 +48,7 @@ def compile_product() -> Product:
 
 
 def _tile(tile_rows: int) -> Any:
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def tile(_context: Any, rows: Any, queries: Any, out: Any, dimensions: Any) -> Any:
         def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointers = [

@@ -1,0 +1,194 @@
+"""Open collections that are embedded in this process: files on disk, vectors in memory, a thread to write, one to
+search.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import orjson
+
+from frameworks.collections.checks import Upsert, checked_id, checked_queries, checked_records
+from frameworks.collections.columns import Schema
+from frameworks.collections.contract import (
+    Collection,
+    CollectionInfo,
+    CollectionSettings,
+    Hit,
+    IndexInfo,
+    IndexState,
+    Record,
+    Vectors,
+)
+from frameworks.collections.filters import Filter
+from frameworks.collections.products import compiled_product
+from frameworks.collections.searching import Search, Searcher
+from frameworks.collections.segments import Segments, prepared
+from frameworks.collections.store import Reader, Store, disk_errors
+from frameworks.collections.worker import Room, Worker
+from frameworks.collections.writing import Change, ChangeWriter, Delete
+from frameworks.errors import Draining
+
+T = TypeVar("T")
+
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Of vectors and texts that wait for a commit, and of queries that wait for a search."""
+MAX_BATCH_SEARCHES = 64
+
+
+async def open_collection(settings: CollectionSettings) -> Collection:
+    """Open the collection, or create it: read its vectors into memory and start its threads.
+
+    Call it on the event loop that uses the collection. Raises CollectionInUse, InvalidCollection, CollectionFailed,
+    StorageFull, OutOfMemory.
+    """
+    opening = asyncio.ensure_future(asyncio.to_thread(_Opened, settings))
+    try:
+        opened = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        raise
+    return EmbeddedCollection(settings, opened)
+
+
+class _Opened:
+    """What is open. Constructing it reads all vectors."""
+
+    def __init__(self, settings: CollectionSettings) -> None:
+        self.store = Store(settings)
+        try:
+            self.segments = Segments(settings.dimensions, settings.metric, Schema())
+            for loaded in self.store.load():
+                self.segments.schema.keys.update(*loaded.metadata)
+                self.segments.add(loaded.rows, prepared(loaded.vectors, settings.metric), loaded.metadata)
+            self.segments.publish([])
+            with disk_errors(settings.name):
+                self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
+            compiled_product()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def close(self) -> None:
+        """Close what only an opening has: the collection closes the rest."""
+        self.search_reader.close()
+        self.reader.close()
+        self.store.close()
+
+
+class EmbeddedCollection:
+    """A collection of this process. See `Collection` for the contract of its methods."""
+
+    def __init__(self, settings: CollectionSettings, opened: _Opened) -> None:
+        self.settings = settings
+        self._opened = opened
+        self._segments = opened.segments
+        publishing = threading.Lock()
+        self._searcher = Searcher(settings, opened.search_reader, opened.segments, publishing)
+        writer = ChangeWriter(settings, opened.store, opened.segments, publishing)
+        name = f"collection-{settings.name}"
+        self._searches: Worker[Search, list[list[Hit]]] = Worker(
+            f"{name}-search", self._searcher.run, MAX_BATCH_SEARCHES
+        )
+        self._changes: Worker[Change, int] = Worker(f"{name}-write", writer.write)
+        self._reading = ThreadPoolExecutor(1, f"{name}-read")
+        self._search_room = Room(f'collection "{settings.name}" (searches)', settings.max_waiting, MAX_WAITING_BYTES)
+        self._change_room = Room(f'collection "{settings.name}" (changes)', settings.max_waiting, MAX_WAITING_BYTES)
+        self._is_closed = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in memory now."""
+        return self._segments.memory_bytes
+
+    async def search(
+        self,
+        vectors: Vectors,
+        top_k: int,
+        *,
+        where: Filter | None = None,
+        include_vectors: bool = False,
+        exact: bool = False,
+    ) -> list[list[Hit]]:
+        """Return up to `top_k` hits for each row of `vectors`, the best first."""
+        queries = checked_queries(vectors, self.settings.dimensions, top_k)
+        if not len(queries):
+            return []
+        with self._search_room.held(len(queries), queries.nbytes):
+            return await self._searches.run(Search(queries, top_k, where, include_vectors, exact))
+
+    async def upsert(self, records: Sequence[Record]) -> int:
+        """Insert or replace records; return how many."""
+        size = 4 * self.settings.dimensions * len(records) + sum(len(each.text or "") for each in records)
+        with self._change_room.held(1, size):
+            upsert: Upsert = await self._read(checked_records, records, self.settings.dimensions)
+            return await self._changes.run(upsert) if upsert.ids else 0
+
+    async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
+        """Delete records; return how many there were."""
+        if (ids is None) == (where is None):
+            raise ValueError("expected ids or a filter")
+        for index, each in enumerate(ids or ()):
+            checked_id(each, f"ids[{index}]")
+        with self._change_room.held(1, 64 * len(ids or ())):
+            return await self._changes.run(Delete(ids, where))
+
+    async def get(self, ids: Sequence[str], *, include_vectors: bool = False) -> list[Record | None]:
+        """Return the records of `ids` in this order; None for those that do not exist."""
+        return await self._read(self._get, ids, include_vectors)
+
+    def _get(self, ids: Sequence[str], include_vectors: bool) -> list[Record | None]:
+        reader = self._opened.reader
+        with disk_errors(self.settings.name):
+            try:
+                reader.begin()
+                found = reader.by_ids(ids)
+                vectors = reader.vectors([each.row for each in found.values()]) if include_vectors else {}
+            finally:
+                reader.end()
+        return [
+            Record(each.id, vectors.get(each.row), each.text, orjson.loads(each.metadata))
+            if (each := found.get(id_)) is not None
+            else None
+            for id_ in ids
+        ]
+
+    async def info(self) -> CollectionInfo:
+        """Return the state of the collection."""
+        disk_bytes = await self._read(self._opened.store.disk_bytes)
+        segments = self._segments
+        return CollectionInfo(
+            name=self.settings.name,
+            rows=segments.live_rows,
+            dimensions=self.settings.dimensions,
+            metric=self.settings.metric,
+            memory_bytes=segments.memory_bytes,
+            disk_bytes=disk_bytes,
+            index=IndexInfo(IndexState.NONE),
+            metadata_keys=tuple(sorted(segments.schema.keys)),
+            searches=self._searcher.searches,
+            batches=self._searcher.batches,
+            waiting=self._search_room.count,
+        )
+
+    async def close(self) -> None:
+        """Answer the calls that wait, close the files and release the lock."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._changes.close()
+        await self._searches.close()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._reading.shutdown()
+        self._searcher.close()
+        self._opened.close()
+
+    async def _read(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run a function on the thread that checks and reads."""
+        if self._is_closed:
+            raise Draining(Draining.REFUSED)
+        return await asyncio.get_running_loop().run_in_executor(self._reading, function, *arguments)

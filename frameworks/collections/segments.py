@@ -1,0 +1,200 @@
+"""Hold the rows of a collection in memory, in segments that only grow, so that a search needs no lock.
+
+A search takes a snapshot: segments, how many rows of each, and a sequence number. A row that a later commit deletes
+stays visible to the searches of earlier sequence numbers. One thread writes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frameworks.collections.columns import Columns, Schema
+from frameworks.collections.contract import Metadata, Metric, Vectors
+from frameworks.collections.store import Rows
+
+ALIVE = np.iinfo(np.int64).max
+MAX_SEGMENT_ROWS = 32_768
+_FIRST_SEGMENT_ROWS = 512
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Squared lengths between them are precise enough in float32."""
+Positions = npt.NDArray[np.int64]
+
+
+class Segment:
+    """Rows with their vectors and columns. Its arrays have room for `capacity` rows; `count` of them are written.
+
+    `vectors`: float32 [capacity, d], normalised for cosine. `rows`: int64, the row numbers. `died`: int64, the sequence
+    number of the commit that deleted the row, or ALIVE. `squares`: float32, squared lengths; only for Euclid.
+    """
+
+    def __init__(self, capacity: int, dimensions: int, metric: Metric) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.dead = 0
+        self.vectors: Vectors = np.empty((capacity, dimensions), dtype=np.float32)
+        self.rows: Rows = np.empty(capacity, dtype=np.int64)
+        self.died: Rows = np.empty(capacity, dtype=np.int64)
+        self.squares: Vectors | None = np.empty(capacity, dtype=np.float32) if metric is Metric.EUCLID else None
+        self.columns: Columns = {}
+        self._sorter: Positions | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        optional = sum(each.nbytes for each in (self.squares, self._sorter) if each is not None)
+        columns = sum(each.memory_bytes for each in list(self.columns.values()))
+        return self.vectors.nbytes + self.rows.nbytes + self.died.nbytes + optional + columns
+
+    def write(self, first: int, rows: Rows, vectors: Vectors) -> None:
+        """Write rows from position `first` on; they are invisible until `count` includes them."""
+        part = slice(first, first + len(rows))
+        self.vectors[part] = vectors
+        self.rows[part] = rows
+        self.died[part] = ALIVE
+        if self.squares is not None:
+            self.squares[part] = np.vecdot(vectors, vectors)
+
+    def positions(self, rows: Rows) -> Positions:
+        """Return the positions of those of these row numbers that the segment has."""
+        own = self.rows[: self.count]
+        if not len(own) or not len(rows):
+            return np.empty(0, dtype=np.int64)
+        if self._sorter is None or len(self._sorter) != len(own):
+            # Rows are written by rising numbers; only an index puts them in another order.
+            is_sorted = bool((own[1:] > own[:-1]).all())
+            self._sorter = np.argsort(own) if not is_sorted else None
+        places = np.searchsorted(own, rows, sorter=self._sorter)
+        places = places[places < len(own)] if self._sorter is None else places
+        places = np.minimum(places, len(own) - 1)
+        found = places if self._sorter is None else self._sorter[places]
+        found = np.unique(found)
+        return found[np.isin(own[found], rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The first `count` rows of a segment."""
+
+    segment: Segment
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a search sees."""
+
+    sequence: int
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """Return the rows, deleted ones included."""
+        return sum(part.count for part in self.parts)
+
+
+class Segments:
+    """The segments of a collection. `publish` or `discard` ends a change."""
+
+    def __init__(self, dimensions: int, metric: Metric, schema: Schema) -> None:
+        self._dimensions, self._metric, self.schema = dimensions, metric, schema
+        self._segments: list[Segment] = []
+        self._sealed = 0
+        self._sequence = 0
+        self._pending: list[tuple[Segment, int]] = []
+        self.snapshot = Snapshot(0, ())
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.schema.memory_bytes + sum(each.memory_bytes for each in list(self._segments))
+
+    @property
+    def live_rows(self) -> int:
+        return sum(each.count - each.dead for each in list(self._segments))
+
+    @property
+    def dead_rows(self) -> int:
+        return sum(each.dead for each in list(self._segments))
+
+    def add(self, rows: Rows, vectors: Vectors, metadata: Sequence[Metadata]) -> None:
+        """Write rows that `publish` makes visible. `vectors`: as they are compared. Raises MemoryError."""
+        done = 0
+        while done < len(rows):
+            segment, first = self._room(len(rows) - done)
+            count = min(segment.capacity - first, len(rows) - done)
+            part = slice(done, done + count)
+            segment.write(first, rows[part], vectors[part])
+            for index, each in enumerate(metadata[part]):
+                self.schema.write(segment.columns, segment.capacity, first + index, each)
+            self._pending[-1] = (segment, first + count)
+            done += count
+
+    def _room(self, wanted: int) -> tuple[Segment, int]:
+        """Return a segment with room, and the position of its first free row."""
+        if self._pending and self._pending[-1][1] < self._pending[-1][0].capacity:
+            return self._pending[-1]
+        if not self._pending and len(self._segments) > self._sealed:
+            last = self._segments[-1]
+            if last.count < last.capacity:
+                self._pending.append((last, last.count))
+                return self._pending[-1]
+        # Small collections use little memory; the segments of large ones have one size.
+        total = sum(each.capacity for each in self._segments) + sum(each.capacity for each, _ in self._pending)
+        capacity = min(MAX_SEGMENT_ROWS, max(_FIRST_SEGMENT_ROWS, total, wanted))
+        self._pending.append((Segment(capacity, self._dimensions, self._metric), 0))
+        return self._pending[-1]
+
+    def discard(self) -> None:
+        """Forget what was added since the last `publish`."""
+        self._pending.clear()
+
+    def publish(self, deleted: Sequence[int]) -> None:
+        """Make the added rows visible, and the rows of these numbers invisible to later snapshots."""
+        for segment, count in self._pending:
+            segment.count = count
+            if segment not in self._segments[-1:]:
+                self._segments.append(segment)
+        self._pending.clear()
+        self._sequence += 1
+        numbers = np.array(deleted, dtype=np.int64)
+        for segment in self._segments if len(numbers) else ():
+            positions = segment.positions(numbers)
+            segment.died[positions] = self._sequence
+            segment.dead += len(positions)
+        self._take_snapshot()
+
+    def seal(self) -> Snapshot:
+        """Write later rows into new segments, and return what there is."""
+        self._sealed = len(self._segments)
+        return self.snapshot
+
+    def replace(self, sealed: Snapshot, segments: list[Segment]) -> None:
+        """Put other segments with the same rows in the place of those of `sealed`, which `seal` returned.
+
+        Rows that were deleted since are deleted in them.
+        """
+        dead = [part.segment.rows[: part.count][part.segment.died[: part.count] != ALIVE] for part in sealed.parts]
+        numbers = np.concatenate([*dead, np.empty(0, dtype=np.int64)])
+        for segment in segments:
+            positions = segment.positions(numbers)
+            # They are dead for the snapshots from now on; earlier ones have the old segments.
+            segment.died[positions] = 0
+            segment.dead = len(positions)
+        self._segments[: len(sealed.parts)] = segments
+        self._sealed = len(segments)
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        self.snapshot = Snapshot(self._sequence, tuple(Part(each, each.count) for each in self._segments))
+
+
+def prepared(vectors: Vectors, metric: Metric) -> Vectors:
+    """Return vectors as they are compared: of length 1 for cosine, but for zeros; unchanged for others."""
+    if metric is not Metric.COSINE:
+        return vectors
+    squares = np.vecdot(vectors, vectors)
+    if not (squares.min(initial=1) > _SMALLEST and squares.max(initial=1) < _LARGEST):
+        squares = np.vecdot(vectors, vectors, dtype=np.float64)
+    lengths = np.sqrt(squares)[:, None]
+    scaled: Vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0, casting="same_kind")
+    return scaled

@@ -1,0 +1,115 @@
+"""Run jobs of the event loop on a thread that takes all that wait at once."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from frameworks.errors import Draining, Overloaded
+
+_RETRY_AFTER_S = 1.0
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Worker(Generic[Job, Result]):
+    """A thread that runs `handle` with the jobs that wait, in order, at most `at_once`.
+
+    `handle` returns a result or an exception for each job. The jobs that arrive while it runs are its next batch.
+    """
+
+    def __init__(
+        self, name: str, handle: Callable[[list[Job]], Sequence[Result | Exception]], at_once: int = 1 << 30
+    ) -> None:
+        """Start the thread; construct it on the event loop that calls `run`."""
+        self._name, self._handle, self._at_once = name, handle, at_once
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Job, asyncio.Future[Result]]] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, job: Job) -> Result:
+        """Return the result of a job. A job whose caller is cancelled before its batch begins is not run."""
+        future: asyncio.Future[Result] = self._loop.create_future()
+        with self._changed:
+            if self._is_closing:
+                raise Draining(Draining.REFUSED)
+            self._waiting.append((job, future))
+            self._changed.notify()
+        return await future
+
+    async def close(self) -> None:
+        """Run the jobs that wait, and end the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while taken := self._take():
+            jobs = [job for job, _ in taken]
+            try:
+                results = self._handle(jobs)
+            except Exception as error:  # noqa: BLE001 - the callers get it
+                results = [error] * len(jobs)
+            futures = [future for _, future in taken]
+            try:
+                self._loop.call_soon_threadsafe(_deliver, futures, results)
+            except RuntimeError:  # the loop is closed: no caller is left
+                return
+
+    def _take(self) -> list[tuple[Job, asyncio.Future[Result]]]:
+        """Wait for jobs whose callers were not cancelled; an empty list at the end."""
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return []
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._at_once))]
+            if taken := [each for each in taken if not each[1].cancelled()]:
+                return taken
+
+
+def _deliver(futures: list[asyncio.Future[Result]], results: Sequence[Result | Exception]) -> None:
+    for future, result in zip(futures, results, strict=True):
+        if future.cancelled():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+@dataclass(slots=True)
+class Room:
+    """A bound of what waits, in number and in bytes. Used on the event loop. `name`: of what is full, for messages."""
+
+    name: str
+    max_count: int
+    max_bytes: int
+    count: int = 0
+    bytes: int = 0
+
+    @contextmanager
+    def held(self, count: int, size: int) -> Iterator[None]:
+        """Hold room within the block. Raises Overloaded; what is larger than all room is let in alone."""
+        if self.count and (self.count + count > self.max_count or self.bytes + size > self.max_bytes):
+            raise Overloaded(
+                f"{self.name}: expected at most {self.max_count} waiting and {self.max_bytes} bytes, got more; "
+                "try again later",
+                _RETRY_AFTER_S,
+            )
+        self.count += count
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.count -= count
+            self.bytes -= size

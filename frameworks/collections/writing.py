@@ -1,0 +1,128 @@
+"""Write changes of a collection: one transaction and one sync of the disk for all that wait."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frameworks.collections.checks import Upsert
+from frameworks.collections.contract import MAX_METADATA_KEYS, CollectionFailed, CollectionSettings, StorageFull
+from frameworks.collections.filters import Filter
+from frameworks.collections.segments import Segments, Snapshot, prepared
+from frameworks.collections.store import Store, disk_errors
+from frameworks.errors import InvalidInput, OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete records by ids, or those that match a filter."""
+
+    ids: Sequence[str] | None
+    where: Filter | None
+
+
+Change = Upsert | Delete
+Outcome = int | Exception
+"""How many records were upserted or deleted, or why none were."""
+
+
+class ChangeWriter:
+    """Applies changes to the store and then to memory. Used by one thread.
+
+    `publishing`: held while a commit and its publication happen, so that a search begins before or after both.
+    """
+
+    def __init__(
+        self, settings: CollectionSettings, store: Store, segments: Segments, publishing: threading.Lock
+    ) -> None:
+        self._settings, self._store, self._segments = settings, store, segments
+        self._publishing = publishing
+
+    def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Apply changes in their order and return the outcome of each. A change is applied as a whole or not at all."""
+        outcomes: list[Outcome] = []
+        for group in _groups(changes):
+            try:
+                outcomes += self._commit(group)
+            except (StorageFull, CollectionFailed, OutOfMemory) as error:
+                # A large change may be the cause: the others may be possible without it.
+                outcomes += [error] if len(group) == 1 else [self._alone(change) for change in group]
+        return outcomes
+
+    def _alone(self, change: Change) -> Outcome:
+        try:
+            return self._commit([change])[0]
+        except (StorageFull, CollectionFailed, OutOfMemory) as error:
+            return error
+
+    def _commit(self, group: Sequence[Change]) -> list[Outcome]:
+        deleted: list[int] = []
+        with disk_errors(self._settings.name):
+            try:
+                self._store.begin()
+                outcomes = [self._apply(change, deleted) for change in group]
+                with self._publishing:
+                    self._store.commit()
+                    self._segments.publish(deleted)
+            except BaseException as error:
+                self._segments.discard()
+                self._store.rollback()
+                if isinstance(error, MemoryError):
+                    raise OutOfMemory(
+                        f'collection "{self._settings.name}": expected memory for new rows, got none; nothing was '
+                        "written; make room"
+                    ) from error
+                raise
+        return outcomes
+
+    def _apply(self, change: Change, deleted: list[int]) -> Outcome:
+        if isinstance(change, Upsert):
+            return self._upsert(change, deleted)
+        if change.ids is not None:
+            rows = self._store.delete_ids(change.ids)
+        else:
+            assert change.where is not None
+            rows = matching_rows(self._segments, self._segments.snapshot, change.where)
+            self._store.delete(rows)
+        deleted += rows
+        return len(rows)
+
+    def _upsert(self, change: Upsert, deleted: list[int]) -> Outcome:
+        keys = self._segments.schema.keys
+        new = set().union(*change.metadata) - keys
+        if len(keys) + len(new) > MAX_METADATA_KEYS:
+            return InvalidInput(
+                "records",
+                f"expected at most {MAX_METADATA_KEYS} different metadata keys in a collection, got "
+                f'{len(keys) + len(new)} with "{min(new)}"; use the keys that there are',
+            )
+        rows, replaced = self._store.upsert(change.ids, change.vectors, change.texts, change.encoded)
+        self._segments.add(rows, prepared(change.vectors, self._settings.metric), change.metadata)
+        keys |= new
+        deleted += replaced
+        return len(rows)
+
+
+def matching_rows(segments: Segments, snapshot: Snapshot, where: Filter) -> list[int]:
+    """Return the numbers of the live rows that match."""
+    found: list[int] = []
+    for part in snapshot.parts:
+        mask = segments.schema.mask(where, part.segment.columns, part.count)
+        mask &= part.segment.died[: part.count] > snapshot.sequence
+        found += part.segment.rows[np.flatnonzero(mask)].tolist()
+    return found
+
+
+def _groups(changes: Sequence[Change]) -> list[list[Change]]:
+    """Split changes into transactions: a filter sees what is published, so its change has one of its own."""
+    groups: list[list[Change]] = []
+    is_open = False
+    for change in changes:
+        is_alone = isinstance(change, Delete) and change.ids is None
+        if is_open and not is_alone:
+            groups[-1].append(change)
+        else:
+            groups.append([change])
+        is_open = not is_alone
+    return groups
