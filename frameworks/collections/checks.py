@@ -11,6 +11,7 @@ from frameworks.collections.contract import (
     MAX_ID_BYTES,
     MAX_METADATA_BYTES,
     MAX_METADATA_KEYS,
+    MAX_NUMBER,
     MAX_TOP_K,
     Metadata,
     Record,
@@ -71,9 +72,13 @@ def checked_queries(vectors: Vectors, dimensions: int, top_k: int) -> Vectors:
         size = vectors.shape[-1] if vectors.ndim else 0
         raise InvalidInput("vector", f"expected {dimensions} numbers, got {size}")
     queries = np.ascontiguousarray(vectors, dtype=np.float32)
-    if not np.isfinite(queries).all():
-        raise InvalidInput("vector", "expected finite float32 numbers")
+    _check_numbers(queries, "vector")
     return queries
+
+
+def _check_numbers(vectors: Vectors, field: str) -> None:
+    if not (np.abs(vectors) <= MAX_NUMBER).all():
+        raise InvalidInput(field, f"expected numbers from {-MAX_NUMBER:.0e} to {MAX_NUMBER:.0e}, got another")
 
 
 def _check_text(text: str | None, field: str) -> None:
@@ -87,8 +92,7 @@ def _checked_vector(vector: Vectors | None, dimensions: int, field: str) -> Vect
     if vector is None or vector.shape != (dimensions,):
         size = 0 if vector is None else vector.size
         raise InvalidInput(field, f"expected {dimensions} numbers, got {size}")
-    if not np.isfinite(vector).all():
-        raise InvalidInput(field, "expected finite float32 numbers")
+    _check_numbers(vector, field)
     return vector
 
 

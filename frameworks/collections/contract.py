@@ -24,6 +24,8 @@ MAX_METADATA_BYTES = 65_536
 """Of one record, as JSON."""
 MAX_TOP_K = 10_000
 MAX_DIMENSIONS = 65_536
+MAX_NUMBER = 1e15
+"""Of a vector: the squares of larger ones do not fit in float32."""
 
 
 class Metric(StrEnum):
@@ -54,14 +56,18 @@ class StorageFull(OutOfMemory):
     """The disk is full: no part of the write was applied. Searches and deletes go on."""
 
 
+class CollectionFull(OutOfMemory):
+    """The collection would have more rows than `max_rows`; no part of the write was applied."""
+
+
 @dataclass(frozen=True, slots=True)
 class CollectionSettings:
     """One collection. `folder`: holds its files, created at the first open. `dimensions`: of every vector.
 
     `index_rows`: an index is built from this many rows on; None: never. `index_recall`: the share of the exact hits
-    that the index must find, measured after each build; below it searches stay exact. `max_waiting`: queries that wait
-    for a search, and records that wait for a commit in units of 100; further ones are refused. `threads`: CPUs of one
-    search.
+    that the index must find, measured after each build; below it searches stay exact. `max_rows`: an upsert beyond it
+    is refused; None: no limit. `max_waiting`: queries that wait for a search, and changes that wait for a commit;
+    further ones are refused. `threads`: CPUs of one search.
     """
 
     name: str
@@ -70,6 +76,7 @@ class CollectionSettings:
     metric: Metric = Metric.COSINE
     index_rows: int | None = 200_000
     index_recall: float = 0.95
+    max_rows: int | None = None
     max_waiting: int = 1024
     threads: int = 1
 
@@ -176,7 +183,7 @@ class Collection(Protocol):
         """Insert records, or replace those of the same ids as a whole; return how many. Durable when it returns.
 
         All or none of them are applied. Of a repeated id the last one counts. Raises InvalidInput
-        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull.
+        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull.
         """
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:

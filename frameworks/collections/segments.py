@@ -17,8 +17,8 @@ from frameworks.collections.store import Rows
 ALIVE = np.iinfo(np.int64).max
 MAX_SEGMENT_ROWS = 32_768
 _FIRST_SEGMENT_ROWS = 512
-_SMALLEST, _LARGEST = 1e-30, 1e30
-"""Squared lengths between them are precise enough in float32."""
+_SMALLEST = 1e-25
+"""Smaller squared lengths are not precise in float32."""
 Positions = npt.NDArray[np.int64]
 
 
@@ -113,6 +113,12 @@ class Segments:
         return sum(each.count - each.dead for each in list(self._segments))
 
     @property
+    def pending_rows(self) -> int:
+        """Rows that were added and are not yet published."""
+        known = self._segments[-1:]
+        return sum(end - (segment.count if segment in known else 0) for segment, end in self._pending)
+
+    @property
     def dead_rows(self) -> int:
         return sum(each.dead for each in list(self._segments))
 
@@ -193,7 +199,7 @@ def prepared(vectors: Vectors, metric: Metric) -> Vectors:
     if metric is not Metric.COSINE:
         return vectors
     squares = np.vecdot(vectors, vectors)
-    if not (squares.min(initial=1) > _SMALLEST and squares.max(initial=1) < _LARGEST):
+    if squares.min(initial=1) < _SMALLEST:
         squares = np.vecdot(vectors, vectors, dtype=np.float64)
     lengths = np.sqrt(squares)[:, None]
     scaled: Vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0, casting="same_kind")

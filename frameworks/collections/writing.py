@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from frameworks.collections.checks import Upsert
-from frameworks.collections.contract import MAX_METADATA_KEYS, CollectionFailed, CollectionSettings, StorageFull
+from frameworks.collections.contract import (
+    MAX_METADATA_KEYS,
+    CollectionFailed,
+    CollectionFull,
+    CollectionSettings,
+    StorageFull,
+)
 from frameworks.collections.filters import Filter
 from frameworks.collections.segments import Segments, Snapshot, prepared
 from frameworks.collections.store import Store, disk_errors
@@ -101,6 +107,12 @@ class ChangeWriter:
         self._segments.add(rows, prepared(change.vectors, self._settings.metric), change.metadata)
         keys |= new
         deleted += replaced
+        limit, count = self._settings.max_rows, self._segments.live_rows + self._segments.pending_rows - len(deleted)
+        if limit is not None and count > limit:
+            raise CollectionFull(
+                f'collection "{self._settings.name}": expected at most {limit} rows, got {count}; nothing was written; '
+                "delete records or raise max_rows"
+            )
         return len(rows)
 
 
