@@ -3,7 +3,6 @@ search.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -17,15 +16,14 @@ from frameworks.collections.contract import (
     CollectionInfo,
     CollectionSettings,
     Hit,
-    IndexInfo,
-    IndexState,
     Record,
     Vectors,
 )
 from frameworks.collections.filters import Filter
+from frameworks.collections.maintenance import Maintainer
 from frameworks.collections.products import compiled_product
 from frameworks.collections.searching import Search, Searcher
-from frameworks.collections.segments import Segments, prepared
+from frameworks.collections.segments import Locks, Segments, prepared
 from frameworks.collections.store import Reader, Store, disk_errors
 from frameworks.collections.worker import Room, Worker
 from frameworks.collections.writing import Change, ChangeWriter, Delete
@@ -85,9 +83,11 @@ class EmbeddedCollection:
         self.settings = settings
         self._opened = opened
         self._segments = opened.segments
-        publishing = threading.Lock()
-        self._searcher = Searcher(settings, opened.search_reader, opened.segments, publishing)
-        writer = ChangeWriter(settings, opened.store, opened.segments, publishing)
+        locks = Locks()
+        self._maintainer = Maintainer(settings, opened.segments, locks)
+        self._index = self._maintainer.index
+        self._searcher = Searcher(settings, opened.search_reader, opened.segments, self._index, locks.publishing)
+        writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer.poke)
         name = f"collection-{settings.name}"
         self._searches: Worker[Search, list[list[Hit]]] = Worker(
             f"{name}-search", self._searcher.run, MAX_BATCH_SEARCHES
@@ -97,11 +97,12 @@ class EmbeddedCollection:
         self._search_room = Room(f'collection "{settings.name}" (searches)', settings.max_waiting, MAX_WAITING_BYTES)
         self._change_room = Room(f'collection "{settings.name}" (changes)', settings.max_waiting, MAX_WAITING_BYTES)
         self._is_closed = False
+        self._maintainer.start()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes in memory now."""
-        return self._segments.memory_bytes
+        return self._segments.memory_bytes + self._index.memory_bytes
 
     async def search(
         self,
@@ -164,9 +165,9 @@ class EmbeddedCollection:
             rows=segments.live_rows,
             dimensions=self.settings.dimensions,
             metric=self.settings.metric,
-            memory_bytes=segments.memory_bytes,
+            memory_bytes=self.memory_bytes,
             disk_bytes=disk_bytes,
-            index=IndexInfo(IndexState.NONE),
+            index=self._index.info,
             metadata_keys=tuple(sorted(segments.schema.keys)),
             searches=self._searcher.searches,
             batches=self._searcher.batches,
@@ -178,6 +179,7 @@ class EmbeddedCollection:
         if self._is_closed:
             return
         self._is_closed = True
+        await asyncio.to_thread(self._maintainer.stop)
         await self._changes.close()
         await self._searches.close()
         await asyncio.to_thread(self._close)

@@ -74,6 +74,12 @@ class Best:
         """Return how many rows were found, at most `top_k`."""
         return sum(map(len, self._values))
 
+    def clear(self) -> None:
+        """Forget what was found."""
+        self.threshold = -np.inf
+        for each in (self._values, self._rows, self._places, self._segments):
+            each.clear()
+
     def ranked(self, metric: Metric) -> tuple[Rows, Values]:
         """Return row numbers and scores, the best first. Scores are computed again in float64.
 

@@ -12,6 +12,8 @@ import orjson
 from frameworks.collections.columns import Mask
 from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
+from frameworks.collections.lists import Lists
+from frameworks.collections.maintenance import Index
 from frameworks.collections.scan import Best, Scan, Values
 from frameworks.collections.segments import Part, Segments, Snapshot, prepared
 from frameworks.collections.store import Reader, Rows, disk_errors
@@ -46,9 +48,14 @@ class Searcher:
     """Runs batches of searches. Used by one thread."""
 
     def __init__(
-        self, settings: CollectionSettings, reader: Reader, segments: Segments, publishing: threading.Lock
+        self,
+        settings: CollectionSettings,
+        reader: Reader,
+        segments: Segments,
+        index: Index,
+        publishing: threading.Lock,
     ) -> None:
-        self._settings, self._reader, self._segments = settings, reader, segments
+        self._settings, self._reader, self._segments, self._index = settings, reader, segments, index
         self._publishing = publishing
         self._pool = ThreadPoolExecutor(settings.threads - 1, "collection-scan") if settings.threads > 1 else None
         self.searches = 0
@@ -62,21 +69,21 @@ class Searcher:
 
     def run(self, searches: Sequence[Search]) -> list[list[list[Hit]]]:
         """Return the hits of each query of each search."""
-        with disk_errors(self._settings.name), self._snapshot() as snapshot:
+        with disk_errors(self._settings.name), self._snapshot() as (snapshot, lists):
             queries = self._queries(searches, snapshot)
-            self._find(queries, snapshot)
+            self._find(queries, snapshot, lists)
             self.searches += len(searches)
             self.batches += 1
             return self._hits(searches, queries)
 
     @contextmanager
-    def _snapshot(self) -> Iterator[Snapshot]:
-        """Yield what memory holds, while the reader sees the same on the disk."""
+    def _snapshot(self) -> Iterator[tuple[Snapshot, Lists | None]]:
+        """Yield what memory holds and its index, while the reader sees the same on the disk."""
         try:
             with self._publishing:
                 self._reader.begin()
-                snapshot = self._segments.snapshot
-            yield snapshot
+                found = self._segments.snapshot, self._index.lists
+            yield found
         finally:
             self._reader.end()
 
@@ -98,28 +105,53 @@ class Searcher:
         masks = [schema.mask(where, part.segment.columns, part.count) for part in snapshot.parts]
         return Selection(masks, sum(int(np.count_nonzero(mask)) for mask in masks))
 
-    def _find(self, queries: Sequence[Query], snapshot: Snapshot) -> None:
+    def _find(self, queries: Sequence[Query], snapshot: Snapshot, lists: Lists | None) -> None:
         few: dict[int, tuple[Selection, list[Best]]] = {}
+        indexed: list[tuple[Query, int]] = []
         rest: list[Query] = []
         for query in queries:
-            best, selection, _ = query
-            if selection is not None and selection.rows <= MAX_SELECTED_SHARE * snapshot.rows:
+            best, selection, search = query
+            share = 1.0 if selection is None else selection.rows / max(1, snapshot.rows)
+            if selection is not None and share <= MAX_SELECTED_SHARE:
                 few.setdefault(id(selection), (selection, []))[1].append(best)
-            else:
+                continue
+            # Of a filter's hits, as many as that are nearer without it: the index must find those.
+            probed = None if lists is None or search.is_exact else lists.probed(search.top_k / share)
+            if probed is None:
                 rest.append(query)
+            else:
+                indexed.append((query, probed))
         for selection, of_selection in few.values():
             scan = Scan(of_selection, self._settings.metric, snapshot.sequence)
             for part, mask in zip(snapshot.parts, selection.masks, strict=True):
                 scan.positions(part.segment, np.flatnonzero(mask))
+        if lists is not None and indexed:
+            rest += self._find_indexed(indexed, snapshot, lists)
         if rest:
-            self.scan(rest, snapshot.parts, snapshot.sequence)
+            self._scan(rest, snapshot.parts, snapshot.sequence, 0)
 
-    def scan(self, queries: Sequence[Query], parts: Sequence[Part], sequence: int) -> None:
-        """Compare the queries with all rows of the parts, which are shared among the threads."""
+    def _find_indexed(self, queries: Sequence[tuple[Query, int]], snapshot: Snapshot, lists: Lists) -> list[Query]:
+        """Search by the index, and all rows that are newer. Return the queries that must be exact."""
+        for (best, selection, _), probed in queries:
+            masks = None if selection is None else selection.masks
+            lists.search(best, snapshot.parts, masks, self._settings.metric, snapshot.sequence, probed)
+        newer = snapshot.parts[snapshot.indexed :]
+        if newer:
+            self._scan([query for query, _ in queries], newer, snapshot.sequence, snapshot.indexed)
+        short = [query for query, _ in queries if query[0].count < min(query[0].top_k, snapshot.rows)]
+        for best, _, _ in short:
+            best.clear()
+        return short
+
+    def _scan(self, queries: Sequence[Query], parts: Sequence[Part], sequence: int, first: int) -> None:
+        """Compare the queries with all rows of the parts, which are shared among the threads.
+
+        `first`: the number of the first part in the snapshot.
+        """
         threads = min(self._settings.threads, len(parts))
         masks = None
         if any(selection is not None for _, selection, _ in queries):
-            masks = [None if selection is None else selection.masks for _, selection, _ in queries]
+            masks = [None if selection is None else selection.masks[first:] for _, selection, _ in queries]
         if self._pool is None or threads < 2:
             Scan([best for best, _, _ in queries], self._settings.metric, sequence).run(parts, masks)
             return

@@ -4,8 +4,9 @@ A search takes a snapshot: segments, how many rows of each, and a sequence numbe
 stays visible to the searches of earlier sequence numbers. One thread writes.
 """
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -82,15 +83,26 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a search sees."""
+    """What a search sees. `indexed`: how many of the first parts the index covers."""
 
     sequence: int
     parts: tuple[Part, ...]
+    indexed: int = 0
 
     @property
     def rows(self) -> int:
         """Return the rows, deleted ones included."""
         return sum(part.count for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """`writing`: held by whatever changes the segments, a commit or a rebuild. `publishing`: held, within the former,
+    while the disk and the snapshot change together, so that a search begins before or after both.
+    """
+
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    publishing: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Segments:
@@ -100,6 +112,7 @@ class Segments:
         self._dimensions, self._metric, self.schema = dimensions, metric, schema
         self._segments: list[Segment] = []
         self._sealed = 0
+        self._indexed = 0
         self._sequence = 0
         self._pending: list[tuple[Segment, int]] = []
         self.snapshot = Snapshot(0, ())
@@ -174,12 +187,15 @@ class Segments:
         self._sealed = len(self._segments)
         return self.snapshot
 
-    def replace(self, sealed: Snapshot, segments: list[Segment]) -> None:
+    def replace(self, sealed: Snapshot, segments: list[Segment], *, has_index: bool) -> None:
         """Put other segments with the same rows in the place of those of `sealed`, which `seal` returned.
 
-        Rows that were deleted since are deleted in them.
+        Rows that were deleted since are deleted in them. `has_index`: an index covers them.
         """
-        dead = [part.segment.rows[: part.count][part.segment.died[: part.count] != ALIVE] for part in sealed.parts]
+        dead = []
+        for part in sealed.parts:
+            died = part.segment.died[: part.count]
+            dead.append(part.segment.rows[: part.count][(died != ALIVE) & (died > sealed.sequence)])
         numbers = np.concatenate([*dead, np.empty(0, dtype=np.int64)])
         for segment in segments:
             positions = segment.positions(numbers)
@@ -188,10 +204,12 @@ class Segments:
             segment.dead = len(positions)
         self._segments[: len(sealed.parts)] = segments
         self._sealed = len(segments)
+        self._indexed = len(segments) if has_index else 0
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        self.snapshot = Snapshot(self._sequence, tuple(Part(each, each.count) for each in self._segments))
+        parts = tuple(Part(each, each.count) for each in self._segments)
+        self.snapshot = Snapshot(self._sequence, parts, self._indexed)
 
 
 def prepared(vectors: Vectors, metric: Metric) -> Vectors:

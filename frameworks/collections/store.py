@@ -5,7 +5,7 @@ One thread writes. A row number is given once and never changes its vector, so a
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -223,7 +223,11 @@ class Store:
 
     def disk_bytes(self) -> int:
         """Return the bytes of all files of the collection."""
-        return sum(each.stat().st_size for each in self._settings.folder.iterdir() if each.is_file())
+        total = 0
+        for each in self._settings.folder.iterdir():
+            with suppress(FileNotFoundError):  # a file of SQLite or of the index may vanish
+                total += each.stat().st_size
+        return total
 
     def close(self) -> None:
         """Close the file and release the lock."""

@@ -1,7 +1,6 @@
 """Write changes of a collection: one transaction and one sync of the disk for all that wait."""
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import Filter
-from frameworks.collections.segments import Segments, Snapshot, prepared
+from frameworks.collections.segments import Locks, Segments, Snapshot, prepared
 from frameworks.collections.store import Store, disk_errors
 from frameworks.errors import InvalidInput, OutOfMemory
 
@@ -36,14 +35,19 @@ Outcome = int | Exception
 class ChangeWriter:
     """Applies changes to the store and then to memory. Used by one thread.
 
-    `publishing`: held while a commit and its publication happen, so that a search begins before or after both.
+    `after`: called after each transaction.
     """
 
     def __init__(
-        self, settings: CollectionSettings, store: Store, segments: Segments, publishing: threading.Lock
+        self,
+        settings: CollectionSettings,
+        store: Store,
+        segments: Segments,
+        locks: Locks,
+        after: Callable[[], None],
     ) -> None:
         self._settings, self._store, self._segments = settings, store, segments
-        self._publishing = publishing
+        self._locks, self._after = locks, after
 
     def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes in their order and return the outcome of each. A change is applied as a whole or not at all."""
@@ -64,11 +68,11 @@ class ChangeWriter:
 
     def _commit(self, group: Sequence[Change]) -> list[Outcome]:
         deleted: list[int] = []
-        with disk_errors(self._settings.name):
+        with disk_errors(self._settings.name), self._locks.writing:
             try:
                 self._store.begin()
                 outcomes = [self._apply(change, deleted) for change in group]
-                with self._publishing:
+                with self._locks.publishing:
                     self._store.commit()
                     self._segments.publish(deleted)
             except BaseException as error:
@@ -80,6 +84,7 @@ class ChangeWriter:
                         "written; make room"
                     ) from error
                 raise
+        self._after()
         return outcomes
 
     def _apply(self, change: Change, deleted: list[int]) -> Outcome:

@@ -1,0 +1,204 @@
+"""Build the index of a collection and drop deleted rows from memory, on a thread of low priority."""
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import structlog
+
+from frameworks.collections import index_file
+from frameworks.collections.contract import CollectionSettings, IndexInfo, IndexState
+from frameworks.collections.index_file import KeptIndex
+from frameworks.collections.lists import Lists
+from frameworks.collections.rebuilding import LiveRows, parts_of, rebuilt
+from frameworks.collections.segments import Locks, Segments
+from frameworks.collections.training import (
+    SAMPLED_PER_LIST,
+    Labels,
+    assign,
+    calibrated,
+    number_of_lists,
+    train,
+)
+
+log = structlog.get_logger(__name__)
+
+MIN_CHANGED_ROWS = 10_000
+"""Fewer unindexed or deleted rows are no reason to build."""
+MAX_UNINDEXED_SHARE = 0.1
+MAX_DEAD_SHARE = 0.25
+MAX_GROWTH = 2
+"""The centres are computed again when the rows have become so many times more."""
+MAX_READ_SHARE = 0.3
+"""An index that reads more of the rows than this is of no use."""
+_NICE = 10
+_READ_AT_ONCE = 16_384
+
+
+class _Stopped(Exception):
+    """The collection is being closed."""
+
+
+@dataclass(slots=True)
+class Index:
+    """The index of a collection and its state. `lists` changes only while `publishing` is held."""
+
+    lists: Lists | None = None
+    info: IndexInfo = field(default_factory=lambda: IndexInfo(IndexState.NONE))
+    refused_rows: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        lists = self.lists
+        return 0 if lists is None else lists.memory_bytes
+
+
+class Maintainer:
+    """Decides after each change whether to rebuild, and rebuilds. `poke` may be called from any thread."""
+
+    def __init__(self, settings: CollectionSettings, segments: Segments, locks: Locks) -> None:
+        self.index = Index()
+        self._settings, self._segments = settings, segments
+        self._writing, self._publishing = locks.writing, locks.publishing
+        self._kept = index_file.load(settings.folder, settings.dimensions)
+        self._poked = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"collection-{settings.name}-index", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._poked.set()
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Look at the collection after a change."""
+        self._poked.set()
+
+    def stop(self) -> None:
+        """Stop a build within moments, and end the thread."""
+        self._is_stopping = True
+        self._poked.set()
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._is_stopping:
+            raise _Stopped
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # there, the priority is that of one thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            self._poked.wait()
+            self._poked.clear()
+            try:
+                self._check()
+                self._look()
+            except _Stopped:
+                return
+            except Exception as error:
+                log.exception("the index of a collection could not be built", collection=self._settings.name)
+                self.index.refused_rows = self._segments.live_rows
+                self.index.info = IndexInfo(IndexState.FAILED, reason=type(error).__name__)
+
+    def _look(self) -> None:
+        """Rebuild if it is time to."""
+        live, dead = self._segments.live_rows, self._segments.dead_rows
+        has_many_dead = dead > MIN_CHANGED_ROWS and dead > MAX_DEAD_SHARE * (live + dead)
+        limit = self._settings.index_rows
+        lists = self.index.lists
+        if limit is None or live < limit:
+            if has_many_dead or lists is not None:
+                self._compact()
+        elif lists is not None:
+            unindexed = self._unindexed()
+            if has_many_dead or (unindexed > MIN_CHANGED_ROWS and unindexed > MAX_UNINDEXED_SHARE * live):
+                self._build(lists)
+        elif not self.index.refused_rows or live > MAX_GROWTH * self.index.refused_rows:
+            self._build(None)
+        elif has_many_dead:
+            self._compact()
+        self._show()
+
+    def _unindexed(self) -> int:
+        snapshot = self._segments.snapshot
+        return sum(part.count - part.segment.dead for part in snapshot.parts[snapshot.indexed :])
+
+    def _show(self) -> None:
+        if self.index.lists is not None:
+            self.index.info = replace(self.index.info, unindexed_rows=self._unindexed())
+
+    def _compact(self) -> None:
+        """Drop deleted rows, and the index."""
+        with self._writing:
+            sealed = self._segments.seal()
+        live = LiveRows(sealed)
+        order = np.arange(len(live))
+        made = rebuilt(live, order, self._settings.dimensions, self._settings.metric, self._check)
+        with self._writing, self._publishing:
+            self._segments.replace(sealed, made, has_index=False)
+            self.index.lists = None
+        self.index.info = IndexInfo(IndexState.NONE)
+
+    def _build(self, former: Lists | None) -> None:
+        """Put the rows in the order of lists. Centres are kept unless the rows have changed too much."""
+        settings = self._settings
+        if former is None:
+            self.index.info = IndexInfo(IndexState.BUILDING)
+        with self._writing:
+            sealed = self._segments.seal()
+        live = LiveRows(sealed)
+        kept = self._kept
+        if kept is None or not kept.trained_rows / MAX_GROWTH <= len(live) <= kept.trained_rows * MAX_GROWTH:
+            kept = self._trained(live)
+        labels = self._labels(live, kept)
+        order = np.argsort(labels, kind="stable")
+        made = rebuilt(live, order, settings.dimensions, settings.metric, self._check)
+        starts = np.searchsorted(labels[order], np.arange(len(kept.centres) + 1))
+        squares = np.vecdot(kept.centres, kept.centres)
+        lists = Lists(kept.centres, squares, starts, (0, 0), 0.0, kept.trained_rows)
+        lists = calibrated(lists, parts_of(made), settings.metric, 0, settings.index_recall, self._check)
+        self._kept = KeptIndex(kept.centres, live.rows, labels, kept.trained_rows)
+        is_useful = lists.probes[0] <= MAX_READ_SHARE * len(lists.centres)
+        with self._writing, self._publishing:
+            self._segments.replace(sealed, made, has_index=is_useful)
+            self.index.lists = lists if is_useful else None
+        self.index.refused_rows = 0 if is_useful else len(live)
+        self.index.info = IndexInfo(
+            state=IndexState.READY if is_useful else IndexState.MISSED,
+            recall=lists.recall,
+            lists=len(lists.centres),
+            probed=lists.probes[0],
+            reason=None if is_useful else "the recall needs too many of the lists; searches are exact",
+        )
+        self._save()
+
+    def _trained(self, live: LiveRows) -> KeptIndex:
+        count = number_of_lists(len(live))
+        generator = np.random.default_rng(len(live))
+        chosen = generator.choice(len(live), min(len(live), count * SAMPLED_PER_LIST), replace=False)
+        sample = np.empty((len(chosen), self._settings.dimensions), dtype=np.float32)
+        centres = train(live.vectors(chosen, sample), count, self._settings.metric, self._check)
+        return KeptIndex(centres, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), len(live))
+
+    def _labels(self, live: LiveRows, kept: KeptIndex) -> Labels:
+        """Return the list of each live row; only rows that the kept index does not know are compared."""
+        labels = np.full(len(live), -1, dtype=np.int32)
+        if len(kept.rows):
+            places = np.minimum(np.searchsorted(kept.rows, live.rows), len(kept.rows) - 1)
+            is_known = kept.rows[places] == live.rows
+            labels[is_known] = kept.labels[places[is_known]]
+        unknown = np.flatnonzero(labels < 0)
+        for start in range(0, len(unknown), _READ_AT_ONCE):
+            own = unknown[start : start + _READ_AT_ONCE]
+            vectors = np.empty((len(own), self._settings.dimensions), dtype=np.float32)
+            labels[own] = assign(live.vectors(own, vectors), kept.centres, self._check)
+        return labels
+
+    def _save(self) -> None:
+        assert self._kept is not None
+        try:
+            index_file.save(self._settings.folder, self._kept)
+        except OSError as error:
+            log.warning("the index of a collection could not be kept", error=str(error), remedy="make room on its disk")
