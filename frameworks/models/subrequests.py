@@ -1,0 +1,137 @@
+"""Run requests to models as parts of another request: the steps of a pipeline, the query of a search."""
+
+from collections.abc import Callable
+
+import structlog
+
+from frameworks.engine.contract import EngineRequest, Run
+from frameworks.errors import (
+    DeadlineExceeded,
+    Draining,
+    FieldError,
+    InvalidInput,
+    ModelFailed,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    OutOfMemory,
+    Overloaded,
+    RoundhouseError,
+)
+from frameworks.models.contract import ServedModels
+from frameworks.models.version import ModelVersion, VersionNotLoaded
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.text.tokens import TokenAnswer
+from frameworks.types import Answer, ModelSpec, Timings
+
+log = structlog.get_logger(__name__)
+
+MakeRequest = Callable[[ModelSpec], EngineRequest]
+"""Return the request to a model with this spec. Raises RoundhouseError where the model cannot answer it."""
+
+
+class SubPermit(Permit):
+    """The place of a sub-request at its model. It takes the tokens of the tenant of the whole request."""
+
+    __slots__ = ("token_budget",)
+
+    def __init__(self, limit: RequestLimit, whole: Permit) -> None:
+        """`whole`: of the request that this one is a part of. Raises Overloaded."""
+        super().__init__(limit, whole.tenant)
+        self.token_budget = whole.token_budget
+
+
+class SubRequests:
+    """Send the parts of a request to models, each through the queue of its model. Owned by the event loop.
+
+    A part shares batches with the requests of clients. It takes no place of the whole request at the server, and has
+    the tenant and the priority of the whole request. The deadline of the whole request cancels its parts.
+    """
+
+    def __init__(self, models: ServedModels, max_queue_size: int | None = None) -> None:
+        """`max_queue_size`: maximum parts of all requests that wait, beside the bounds of their models."""
+        self._models = models
+        self._limit = RequestLimit("the steps of requests", max_queue_size, None)
+
+    async def answer(
+        self, whole: Run, name: str, make: MakeRequest, step: str, timings: Timings | None = None
+    ) -> Answer | TokenAnswer:
+        """Answer the request that `make` returns for the spec of a model. It waits for a load of the model.
+
+        `whole`: the run of the whole request, which counts as running with its first part. `step`: names the part in
+        messages, such as `step "embed"`. `timings`: where the times of the part are recorded. If this is cancelled,
+        batches that have not begun never run.
+
+        Raises what `make` raises, and the errors of the model without its name: the sender may not know the model.
+        """
+        try:
+            permit = SubPermit(self._limit, whole.permit)
+            try:
+                version, spec = await self._acquire(name, permit)
+                request = make(spec)
+                permit.queue(version.model.requests)
+                whole.permit.begin()
+                run = Run(permit, Timings() if timings is None else timings, whole.priority)
+                return await version.engine().answer(run, request)
+            finally:
+                permit.release()
+        except RoundhouseError as error:
+            raise _named(error, name, step) from error
+
+    async def _acquire(self, name: str, permit: Permit) -> tuple[ModelVersion, ModelSpec]:
+        """Return the version that answers the next request, with a reference, and its spec. Waits for its load."""
+        version: ModelVersion | None = None
+        while True:
+            if version is None:
+                version = self._models.slot(name).route()
+            try:
+                spec = version.spec_for(permit)
+            except VersionNotLoaded:
+                permit.queue(version.model.requests)
+                await self._models.wait_for(version, permit)
+                if not version.is_held_by(permit):
+                    version = None
+                continue
+            except ModelUnloaded:
+                if self._models.slot(name).default_version is version:
+                    raise
+                version = None
+                continue
+            if version.acquire(permit, spec):
+                return version, spec
+            permit.release_version()
+            version = None
+
+
+_REASONS: dict[type[RoundhouseError], tuple[type[RoundhouseError], str]] = {
+    ModelUnloaded: (ModelUnloaded, "its model was unloaded; ask an operator to load it"),
+    ModelLoading: (ModelLoading, "its model is being loaded; try again later"),
+    Draining: (Draining, "its model was unloaded before it answered; send the request again"),
+    ModelFailed: (ModelFailed, "its model failed; the log of the server has the reason"),
+    ModelNotFound: (ModelFailed, "its model is not registered any more; ask an operator to register it"),
+    DeadlineExceeded: (DeadlineExceeded, "its model did not answer in time; allow more time"),
+    OutOfMemory: (OutOfMemory, "its model or the batch does not fit in memory; ask for less at once"),
+}
+"""The class of an error of a part → the class and the reason of the error of the whole request."""
+
+
+def _named(error: RoundhouseError, name: str, step: str) -> RoundhouseError:
+    """Return the error of a part for the sender of the whole request: with the step, without the model."""
+    if isinstance(error, FieldError):
+        return InvalidInput(error.field, f"{_without(error.reason, name)} ({step})")
+    if isinstance(error, Overloaded):
+        return Overloaded(f"{step}: too many requests wait for its model; try again later", error.retry_after_s)
+    log.warning("a part of a request failed", step=step, model=name, reason=error.message)
+    for kind, (answered, reason) in _REASONS.items():
+        if isinstance(error, kind):
+            named = answered(f"{step}: {reason}")
+            if isinstance(named, ModelFailed) and isinstance(error, ModelFailed):
+                named.retry_after_s = error.retry_after_s
+            return named
+    error.message = f"{step}: {_without(error.message, name)}"
+    return error
+
+
+def _without(message: str, name: str) -> str:
+    """Return a message without the name of a model, which messages have in quotation marks."""
+    return message.replace(f'"{name}"', "of the step")
