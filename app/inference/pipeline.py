@@ -22,7 +22,7 @@ from app.observability.metrics import Observer, RequestRecord
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
 from frameworks.models.contract import ServedModels
-from frameworks.models.version import ModelVersion, VersionNotLoaded
+from frameworks.models.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.tenants import Tenant
 from frameworks.traces import RunTrace
@@ -45,14 +45,15 @@ Result = TypeVar("Result")
 class DecodedRequest(Protocol):
     """A request for one model, decoded by the `spec` of one of its versions. `stream`: the response comes in pieces.
 
-    `timeout_ms` None: the request names no deadline.
+    `spec` None: an operation answers the request, with runs of models or without. `timeout_ms` None: the request names
+    no deadline.
     """
 
     @property
     def request(self) -> Any: ...
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ModelSpec | None: ...
 
     @property
     def priority(self) -> int: ...
@@ -62,6 +63,18 @@ class DecodedRequest(Protocol):
 
     @property
     def stream(self) -> bool: ...
+
+
+class Operation(Protocol):
+    """Answer the requests of one class that are for no model of their own, such as a search in a collection."""
+
+    async def __call__(self, context: RequestContext, request: Any) -> Any:
+        """Return the answer, which the exchange encodes. Cancelled at the deadline, or if the client disconnects."""
+        ...
+
+    def close(self) -> None:
+        """End the threads; queued work is dropped."""
+        ...
 
 
 class TextStream(Protocol):
@@ -136,11 +149,15 @@ class Pipeline:
         self.bounds = bounds
         self._service = service
         self._shadowing = shadowing
+        self.operations: dict[type[Any], Operation] = {}
+        """The operations by the class of their requests; filled when the server is built."""
         # One thread: several would only compete for the interpreter's lock.
         self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
 
     def close(self) -> None:
-        """End the thread for long bodies; queued work is dropped."""
+        """End the thread for long bodies and those of the operations; queued work is dropped."""
+        for operation in self.operations.values():
+            operation.close()
         self._long_work.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, record: RequestRecord) -> RequestContext:
@@ -192,10 +209,10 @@ class Pipeline:
         else:
             exchange.watch()
             try:
-                if timeout_ms is None:
+                if timeout_ms is None and decoded.spec is not None:
                     answer = await self._service.infer(context, decoded.request)
                 else:
-                    answer = await self._infer_within(self._left_s(timeout_ms, context), context, decoded.request)
+                    answer = await self._answer_within(self._left_s(timeout_ms, context), context, decoded)
             finally:
                 disconnected = exchange.unwatch()
                 if disconnected is not None:
@@ -211,8 +228,7 @@ class Pipeline:
             encoded = exchange.encode(decoded, answer)
         context.timings.encode_s += time.perf_counter() - started_s
         # The model's part is done, even if the client reads the response slowly.
-        context.permit.held = None
-        context.version.release(context.permit)
+        context.permit.release_version()
         return encoded
 
     async def _decode(self, context: RequestContext, exchange: Exchange) -> DecodedRequest:
@@ -235,7 +251,7 @@ class Pipeline:
                 context.timings.decode_s += time.perf_counter() - started_s
             if decoded is None:
                 await self._wait_for_load(context, exchange)
-            elif context.version.acquire(context.permit, decoded.spec):
+            elif decoded.spec is None or context.version.acquire(context.permit, decoded.spec):
                 return decoded
             else:
                 context.reroute()
@@ -265,15 +281,24 @@ class Pipeline:
                 await disconnected
         context.reroute_unless_held(version)
 
-    async def _infer_within(self, left_s: float | None, context: RequestContext, request: Any) -> Any:
-        """Infer before the deadline. A request whose deadline has passed never runs. Raises DeadlineExceeded."""
+    async def _answer_within(self, left_s: float | None, context: RequestContext, decoded: DecodedRequest) -> Any:
+        """Infer or operate before the deadline. A request whose deadline has passed never runs.
+
+        Raises DeadlineExceeded.
+        """
         try:
             async with asyncio.timeout(left_s):
                 if left_s is not None and left_s <= 0.0:
                     raise TimeoutError
-                return await self._service.infer(context, request)
+                if decoded.spec is not None:
+                    return await self._service.infer(context, decoded.request)
+                context.permit.begin()
+                return await self.operations[type(decoded.request)](context, decoded.request)
         except TimeoutError:
-            raise _late(context.version) from None
+            name = "the server" if decoded.spec is None else f'model "{context.version.model.name}"'
+            raise DeadlineExceeded(
+                f"{name} did not answer within timeout_ms; allow more time or ask for less at once"
+            ) from None
 
     async def _generate(
         self, context: RequestContext, exchange: Exchange, decoded: DecodedRequest, left_s: float | None
@@ -314,9 +339,3 @@ def _encode_and_free(exchange: Exchange, decoded: Any, answer: Any) -> Any:
     if isinstance(answer, GenerateAnswer):
         answer.drop_tokens()
     return encoded
-
-
-def _late(version: ModelVersion) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f'model "{version.model.name}" did not answer within timeout_ms; allow more time or ask for less at once'
-    )

@@ -67,7 +67,10 @@ class RouteTable:
             if "{" not in route.path:
                 self._add_exact(route)
         self._patterns = [(route.path.split("/"), route.codec) for route in routes if "{" in route.path]
-        self._error_writers = {_first_part(route.path): route.codec.error_body for route in reversed(routes)}
+        self._error_writers: dict[str, ErrorWriter] = {}
+        for route in reversed(routes):
+            first, first_two = _first_parts(route.path)
+            self._error_writers |= {first: route.codec.error_body, first_two: route.codec.error_body}
         self._error_writers.pop("", None)
         # Most requests have one of few paths.
         self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
@@ -80,11 +83,12 @@ class RouteTable:
         self._exact[path] = ResolvedRoute(codec, Target(), route.others)
 
     def error_writer(self, path: str) -> ErrorWriter:
-        """Return the error writer of any path: of its route, or of the first route with its first part."""
+        """Return the error writer of any path: of its route, or of the first route with its first two parts, or one."""
         resolved = self._exact.get(path.removesuffix("/"))
         if resolved is not None and not resolved.others:
             return resolved.codec.error_body
-        return self._error_writers.get(_first_part(path)) or self.routes[0].codec.error_body
+        first, first_two = _first_parts(path)
+        return self._error_writers.get(first_two) or self._error_writers.get(first) or self.routes[0].codec.error_body
 
     def _find(self, path: str) -> ResolvedRoute | None:
         if not path.startswith("/"):
@@ -116,5 +120,7 @@ def _named_parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
     return named
 
 
-def _first_part(path: str) -> str:
-    return path.split("/", 2)[1] if path.startswith("/") else ""
+def _first_parts(path: str) -> tuple[str, str]:
+    """Return the first part of a path, and the first two as one; "" for a path without them."""
+    parts = path.split("/", 3)[1:3] if path.startswith("/") else [""]
+    return parts[0], "/".join(parts) if len(parts) > 1 and not parts[1].startswith("{") else ""

@@ -37,6 +37,7 @@ from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle, ServerLifecycle
 from app.inference.model_view import ManagedModelView
+from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import CacheUse, ResponseCache
 from app.inference.service import InferenceService
@@ -56,6 +57,7 @@ from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTE
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
+from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
 from app.protocols.tei.routes import ROUTES as TEI_ROUTES
 from app.protocols.tei.routes import root_routes
 from app.protocols.tgi.generate import ROOT_CODEC
@@ -68,6 +70,7 @@ from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.starters import Starter
+from frameworks.models.subrequests import SubRequests
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -219,6 +222,7 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
+    add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size))
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 
 
@@ -275,7 +279,7 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 def build_routes(settings: Settings) -> RouteTable:
     infer_routes = open_inference_routes(settings.server.max_body_bytes)
     others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
-    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *others])
+    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *others])
 
 
 def build_routers(

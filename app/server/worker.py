@@ -23,6 +23,7 @@ from app.auth.store import KeyStore
 from app.config import LoadedSettings
 from app.http.app import build_app
 from app.http.web_files import WebSite
+from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
@@ -49,6 +50,7 @@ from app.workers.tallies_sender import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.models.subrequests import SubRequests
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
@@ -172,6 +174,7 @@ class _Worker:
         self._shadowing = ShadowTraffic(service, self._observer.shadow_outcomes)
         bounds = build_bounds(settings, self._connections.byte_limit, inherited.limits)
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
+        add_operations(self._pipeline, SubRequests(self._replica, settings.scheduling.max_queue_size))
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(

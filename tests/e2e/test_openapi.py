@@ -48,6 +48,7 @@ ROUTES = {
     "/v1/tokenize": {"post"},
     "/v1/detokenize": {"post"},
     "/v1/classify": {"post"},
+    "/v1/similarity": {"post"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
     "/v2/models/{name}/infer": {"post"},

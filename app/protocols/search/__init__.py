@@ -1,0 +1,1 @@
+"""Search over embeddings: /v1/similarity and /v1/collections."""

@@ -1,0 +1,55 @@
+"""What the codecs of this package share: their form of errors, and their decoded requests."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.protocols.bodies import Body, Priority, ResponseBody, TimeoutMs
+from app.protocols.codec import JsonCodec, StreamWriter
+from app.protocols.errors import ErrorReply
+
+
+class SearchBody(Body):
+    """Fields of every body."""
+
+    priority: Priority = None
+    timeout_ms: TimeoutMs = None
+
+
+class SearchErrorDetail(ResponseBody):
+    """The error: its code, and a message with the field, the expected value and the remedy."""
+
+    code: str
+    message: str
+    request_id: str
+
+
+class SearchErrorResponse(ResponseBody):
+    """The body of every response with a status of 400 and above."""
+
+    error: SearchErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """As DecodedRequest of app/inference/pipeline.py, for an operation. `form`: how the response is written."""
+
+    request: Any
+    priority: int
+    timeout_ms: int | None
+    form: Any = None
+    spec: None = None
+    stream: bool = False
+
+
+class SearchCodec(JsonCodec):
+    """As Codec of app/protocols/codec.py, without `decode` and `encode`."""
+
+    __slots__ = ()
+
+    def stream_writer(self, decoded: Any, context: Any) -> StreamWriter:
+        raise AssertionError("these responses are not streamed")
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return orjson.dumps({"error": {"code": error.code, "message": error.message, "request_id": request_id}})
