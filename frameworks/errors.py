@@ -7,6 +7,8 @@ RoundhouseError
 │   │   └── UnknownField         the route does not know the field
 │   ├── ModelNotFound            no model has this name
 │   ├── VersionNotFound          the model has no such version
+│   ├── CollectionNotFound       no collection has this name
+│   ├── RecordNotFound           the collection has no record with this id
 │   └── ModelExists              the name is registered already
 ├── ModelUnavailable             the model exists and cannot answer now
 │   ├── ModelLoading             the model is being loaded
@@ -96,6 +98,23 @@ class VersionNotFound(RequestError):
         super().__init__(
             f'model "{name}" has no version "{version[:MAX_SHOWN_CHARACTERS]}"; there is {", ".join(sorted(known))}'
         )
+
+
+class CollectionNotFound(RequestError):
+    """No collection has this name; the message lists similar names."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = similar_names(name, names, 3) or names[:10]
+        hint = f"there is {', '.join(near)}" if near else "there is none; add it to [[collections]]"
+        super().__init__(f'collection "{name[:MAX_SHOWN_CHARACTERS]}" does not exist; {hint}')
+
+
+class RecordNotFound(RequestError):
+    """The collection has no record with this id."""
+
+    def __init__(self, collection: str, record: str) -> None:
+        super().__init__(f'collection "{collection}" has no record "{record[:MAX_SHOWN_CHARACTERS]}"')
 
 
 class AdapterNotFound(RequestError):

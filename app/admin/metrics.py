@@ -1,11 +1,12 @@
 """Serve GET /metrics: convert the plain counters that the key may see to Prometheus families at each scrape."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
+from app.admin.collection_metrics import collection_families
 from app.admin.metric_families import Family, by_tenant, counter, gauge, time_histogram
 from app.admin.metric_formats import OPEN_METRICS, Collector, Labelled, metrics_page
 from app.admin.model_metrics import (
@@ -20,9 +21,11 @@ from app.admin.views import View, Views
 from app.auth.quotas import TenantLimits
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
+from app.inference.collections import Collections
 from app.inference.response_cache import CacheUse
 from app.observability.process_counts import ProcessCounts
 from app.observability.worker_counts import WorkerCounts
+from frameworks.collections.contract import CollectionInfo
 from frameworks.devices import Device, DeviceManager
 from frameworks.engine.process import live
 from frameworks.models.ledger import MemoryLedger
@@ -48,6 +51,7 @@ class StatsSources:
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
     labels: Mapping[str, str] = field(default_factory=dict)
+    collections: Collections = field(default_factory=Collections)
 
 
 class MetricsApi:
@@ -77,7 +81,8 @@ class MetricsApi:
         devices = await asyncio.to_thread(self._sources.devices.devices)
         view = self._views.for_request(request)
         await view.counts.refresh()
-        collector: Collector = _Collector(self._sources, view, devices)
+        infos = await self._sources.collections.infos(request.scope["record"].principal)
+        collector: Collector = _Collector(self._sources, view, devices, infos)
         if self._sources.labels:
             collector = Labelled(collector, self._sources.labels)
         page = metrics_page(collector, request.headers.getlist("accept"))
@@ -87,12 +92,15 @@ class MetricsApi:
 class _Collector:
     """Stand in for prometheus_client's registry: `collect` yields the families with their current values."""
 
-    def __init__(self, sources: StatsSources, view: View, devices: list[Device]) -> None:
+    def __init__(
+        self, sources: StatsSources, view: View, devices: list[Device], collections: Sequence[CollectionInfo]
+    ) -> None:
         self._sources = sources
         self._counts = view.counts
         self._process = sources.process_counts()
         self._slots = view.models.slots
         self._devices = devices
+        self._collections = collections
 
     def collect(self) -> Iterator[Family]:
         counts, slots = self._counts, self._slots
@@ -107,6 +115,8 @@ class _Collector:
         yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
         yield from self._cache()
+        if self._collections:
+            yield from collection_families(self._collections, counts)
         yield from self._machine()
         if counts.are_of_server:
             yield from self._shared()

@@ -23,6 +23,7 @@ class Access(NamedTuple):
 EXEMPT = Access(None)
 INFER = Access(Scope.INFER)
 READ = Access(Scope.READ)
+WRITE = Access(Scope.WRITE)
 MANAGE = Access(Scope.MANAGE)
 REGISTER = Access(Scope.MANAGE, "register")
 LOAD = Access(Scope.MANAGE, "load")
@@ -78,6 +79,12 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/detokenize": _INFER,
     "/v1/classify": _INFER,
     "/v1/similarity": _INFER,
+    "/v1/collections": _GET,
+    "/v1/collections/{collection}": _GET,
+    "/v1/collections/{collection}/search": _INFER,
+    "/v1/collections/{collection}/upsert": {"POST": WRITE},
+    "/v1/collections/{collection}/delete": {"POST": WRITE},
+    "/v1/collections/{collection}/records/{rest:path}": {"GET": INFER},
     "/embeddings": _INFER,
     "/rerank": _INFER,
     "/score": _INFER,

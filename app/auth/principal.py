@@ -12,17 +12,22 @@ _MAX_NAME_CHARACTERS = 128
 
 
 class Scope(StrEnum):
-    """The permissions of a key. `INFER`: inference. `READ`: models, metrics, statistics. `MANAGE`: change models."""
+    """The permissions of a key. `INFER`: inference and searches. `READ`: models, metrics, statistics. `WRITE`: change
+    the records of collections. `MANAGE`: change models.
+    """
 
     INFER = "infer"
     READ = "read"
+    WRITE = "write"
     MANAGE = "manage"
 
 
 class Principal:
     """The sender of requests with one key. Immutable, and shared by all requests with that key."""
 
-    __slots__ = ("_by_name", "counts_of", "is_signed", "key_id", "patterns", "scopes", "sees_all", "tenant")
+    __slots__ = (
+        "_by_name", "collections", "counts_of", "is_signed", "key_id", "patterns", "scopes", "sees_all", "tenant",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -32,16 +37,19 @@ class Principal:
         patterns: Iterable[tuple[str, ...]] = (),
         is_operator: bool = False,
         is_signed: bool = False,
+        collections: tuple[str, ...] = ("*",),
     ) -> None:
         """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set.
 
         `is_operator`: the tenant sees the counts of all tenants. `is_signed`: each request of the key has a signature.
+        `collections`: glob patterns of the tenant.
         """
         self.tenant = tenant
         self.key_id = key_id
         self.scopes = scopes
         self.is_signed = is_signed
         self.patterns = tuple(patterns)
+        self.collections = collections
         self.sees_all = all("*" in each for each in self.patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""
         self.counts_of = None if is_operator else tenant.name
@@ -62,9 +70,17 @@ class Principal:
                 self._by_name[model] = known
         return known
 
+    def may_search(self, collection: str) -> bool:
+        """Whether a collection may be used and seen. Case-sensitive."""
+        if "*" in self.collections:
+            return True
+        if len(collection) > _MAX_NAME_CHARACTERS:
+            return False
+        return any(fnmatchcase(collection, pattern) for pattern in self.collections)
+
 
 ANONYMOUS = Principal(DEFAULT_TENANT, is_operator=True)
 """The sender of every request to a server without keys."""
 
-UNAUTHENTICATED = Principal(DEFAULT_TENANT, scopes=frozenset(), patterns=[()])
-"""The sender of a request without a key to a server that requires keys. It sees no model."""
+UNAUTHENTICATED = Principal(DEFAULT_TENANT, scopes=frozenset(), patterns=[()], collections=())
+"""The sender of a request without a key to a server that requires keys. It sees no model and no collection."""

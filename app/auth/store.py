@@ -137,7 +137,14 @@ class KeyStore:
         principals: dict[str, Principal] = {}
         for each in self._settings.values():
             tenant = self._tenants[each.name]
-            principal = Principal(tenant, CERTIFICATE_KEY_ID, CERTIFICATE_SCOPES, (each.models,), each.operator)
+            principal = Principal(
+                tenant,
+                CERTIFICATE_KEY_ID,
+                CERTIFICATE_SCOPES,
+                (each.models,),
+                each.operator,
+                collections=each.collections,
+            )
             principals.update(dict.fromkeys(each.client_certificates, principal))
         return ClientCertificates(principals)
 
@@ -151,6 +158,9 @@ class KeyStore:
         tenant = tenants.setdefault(key.tenant, Tenant(key.tenant))
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
+        collections = ("*",) if settings is None else settings.collections
         is_operator = key.tenant == ENVIRONMENT_TENANT if settings is None else settings.operator
-        principal = Principal(tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator, key.is_signed)
+        principal = Principal(
+            tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator, key.is_signed, collections
+        )
         return StoredKey(key, principal)

@@ -71,7 +71,7 @@ def _add_create(actions: Any, add_command: AddCommand) -> None:
     )
     create.add_argument("--tenant", required=True, help="name of the tenant, whose share and limits the key uses")
     create.add_argument(
-        "--scopes", required=True, type=_scopes, metavar="LIST", help="of infer, read and manage, separated by commas"
+        "--scopes", required=True, type=_scopes, metavar="LIST", help="of infer, read, write and manage"
     )
     create.add_argument(
         "--models", nargs="+", type=_pattern, default=["*"], metavar="PATTERN", help="glob patterns; default: all"

@@ -28,6 +28,8 @@ class TenantSettings(BaseModel):
     """Share of a busy model beside other tenants."""
     models: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("*",)
     """Glob patterns of the models that the tenant may use and see."""
+    collections: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("*",)
+    """Glob patterns of the collections that the tenant may use and see."""
     client_certificates: Annotated[tuple[SubjectName, ...], Field(strict=False)] = ()
     """Common names, DNS names or URIs of client certificates whose requests need no key, with
     `server.tls_client_ca`."""

@@ -21,6 +21,7 @@ from app.config.checks import (
     check_tls,
     validate,
 )
+from app.config.collection_settings import CollectionEntry, check_collections
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.ray_groups import check_replica_groups
@@ -176,6 +177,7 @@ class Settings(BaseModel):
     logging: LoggingSettings = LoggingSettings()
     auth: AuthSettings = AuthSettings()
     ray: RaySettings = RaySettings()
+    collections: Annotated[tuple[CollectionEntry, ...], Field(strict=False)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
     check_replica_groups(source)
+    check_collections(source)
     return source
 
 

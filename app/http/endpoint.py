@@ -155,8 +155,8 @@ class Endpoint:
             codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
             context = self._pipeline.admit(record)
             try:
-                if route.target.model is not None:
-                    context.check_available(route.target.model, route.target.version)
+                if route.target.model is not None or route.target.collection is not None:
+                    self._check_available(context, route.target)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
                     body = await self._complete_body(body, scope, exchange, context, route.target, codec)
@@ -187,6 +187,13 @@ class Endpoint:
             observer.inflight -= 1
             observer.record_inference(record, time.perf_counter() - record.started_s)
 
+    def _check_available(self, context: RequestContext, target: Target) -> None:
+        """Raise what keeps the model or the collection of the path from answering, before the body is read."""
+        if target.model is not None:
+            context.check_available(target.model, target.version)
+        elif target.collection is not None:
+            self._pipeline.collections.check(context.record, target.collection)
+
     async def _complete_body(
         self,
         body: bytes | None,
@@ -207,7 +214,8 @@ class Endpoint:
             if len(body) > UNCOUNTED_BYTES:
                 hold.grow(len(body))
             return bytes(lead_bytes) + body if lead_bytes else body
-        early_reject = partial(_early_reject, context) if target.model is None else None
+        names_model = target.model is None and target.collection is None
+        early_reject = partial(_early_reject, context) if names_model else None
         fast_path = exchange.record.fast_path
         permit, model = context.permit, target.model
         permit.suspend()

@@ -13,7 +13,7 @@ from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
-_NOT_OF_INFERENCE = {"adapter_exists", "model_exists", "not_found", "not_supported"}
+_NOT_OF_INFERENCE = {"adapter_exists", "model_exists", "not_found", "not_supported", "record_not_found"}
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. A server without keys needs none."},
@@ -98,7 +98,10 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
         "summary": described.summary,
         "operationId": "_".join([described.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
         "requestBody": {"required": True, "content": requests},
-        "responses": {"200": {"description": "The result.", "content": responses}, **_errors(described.error)},
+        "responses": {
+            "200": {"description": "The result.", "content": responses},
+            **_errors(described.error, route.path),
+        },
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
@@ -119,11 +122,11 @@ def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(body: type[BaseModel]) -> dict[str, Any]:
+def _errors(body: type[BaseModel], path: str) -> dict[str, Any]:
     """Return the error responses of an inference route by status, described by their codes."""
+    others = _NOT_OF_INFERENCE if "{collection}" in path else _NOT_OF_INFERENCE | {"collection_not_found"}
     by_status = {
-        status: [code for code in codes if code not in _NOT_OF_INFERENCE]
-        for status, codes in sorted(ERROR_CODES.items())
+        status: [code for code in codes if code not in others] for status, codes in sorted(ERROR_CODES.items())
     }
     return {
         str(status): {"description": ", ".join(codes), "content": _json_content(body)}

@@ -1,10 +1,22 @@
 """Register the operations of a pipeline."""
 
+from app.inference.collection_operations import CollectionOperations, Deletes, Searches, Upserts
+from app.inference.collection_requests import DeleteRequest, SearchRequest, UpsertRequest
+from app.inference.collections import Collections
 from app.inference.pipeline import Pipeline
 from app.inference.similarity import Similarities, SimilarityRequest
 from frameworks.models.subrequests import SubRequests
 
 
-def add_operations(pipeline: Pipeline, parts: SubRequests) -> None:
-    """Add the operations that each process with a pipeline has. `parts`: runs their models."""
+def add_operations(pipeline: Pipeline, parts: SubRequests, collections: Collections | None = None) -> None:
+    """Add the operations that each process with a pipeline has. `parts`: runs their models.
+
+    `collections`: those of the process; None: it has none.
+    """
     pipeline.operations[SimilarityRequest] = Similarities(parts)
+    if collections is not None:
+        pipeline.collections = collections
+    operations = CollectionOperations(pipeline.collections, parts)
+    pipeline.operations[SearchRequest] = Searches(operations)
+    pipeline.operations[UpsertRequest] = Upserts(operations)
+    pipeline.operations[DeleteRequest] = Deletes(operations)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from app.auth.principal import Principal
 from app.auth.quotas import LimitedPermit
 from app.inference.bounds import Bounds
+from app.inference.collections import Collections
 from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
@@ -149,6 +150,7 @@ class Pipeline:
         self.bounds = bounds
         self._service = service
         self._shadowing = shadowing
+        self.collections = Collections()
         self.operations: dict[type[Any], Operation] = {}
         """The operations by the class of their requests; filled when the server is built."""
         # One thread: several would only compete for the interpreter's lock.

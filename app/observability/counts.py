@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
 from app.auth.principal import Principal
-from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
+from app.observability.tallies import GenerationMetrics, Histogram, ModelMetrics, RequestTallies, VersionRequests
 from frameworks.models.slot import ModelSlot
 
 
@@ -77,6 +77,18 @@ class Counts:
     def of_version(self, model: str, version: str) -> VersionRequests | None:
         """Return the requests to a version of a model; None before the first one."""
         return self._by_version.get((model, version))
+
+    def operations(self) -> Iterator[tuple[tuple[str, str, int, str], int]]:
+        """Yield (collection, operation, HTTP status, tenant) and the number of requests, of any collection."""
+        return ((key, count) for key, count in self._tallies.operations.items() if self._shows("", key[3]))
+
+    def operation_seconds(self) -> dict[tuple[str, str], Histogram]:
+        """Return the histograms of successful requests by collection and operation, of any collection."""
+        found: dict[tuple[str, str], Histogram] = {}
+        for (collection, operation, tenant), histogram in self._tallies.operation_seconds.items():
+            if self._shows("", tenant):
+                found.setdefault((collection, operation), Histogram()).merge(histogram)
+        return found
 
     def times(self) -> dict[str, ModelMetrics]:
         """Return the histograms of successful requests by model."""

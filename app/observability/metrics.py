@@ -89,6 +89,9 @@ class RequestRecord:
     """None if tracing is off."""
     adapter: str = ""
     """Name of the adapter that the request names; empty for the base."""
+    collection: str = ""
+    """The collection that the request names, if its sender may see it. Counted with `operation`."""
+    operation: str = ""
     error: str = ""
     """Text of the error that the response has."""
     request_bytes: int = 0
@@ -131,11 +134,11 @@ class Observer(RequestTallies):
         model, status, timings = record.model, record.status, record.timings
         tenant = record.principal.tenant.name
         self.requests[model, record.version, status, tenant] += 1
-        if status in REJECTED_STATUSES:
-            self.rejected[record.code, tenant] += 1
+        if status != 200 or record.collection:
+            self._count_more(record, tenant, total_s)
         # A response that began with 200 and then failed has a code.
         succeeded = status == 200 and not record.code
-        if succeeded:
+        if succeeded and model:
             metrics = self.models.get((model, tenant))
             if metrics is None:
                 metrics = self.models[model, tenant] = ModelMetrics()
@@ -156,9 +159,16 @@ class Observer(RequestTallies):
             self.log_request(record, total_s)
         trace = record.trace
         if trace is not None and trace.is_sampled:
-            if succeeded:
+            if succeeded and model:
                 self.models[model, tenant].show(trace.hex_id, total_s, timings)
             self.end_trace(record, total_s)
+
+    def _count_more(self, record: RequestRecord, tenant: str, total_s: float) -> None:
+        """Count a rejected request, and one to a collection."""
+        if record.status in REJECTED_STATUSES:
+            self.rejected[record.code, tenant] += 1
+        if record.collection:
+            self.count_operation(record.collection, record.operation, record.status, tenant, total_s)
 
     def _keep(self, record: RequestRecord, tenant: str, total_s: float) -> None:
         """Keep the fields of a FinishedRequest; a plain tuple takes half the time."""

@@ -188,11 +188,25 @@ class RequestTallies:
         self.cache_misses: Counter[tuple[str, str]] = Counter()
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
+        self.operations: Counter[tuple[str, str, int, str]] = Counter()
+        """By collection, operation, HTTP status and tenant."""
+        self.operation_seconds: dict[tuple[str, str, str], Histogram] = {}
+        """Of operations that succeeded, by collection, operation and tenant."""
         self.auth_failures: Counter[str] = Counter()
         """Requests that were refused for their key, by reason."""
 
     async def refresh(self) -> None:
         """Update the counts before they are shown. Those of one process are current."""
+
+    def count_operation(self, collection: str, operation: str, status: int, tenant: str, total_s: float) -> None:
+        """Count one request to a collection."""
+        self.operations[collection, operation, status, tenant] += 1
+        if status == 200:
+            key = collection, operation, tenant
+            histogram = self.operation_seconds.get(key)
+            if histogram is None:
+                histogram = self.operation_seconds[key] = Histogram()
+            histogram.observe(total_s)
 
     def requests_of(self, slot: ModelSlot, tenant: str) -> tuple[int, int]:
         """Return the number of a tenant's requests to a model, and of the places in the queue that they hold."""

@@ -32,10 +32,11 @@ _ELEMENTS_PER_LOGPROB = 32
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that the path names; None if the body names it."""
+    """The model that the path names; None if the body names it. `collection`: that of the path."""
 
     model: str | None = None
     version: str | None = None
+    collection: str | None = None
 
 
 class AnswerContext(NamedTuple):

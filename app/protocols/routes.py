@@ -30,7 +30,7 @@ class RouteDescription(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A POST route. `path`: `{name}` and `{version}` match one part each and give the Target.
+    """A POST route. `path`: `{name}`, `{version}` and `{collection}` match one part each and give the Target.
 
     `others`: the methods of this path that the admin application answers. `field`: a body with this field is for this
     route, any other body for the routes of the same path before it.
@@ -101,7 +101,7 @@ class RouteTable:
         for pattern, codec in self._patterns:
             named = _named_parts(pattern, parts)
             if named is not None:
-                return ResolvedRoute(codec, Target(named.get("name"), named.get("version")))
+                return ResolvedRoute(codec, Target(named.get("name"), named.get("version"), named.get("collection")))
         return None
 
 

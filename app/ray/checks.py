@@ -23,6 +23,8 @@ def _issues(loaded: LoadedSettings) -> Iterator[ConfigIssue]:
         yield _issue("server.port", "expected a port that is free on each node, got 0; set one")
     if server.workers != 1:
         yield _issue("server.workers", f"expected 1 on Ray, got {server.workers}; set ray.ingress_replicas")
+    if loaded.settings.collections:
+        yield _issue("collections", "expected none on Ray, where no process owns their files; serve them without Ray")
     for table, entries in model_tables(loaded).items():
         for index, entry in enumerate(entries):
             if names_several_devices(entry.device):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from app.admin.adapters import AdaptersApi
 from app.admin.allowed_paths import AllowedPaths
+from app.admin.collections import CollectionsApi
 from app.admin.folders import FoldersApi
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
@@ -35,6 +37,7 @@ from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
 from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
+from app.inference.collections import Collections, ConfiguredCollection
 from app.inference.lifecycle import Lifecycle, ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.operations import add_operations
@@ -222,7 +225,11 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size))
+    collections = Collections(
+        ConfiguredCollection(each, loaded.resolve(each.path or Path("collections") / each.name))
+        for each in settings.collections
+    )
+    add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size), collections)
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 
 
@@ -305,6 +312,7 @@ def build_routers(
         counting.process_counts,
         counting.workers,
         counting.labels,
+        pipeline.collections,
     )
     return [
         PagesApi().router(),
@@ -316,6 +324,7 @@ def build_routers(
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes).router(),
         MetricsApi(sources, views).router(),
+        CollectionsApi(pipeline.collections).router(),
     ]
 
 
@@ -355,6 +364,7 @@ def build_lifespan(
             # Only the ledger: an instance that was abandoned may still compute in its leases.
             stack.callback(monitors.integrity.check, manager.residency.ledger.check_integrity)
             await stack.enter_async_context(manager)
+            await stack.enter_async_context(pipeline.collections.running())
             await stack.enter_async_context(background_task(monitors.integrity.run()))
             stack.push_async_callback(inference.shadowing.close)
             await stack.enter_async_context(background_task(manager.load_registered()))

@@ -9,6 +9,7 @@ from app.protocols.bodies import Body, read_body
 from app.protocols.json_body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
 from app.protocols.json_reading import read_document
 from app.protocols.json_tensors import narrow
+from app.protocols.search.images import read_image
 from frameworks.collections.contract import MAX_DIMENSIONS, Vectors
 from frameworks.errors import InvalidInput
 
@@ -53,6 +54,29 @@ def read_texts_or_vectors(document: Document, node: Node, field: str, max_items:
         if not isinstance(items[0], str):
             raise
         return _checked_texts(items, field, max_items)
+
+
+def read_vector_or_vectors(
+    document: Document, node: Node, field: str, max_items: int
+) -> tuple[list[str] | list[bytes] | Vectors, bool]:
+    """Return texts, images or vectors, and whether they are several: one vector is no list. Raises InvalidInput."""
+    try:
+        numbers, shape = _numbers(document, node, field)
+    except _NotNumbers:
+        items = document.items(node)
+        if document.is_object(items[0]):
+            if len(items) > max_items:
+                raise InvalidInput(field, f"expected 1 to {max_items} images, got {len(items)}") from None
+            return [read_image(document, each, f"{field}[{index}]") for index, each in enumerate(items)], True
+        if isinstance(items[0], str):
+            return _checked_texts(items, field, max_items), True
+        raise
+    if len(shape) > 2 or 0 in shape:
+        raise InvalidInput(field, "expected a vector or a list of vectors, got other lists")
+    if len(shape) == 2 and shape[0] > max_items:
+        raise InvalidInput(field, f"expected 1 to {max_items} vectors, got {shape[0]}")
+    _check_dimensions(shape[-1], field)
+    return numbers.reshape(-1, shape[-1]), len(shape) == 2
 
 
 def _checked_texts(texts: list[Any], field: str, max_texts: int) -> list[str]:

@@ -1,13 +1,29 @@
 """The routes of searches, with their descriptions for OpenAPI."""
 
+from pydantic import BaseModel
+
+from app.protocols.codec import Codec
 from app.protocols.routes import Route, RouteDescription
+from app.protocols.search import bodies
 from app.protocols.search.codec import SearchErrorResponse
+from app.protocols.search.collections import DELETE_CODEC, SEARCH_CODEC, UPSERT_CODEC
 from app.protocols.search.similarity import SIMILARITY_CODEC, SimilarityBody, SimilarityResponse
 
+_COLLECTION = "/v1/collections/{collection}"
+
+
+def _route(path: str, codec: Codec, summary: str, request: type[BaseModel], response: type[BaseModel]) -> Route:
+    return Route(path, codec, RouteDescription("search", summary, request, response, SearchErrorResponse))
+
+
 ROUTES = (
-    Route(
-        "/v1/similarity",
-        SIMILARITY_CODEC,
-        RouteDescription("search", "Compare texts or vectors", SimilarityBody, SimilarityResponse, SearchErrorResponse),
+    _route("/v1/similarity", SIMILARITY_CODEC, "Compare texts or vectors", SimilarityBody, SimilarityResponse),
+    _route(
+        f"{_COLLECTION}/search", SEARCH_CODEC, "Search a collection", bodies.SearchCollection, bodies.SearchResponse
     ),
-)
+    _route(
+        f"{_COLLECTION}/upsert", UPSERT_CODEC, "Insert or replace records", bodies.UpsertCollection,
+        bodies.UpsertResponse,
+    ),
+    _route(f"{_COLLECTION}/delete", DELETE_CODEC, "Delete records", bodies.DeleteFromCollection, bodies.DeleteResponse),
+)  # fmt: skip

@@ -1,0 +1,211 @@
+"""Answer requests to collections: embed, search, rank again, upsert and delete."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from app.auth.errors import Forbidden
+from app.inference.collection_requests import (
+    ChangeAnswer,
+    DeleteRequest,
+    GivenRecord,
+    Queries,
+    RankedHit,
+    SearchAnswer,
+    SearchRequest,
+    UpsertRequest,
+)
+from app.inference.collections import Collections
+from app.inference.context import RequestContext
+from frameworks.collections.contract import Collection, Hit, Record, Vectors
+from frameworks.errors import FieldError, InvalidInput, ModelFailed
+from frameworks.images.spec import ImageRequest
+from frameworks.models.subrequests import SubRequests
+from frameworks.types import EmbedAnswer, ModelSpec, PairRequest, ScoreAnswer, TextRequest
+
+_STEP = "the model of the collection"
+
+
+class CollectionOperations:
+    """What the operations share: the collections, and the models that embed. Owned by the event loop."""
+
+    def __init__(self, collections: Collections, parts: SubRequests) -> None:
+        self.collections = collections
+        self.parts = parts
+
+    def close(self) -> None:
+        """Do nothing: the collections have the threads."""
+
+    async def embed(
+        self, context: RequestContext, collection: Collection, contents: list[str] | list[bytes], field: str
+    ) -> tuple[Vectors, int]:
+        """Return the vectors of texts or images by the model of a collection, float32 [n, dimensions], and the number
+        of tokens. `field`: of the contents in the request.
+
+        Raises InvalidInput for a collection without a model, Forbidden for a model that the sender may not use, and
+        the errors of the model without its name.
+        """
+        entry = self.collections.entry(context.record.principal, collection.settings.name)
+        if entry.model is None:
+            raise InvalidInput(field, "expected vectors, as the collection has no model; send vectors")
+        if not context.record.principal.may_use(entry.model):
+            raise Forbidden(f"{field}: expected vectors, as the key may not use the model of the collection")
+
+        def make(spec: ModelSpec) -> TextRequest | ImageRequest:
+            if isinstance(contents[0], str):
+                if spec.text is None or spec.task != "embed":
+                    raise InvalidInput(field, f"expected vectors, as the model has the task {spec.task}; send vectors")
+                return TextRequest([str(each) for each in contents])
+            if spec.image is None or spec.task != "embed":
+                raise InvalidInput(field, "expected texts or vectors, as the model embeds no images")
+            return ImageRequest([each for each in contents if isinstance(each, bytes)])
+
+        answer = await self.parts.answer(context, entry.model, make, _STEP, context.timings)  # type: ignore[arg-type]
+        assert isinstance(answer, EmbedAnswer)
+        if answer.embeddings.shape[1] != entry.dimensions:
+            raise ModelFailed(
+                f"collection: expected vectors of {entry.dimensions} numbers of its model, got "
+                f"{answer.embeddings.shape[1]}; ask an operator to correct the settings"
+            )
+        return np.asarray(answer.embeddings, np.float32), answer.tokens
+
+
+class Searches:
+    """The operation of searches."""
+
+    def __init__(self, operations: CollectionOperations) -> None:
+        self._operations = operations
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    async def __call__(self, context: RequestContext, request: SearchRequest) -> SearchAnswer:
+        """Raises InvalidInput, CollectionNotFound, and the errors of the models and of the collection."""
+        operations = self._operations
+        collection = operations.collections.get(context.record.principal, request.collection)
+        if request.rerank_model is not None:
+            context.models.slot(request.rerank_model)
+        queries, tokens = request.queries, None
+        if isinstance(queries, list):
+            vectors, tokens = await operations.embed(context, collection, queries, "query")
+        else:
+            vectors = queries
+        if vectors.shape[1] != collection.settings.dimensions:
+            raise InvalidInput(
+                "query", f"expected vectors of {collection.settings.dimensions} numbers, got {vectors.shape[1]}"
+            )
+        started_s = time.perf_counter()
+        found = await collection.search(
+            vectors,
+            max(request.top_k, request.candidates) if request.rerank_model else request.top_k,
+            where=request.where,
+            include_vectors=request.include_vectors,
+            exact=request.exact,
+        )
+        context.timings.compute_s += time.perf_counter() - started_s
+        if request.rerank_model is None:
+            return SearchAnswer([[RankedHit(hit) for hit in hits] for hits in found], tokens)
+        ranked, pair_tokens = await self._rerank(context, request.rerank_model, queries, found)
+        return SearchAnswer([hits[: request.top_k] for hits in ranked], (tokens or 0) + pair_tokens)
+
+    async def _rerank(
+        self, context: RequestContext, model: str, queries: Queries, found: Sequence[list[Hit]]
+    ) -> tuple[list[list[RankedHit]], int]:
+        """Return the hits in the order of the scores of a model, and the number of tokens that it read."""
+        pairs: list[tuple[str, str]] = []
+        for query, hits in zip(queries, found, strict=True):
+            for hit in hits:
+                if hit.text is None:
+                    raise InvalidInput("rerank_model", f'expected records with texts, got "{hit.id}" without one')
+                pairs.append((str(query), hit.text))
+        if not pairs:
+            return [[] for _ in found], 0
+
+        def make(spec: ModelSpec) -> PairRequest:
+            if spec.text is None or spec.task not in ("embed", "classify"):
+                raise InvalidInput("rerank_model", f"expected a cross-encoder, got a model whose task is {spec.task}")
+            if spec.task == "classify" and len(spec.text.labels) != 1:
+                raise InvalidInput(
+                    "rerank_model",
+                    f"expected a cross-encoder, which has one label, got a model with {len(spec.text.labels)}",
+                )
+            return PairRequest(pairs)
+
+        answer = await self._operations.parts.answer(context, model, make, f'model "{model}"', context.timings)
+        assert isinstance(answer, ScoreAnswer)
+        scores = iter(answer.scores)
+        ranked = [[RankedHit(hit, next(scores)) for hit in hits] for hits in found]
+        for row in ranked:
+            row.sort(key=lambda each: -(each.rerank_score or 0.0))
+        return ranked, answer.tokens
+
+
+class Upserts:
+    """The operation of upserts."""
+
+    def __init__(self, operations: CollectionOperations) -> None:
+        self._operations = operations
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    async def __call__(self, context: RequestContext, request: UpsertRequest) -> ChangeAnswer:
+        """Return when the records are durable. Raises InvalidInput, StorageFull and the errors of the model."""
+        operations = self._operations
+        collection = operations.collections.get(context.record.principal, request.collection)
+        records, tokens = list(request.records), None
+        for kind in ("image", "text"):
+            records, read = await self._embedded(context, collection, records, kind)
+            tokens = read if tokens is None else tokens + (read or 0)
+        started_s = time.perf_counter()
+        count = await collection.upsert([Record(each.id, each.vector, each.text, each.metadata) for each in records])
+        context.timings.compute_s += time.perf_counter() - started_s
+        return ChangeAnswer(count, tokens)
+
+    async def _embedded(
+        self, context: RequestContext, collection: Collection, records: list[GivenRecord], kind: str
+    ) -> tuple[list[GivenRecord], int | None]:
+        """Return the records with the vectors of those that have none, but an image or a text."""
+        chosen = [i for i, each in enumerate(records) if each.vector is None and getattr(each, kind) is not None]
+        if not chosen:
+            return records, None
+        contents = [getattr(records[i], kind) for i in chosen]
+        try:
+            vectors, tokens = await self._operations.embed(
+                context, collection, contents, f"records[{chosen[0]}].{kind}"
+            )
+        except FieldError as error:
+            raise _of_record(error, chosen, kind) from None
+        for place, i in enumerate(chosen):
+            records[i] = replace(records[i], vector=vectors[place])
+        return records, tokens
+
+
+def _of_record(error: FieldError, chosen: list[int], kind: str) -> FieldError:
+    """Return the error with the field of the record: models name texts `text[3]`, and images `image[3]`."""
+    field = error.field
+    if field == kind:
+        field = f"records[{chosen[0]}].{kind}"
+    elif field.startswith(f"{kind}[") and field[len(kind) + 1 : -1].isdigit():
+        field = f"records[{chosen[int(field[len(kind) + 1 : -1])]}].{kind}"
+    return type(error)(field, error.reason)
+
+
+class Deletes:
+    """The operation of deletes."""
+
+    def __init__(self, operations: CollectionOperations) -> None:
+        self._operations = operations
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    async def __call__(self, context: RequestContext, request: DeleteRequest) -> ChangeAnswer:
+        """Return when the records are deleted on disk. Raises CollectionNotFound and the errors of the collection."""
+        collection = self._operations.collections.get(context.record.principal, request.collection)
+        started_s = time.perf_counter()
+        count = await collection.delete(ids=request.ids, where=request.where)
+        context.timings.compute_s += time.perf_counter() - started_s
+        return ChangeAnswer(count)

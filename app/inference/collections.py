@@ -1,0 +1,73 @@
+"""The collections of the server, and which of them a principal may use."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.auth.principal import Principal
+from app.config.collection_settings import CollectionEntry
+from app.observability.metrics import RequestRecord
+from frameworks.collections.contract import Collection, CollectionInfo
+from frameworks.errors import CollectionNotFound, ModelLoading
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredCollection:
+    """A collection of the settings. `folder`: of its files."""
+
+    entry: CollectionEntry
+    folder: Path
+
+
+class Collections:
+    """All collections. They are open from the start of the server to its end. Owned by the event loop."""
+
+    def __init__(self, configured: Iterable[ConfiguredCollection] = ()) -> None:
+        self._configured = {each.entry.name: each for each in configured}
+        self._open: dict[str, Collection] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the collections in order, and close them in reverse. Raises InvalidCollection, CollectionInUse."""
+        if not self._configured:
+            yield
+            return
+        # numba compiles products, which a server without collections does not need.
+        from frameworks.collections.collection import open_collection
+
+        async with AsyncExitStack() as stack:
+            for name, each in self._configured.items():
+                collection = await open_collection(each.entry.at(each.folder))
+                stack.push_async_callback(collection.close)
+                self._open[name] = collection
+            yield
+
+    def check(self, record: RequestRecord, name: str) -> None:
+        """Note the collection and the operation on the record, before the body is read. Raises CollectionNotFound."""
+        self.entry(record.principal, name)
+        record.collection = name
+        record.operation = record.path.rstrip("/").rpartition("/")[2]
+
+    def visible(self, principal: Principal) -> list[str]:
+        """Return the names that a principal may see, in the order of the settings."""
+        return [name for name in self._configured if principal.may_search(name)]
+
+    def entry(self, principal: Principal, name: str) -> CollectionEntry:
+        """Return the settings of a collection. Raises CollectionNotFound, also for one that is hidden."""
+        configured = self._configured.get(name) if principal.may_search(name) else None
+        if configured is None:
+            raise CollectionNotFound(name, self.visible(principal))
+        return configured.entry
+
+    def get(self, principal: Principal, name: str) -> Collection:
+        """Return an open collection. Raises CollectionNotFound, ModelLoading before the end of the start."""
+        self.entry(principal, name)
+        collection = self._open.get(name)
+        if collection is None:
+            raise ModelLoading(f'collection "{name}" is being opened; try again later')
+        return collection
+
+    async def infos(self, principal: Principal) -> Sequence[CollectionInfo]:
+        """Return the state of the collections that a principal may see."""
+        return [await self._open[name].info() for name in self.visible(principal) if name in self._open]
