@@ -106,7 +106,7 @@ class CollectionNotFound(RequestError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         near = similar_names(name, names, 3) or names[:10]
-        hint = f"there is {', '.join(near)}" if near else "there is none; add it to [[collections]]"
+        hint = f"there is {', '.join(near)}" if near else "there is none"
         super().__init__(f'collection "{name[:MAX_SHOWN_CHARACTERS]}" does not exist; {hint}')
 
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
+from app.inference.collections import Collections
 from app.inference.lifecycle import ServerLifecycle
 from app.protocols.bodies import ResponseBody
 from frameworks.devices import DeviceManager
@@ -28,10 +30,11 @@ class DeviceDescription(ResponseBody):
 
 
 class Health(ResponseBody):
-    """State of the server. `status`: healthy, starting, degraded (a model failed) or draining."""
+    """State of the server. `status`: healthy, starting, degraded (a model or collection failed) or draining."""
 
     status: str
     models: dict[str, str]
+    collections: dict[str, str] | None = Field(None, description="opening, ready or failed; only where there are any.")
     metrics: dict[str, float]
     devices: list[DeviceDescription]
     uptime_seconds: float
@@ -46,12 +49,14 @@ class HealthApi:
         devices: DeviceManager,
         lifecycle: ServerLifecycle,
         memory_bytes: Callable[[], int] = resident_bytes,
+        collections: Collections | None = None,
     ) -> None:
         """`memory_bytes`: returns the memory of the server. It is called in a thread."""
         self._views = views
         self._devices = devices
         self._memory_bytes = memory_bytes
         self._lifecycle = lifecycle
+        self._collections = Collections() if collections is None else collections
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
@@ -71,11 +76,16 @@ class HealthApi:
         await counts.refresh()
         slots = models.slots
         states = {slot.name: slot.state.value for slot in slots}
+        collections = self._collections.states(models.principal)
+        status = self._lifecycle.status(slots)
+        if status == "healthy" and "failed" in collections.values():
+            status = "degraded"
         requests = list(counts.requests())
         return json_response(
             {
-                "status": self._lifecycle.status(slots),
+                "status": status,
                 "models": states,
+                **({"collections": collections} if collections else {}),
                 "metrics": {
                     "requests_total": sum(count for _, count in requests),
                     "requests_failed_total": sum(count for (_, _, status, _), count in requests if status >= 400),

@@ -5,11 +5,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from app.auth.principal import Principal
 from app.config.collection_settings import CollectionEntry
 from app.observability.metrics import RequestRecord
 from frameworks.collections.contract import Collection, CollectionInfo
-from frameworks.errors import CollectionNotFound, ModelLoading
+from frameworks.errors import CollectionNotFound, ModelFailed, ModelLoading, RoundhouseError
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,11 @@ class Collections:
     def __init__(self, configured: Iterable[ConfiguredCollection] = ()) -> None:
         self._configured = {each.entry.name: each for each in configured}
         self._open: dict[str, Collection] = {}
+        self._failed: set[str] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the collections in order, and close them in reverse. Raises InvalidCollection, CollectionInUse."""
+        """Open the collections in order, and close them in reverse. Those that fail answer with ModelFailed."""
         if not self._configured:
             yield
             return
@@ -38,7 +43,12 @@ class Collections:
 
         async with AsyncExitStack() as stack:
             for name, each in self._configured.items():
-                collection = await open_collection(each.entry.at(each.folder))
+                try:
+                    collection = await open_collection(each.entry.at(each.folder))
+                except RoundhouseError as error:
+                    log.error("collection failed to open", collection=name, reason=error.message)
+                    self._failed.add(name)
+                    continue
                 stack.push_async_callback(collection.close)
                 self._open[name] = collection
             yield
@@ -61,12 +71,23 @@ class Collections:
         return configured.entry
 
     def get(self, principal: Principal, name: str) -> Collection:
-        """Return an open collection. Raises CollectionNotFound, ModelLoading before the end of the start."""
+        """Return an open collection. Raises CollectionNotFound, ModelFailed for one that could not be opened, and
+        ModelLoading before the end of the start.
+        """
         self.entry(principal, name)
         collection = self._open.get(name)
+        if name in self._failed:
+            raise ModelFailed(f'collection "{name}" could not be opened; the log of the server has the reason')
         if collection is None:
             raise ModelLoading(f'collection "{name}" is being opened; try again later')
         return collection
+
+    def states(self, principal: Principal) -> dict[str, str]:
+        """Return `opening`, `ready` or `failed` for each collection that a principal may see."""
+        return {
+            name: "failed" if name in self._failed else "ready" if name in self._open else "opening"
+            for name in self.visible(principal)
+        }
 
     async def infos(self, principal: Principal) -> Sequence[CollectionInfo]:
         """Return the state of the collections that a principal may see."""

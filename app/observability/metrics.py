@@ -138,7 +138,7 @@ class Observer(RequestTallies):
             self._count_more(record, tenant, total_s)
         # A response that began with 200 and then failed has a code.
         succeeded = status == 200 and not record.code
-        if succeeded and model:
+        if succeeded:
             metrics = self.models.get((model, tenant))
             if metrics is None:
                 metrics = self.models[model, tenant] = ModelMetrics()
@@ -159,7 +159,7 @@ class Observer(RequestTallies):
             self.log_request(record, total_s)
         trace = record.trace
         if trace is not None and trace.is_sampled:
-            if succeeded and model:
+            if succeeded:
                 self.models[model, tenant].show(trace.hex_id, total_s, timings)
             self.end_trace(record, total_s)
 

@@ -322,7 +322,7 @@ def build_routers(
         OpenAiModelsApi(views).router(),
         TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
-        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes).router(),
+        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections).router(),
         MetricsApi(sources, views).router(),
         CollectionsApi(pipeline.collections).router(),
     ]

@@ -54,6 +54,13 @@ HTTP = {
     "POST /v1/tokenize": "infer",
     "POST /v1/detokenize": "infer",
     "POST /v1/classify": "infer",
+    "POST /v1/similarity": "infer",
+    "GET /v1/collections": "read",
+    "GET /v1/collections/{collection}": "read",
+    "POST /v1/collections/{collection}/search": "infer",
+    "POST /v1/collections/{collection}/upsert": "write",
+    "POST /v1/collections/{collection}/delete": "write",
+    "GET /v1/collections/{collection}/records/{rest}": "infer",
     "POST /embeddings": "infer",
     "POST /rerank": "infer",
     "POST /score": "infer",
@@ -135,6 +142,7 @@ OPENAI_BODIES: dict[str, dict[str, Any]] = {
     "score": {"text_1": "a", "text_2": "a"},
     "tokenize": {"prompt": "a"},
     "detokenize": {"tokens": [1]},
+    "similarity": {"items": ["a"]},
 }
 
 HIDDEN_GRPC = {"grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "read"}
@@ -146,12 +154,13 @@ EVERY = make_key("search")
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with two tenants, whose only model is of the first."""
+    """A server with two tenants, whose only model and collection are of the first."""
     folder = tmp_path_factory.mktemp("keyed")
     write_keys(folder / "keys.toml", *KEYS.values(), FOREIGN, EVERY)
     config = onnx_entries(folder, {"vector": onnx_graphs.identity("float32", None)})
     config += '[logging]\nrequests = "all"\n[auth]\nmode = "required"\n'
     config += '[[auth.tenants]]\nname = "search"\n[[auth.tenants]]\nname = "chat"\nmodels = ["chat*"]\n'
+    config += 'collections = ["chat*"]\n[[collections]]\nname = "notes"\ndimensions = 2\n'
     with serving(folder, config, {GRPC_PORT: free_port()}) as server:
         yield server.wait_ready()
         server.check_log()
@@ -160,7 +169,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def send(server: RunningServer, route: str, key: MadeKey | None) -> int:
     """Send a request with an empty body. No model is named `absent`, so that allowed requests change nothing."""
     method, path = route.split()
-    path = path.format(name="absent", version="1", adapter="a", rest="a")
+    path = path.format(name="absent", version="1", adapter="a", rest="a", collection="absent")
     with server.client.stream(method, path, headers={} if key is None else key.headers) as response:
         return response.status_code  # the response of GET /events never ends
 
@@ -248,7 +257,7 @@ def test_another_tenants_key_sees_no_model(keyed: RunningServer, route: str) -> 
     body: dict[str, Any] = {"model": "vector", **OPENAI_BODIES.get(path.removeprefix("/v1/"), {})}
     if path in ("/infer", "/inference"):
         body = {"model_name": "vector", "input_data": [1.0]}
-    path_of_model = path.format(name="vector", version="1", adapter="a", rest="model.onnx")
+    path_of_model = path.format(name="vector", version="1", adapter="a", rest="model.onnx", collection="notes")
     content = body if HTTP[route] == "infer" else None
     with keyed.client.stream(method, path_of_model, headers=FOREIGN.headers, json=content) as answer:
         text = ""
@@ -256,7 +265,7 @@ def test_another_tenants_key_sees_no_model(keyed: RunningServer, route: str) -> 
             text += part
             if "event: sample" in text:
                 break  # it goes on for ever
-    if "{name}" in path or HTTP[route] == "infer":
+    if "{name}" in path or "{collection}" in path or HTTP[route] == "infer":
         assert answer.status_code == 404, text
     else:
         assert answer.status_code in (200, 400), text

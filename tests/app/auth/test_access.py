@@ -9,7 +9,7 @@ FIND = HttpAccess().find
 
 @pytest.mark.parametrize("path", HTTP_ACCESS)
 def test_every_entry_is_found(path: str) -> None:
-    filled = path.replace("{rest:path}", "b/c").format(name="a", version="1", adapter="d", file="x.css")
+    filled = path.replace("{rest:path}", "b/c").format(name="a", version="1", adapter="d", file="x.css", collection="c")
     for given in (filled, f"{filled}/"):
         found = FIND(given)
         assert found is not None

@@ -174,7 +174,8 @@ async def test_viewers_of_one_view_share_events(make: Make) -> None:
     assert all(client.content[-1] is content for client in clients)
     hello = named(parse(clients[0].content[0]), "hello")[0]
     assert hello["caller"] == {
-        "tenant": "", "key_id": "", "scopes": ["infer", "manage", "read"], "is_operator": True, "sees_all_models": True,
+        "tenant": "", "key_id": "", "scopes": ["infer", "manage", "read", "write"],
+        "is_operator": True, "sees_all_models": True,
     }  # fmt: skip
     lifecycle.drain()
     await asyncio.gather(*(client.stream for client in clients))
