@@ -115,8 +115,7 @@ class _Collector:
         yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
         yield from self._cache()
-        if self._collections:
-            yield from collection_families(self._collections, counts)
+        yield from collection_families(self._collections, counts)
         yield from self._machine()
         if counts.are_of_server:
             yield from self._shared()

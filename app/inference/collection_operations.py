@@ -29,7 +29,7 @@ _STEP = "the model of the collection"
 
 
 class CollectionOperations:
-    """What the operations share: the collections, and the models that embed. Owned by the event loop."""
+    """The parts that the operations share: the collections, and the models that embed. Owned by the event loop."""
 
     def __init__(self, collections: Collections, parts: SubRequests) -> None:
         self.collections = collections
@@ -152,7 +152,10 @@ class Upserts:
         """Do nothing."""
 
     async def __call__(self, context: RequestContext, request: UpsertRequest) -> ChangeAnswer:
-        """Return when the records are durable. Raises InvalidInput, StorageFull and the errors of the model."""
+        """Return when the records are durable.
+
+        Raises InvalidInput, OutOfMemory for a full collection or disk, and the errors of the model.
+        """
         operations = self._operations
         collection = operations.collections.get(context.record.principal, request.collection)
         records, tokens = list(request.records), None

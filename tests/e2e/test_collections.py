@@ -39,7 +39,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with an embedder, a cross-encoder, and collections of texts and of vectors."""
     folder = tmp_path_factory.mktemp("texts")
     config = MINILM + _cross_encoder(folder) + collection("docs", 384, 'model = "minilm"') + collection("numbers")
-    with serving(folder, config) as running:
+    with serving(folder, config + collection("few", more="max_rows = 9")) as running:
         running.wait_ready()
         records = [
             {"id": name, "text": text, "metadata": {"length": len(text), "topic": name}} for name, text in TEXTS.items()
@@ -202,11 +202,19 @@ class TestRecords:
         shown = texts.client.get("/v1/collections/docs").json()
         assert (shown["rows"], shown["dimensions"], shown["metric"], shown["model"]) == (3, 384, "cosine", "minilm")
         listed = texts.client.get("/v1/collections").json()["collections"]
-        assert [each["name"] for each in listed] == ["docs", "numbers"]
+        assert [each["name"] for each in listed] == ["docs", "numbers", "few"]
         assert texts.sample("roundhouse_collection_rows", collection="docs") == 3
         labels = {"collection": "docs", "operation": "upsert", "code": "200"}
         assert texts.sample("roundhouse_collection_requests_total", **labels) == 1
         assert texts.sample("roundhouse_collection_seconds_count", collection="docs", operation="search") >= 1
+
+    def test_upsert_beyond_max_rows_is_refused(self, texts: RunningServer) -> None:
+        records, _ = some_records(10, prefix="few")
+        assert ask(texts, "few/upsert", records=records[:8])["upserted"] == 8
+        answer = texts.client.post("/v1/collections/few/upsert", json={"records": records[6:]})
+        assert_refused(answer, 507, "out_of_memory", 'collection "few": expected at most 9 rows, its max_rows, got 10')
+        assert ask(texts, "few/upsert", records=records[:9])["upserted"] == 9
+        assert texts.client.get("/v1/collections/few").json()["rows"] == 9
 
 
 def test_acknowledged_upserts_survive_kill(start: Start) -> None:

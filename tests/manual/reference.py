@@ -18,6 +18,7 @@ import app.protocols.errors as wire_errors
 from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
+from app.config.collection_settings import CollectionEntry
 from app.config.loading import Settings
 from app.config.ray_settings import RayGroupSettings
 from frameworks.adapter_settings import AdapterEntry
@@ -52,6 +53,9 @@ def configuration() -> str:
     """Return one table for each table of config.toml, from the settings classes and the docstrings of their fields."""
     tables: list[tuple[str, type[BaseModel], set[str]]] = []
     for name, field in Settings.model_fields.items():
+        if name == "collections":
+            tables.append(("[[collections]]", CollectionEntry, set()))
+            continue
         table = field.annotation
         assert isinstance(table, type)
         assert issubclass(table, BaseModel)

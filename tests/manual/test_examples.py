@@ -16,7 +16,7 @@ from app.auth.keys import create_key
 from app.auth.principal import Scope
 from app.config import check_file
 from tests.e2e.configs import DIGITS
-from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving
+from tests.e2e.server import GRPC_PORT, MODELS, ROOT, Fork, RunningServer, free_port, serving
 from tests.manual.pages import ANY, Example, blocks, examples
 from tests.support.models.causal_folders import causal_model, save_causal_model
 from tests.support.models.lora_folders import Lora, save_lora
@@ -27,7 +27,7 @@ KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
 """Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
 # Pages whose examples need another server.
-_SERVERS = {"security": "keyed_server", "adapters": "adapters_server"}
+_SERVERS = {"security": "keyed_server", "adapters": "adapters_server", "collections": "collections_server"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,16 @@ def adapters_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
         f'[[models.torch_models.adapters]]\nname = "support"\npath = "{folder}/support"\n'
     )
     with serving(folder, f'[models]\nroots = ["{folder}"]\n{entry}') as running:
+        yield running.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def collections_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with an embedder and a collection of its texts."""
+    folder = tmp_path_factory.mktemp("collections")
+    config = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
+    config += '[[collections]]\nname = "docs"\ndimensions = 384\nmodel = "minilm"\n'
+    with serving(folder, config) as running:
         yield running.wait_ready()
 
 

@@ -57,7 +57,7 @@ class SearchOptions(SearchBody):
 
 
 class SearchCollection(SearchOptions):
-    """What to search for: texts, images or vectors."""
+    """The queries of a search: texts, images or vectors."""
 
     query: str | list[str] | list[float] | list[list[float]] | ImageQuery | list[ImageQuery] = Field(
         description="A text, a vector or an image, or a list of one of these.", examples=["Where do engines wait?"]

@@ -1,4 +1,4 @@
-"""What the codecs of this package share: their form of errors, and their decoded requests."""
+"""Share the form of errors and of decoded requests between the codecs of this package."""
 
 from dataclasses import dataclass
 from typing import Any

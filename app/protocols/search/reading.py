@@ -59,7 +59,7 @@ def read_texts_or_vectors(document: Document, node: Node, field: str, max_items:
 def read_vector_or_vectors(
     document: Document, node: Node, field: str, max_items: int
 ) -> tuple[list[str] | list[bytes] | Vectors, bool]:
-    """Return texts, images or vectors, and whether they are several: one vector is no list. Raises InvalidInput."""
+    """Return texts, images or vectors, and whether the array is a list of them. Raises InvalidInput."""
     try:
         numbers, shape = _numbers(document, node, field)
     except _NotNumbers:

@@ -35,7 +35,8 @@ class SimilarityBody(SearchBody):
         description="Texts, or vectors of equal length.", examples=[["Bread rises overnight."]]
     )
     others: list[str] | list[list[float]] | None = Field(
-        None, description="What each of `items` is compared with: of the same kind. Default: `items` with each other."
+        None,
+        description="Texts or vectors that each of `items` is compared with: of the same kind. Default: `items` with each other.",
     )
     model: str | None = Field(
         None, description="Texts: the model that embeds them. Default: the only embedding model.", min_length=1
