@@ -164,7 +164,7 @@ def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _Hea
     is_classifier = str(architectures[0] if isinstance(architectures, list) else "").endswith(_CLASSIFIES)
     embedding = next((flat[name] for name in _EMBEDDINGS if name in flat), None)
     labels = _given_labels(settings, folder)
-    if labels or is_classifier or embedding is None:
+    if labels or is_classifier or embedding is None or "logits" in flat:
         labels = labels or read_labels(folder)
         logits = flat.get("logits") or next(iter(flat.values()), None)
         if logits is not None and (labels or is_classifier):

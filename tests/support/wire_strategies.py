@@ -34,6 +34,7 @@ from frameworks.generation.types import (
     Usage,
 )
 from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
@@ -145,6 +146,15 @@ requests: st.SearchStrategy[SentRequest] = st.one_of(
         raw_scores=st.booleans(),
         prompt=st.none() | texts,
     ),
+    st.builds(
+        ImageRequest,
+        st.lists(st.binary(max_size=8), max_size=3),
+        normalize=st.none() | st.booleans(),
+        top_k=st.none() | counts,
+        dimensions=st.none() | counts,
+        raw_scores=st.booleans(),
+        output_names=st.none() | st.lists(texts, max_size=2).map(tuple),
+    ),
     st.builds(PairRequest, st.lists(st.tuples(texts, texts), max_size=3), st.booleans(), st.booleans(), st.booleans()),
     st.builds(SpansRequest, st.lists(texts, max_size=3).map(tuple), st.booleans()),
     st.builds(TokenizeRequest, prompts, st.booleans(), st.booleans()),
@@ -245,6 +255,19 @@ specs: st.SearchStrategy[ModelSpec] = st.builds(
         st.booleans(),
         st.none() | counts,
         prompts=st.dictionaries(names, texts, max_size=2),
+    ),
+    image=st.none()
+    | st.builds(
+        ImageSpec,
+        names,
+        counts,
+        counts,
+        _some_names.map(tuple),
+        st.booleans(),
+        embedding_size=st.none() | counts,
+        output_name=texts,
+        pooling=st.sampled_from(["none", "cls"]),
+        gives_probabilities=st.booleans(),
     ),
     providers=_some_names.map(tuple),
     batched_inputs=_some_names.map(frozenset),
