@@ -14,7 +14,13 @@ import transformers.generation.utils
 import transformers.masking_utils
 import transformers.modeling_layers
 import transformers.modeling_utils
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
@@ -88,6 +94,27 @@ def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_ma
     model, missing = _loaded(AutoModelForCausalLM, folder, dtype, device, enable_memory_mapping)
     _check_nothing_missing(folder, model, missing)
     return model
+
+
+def load_vision_model(
+    folder: Path, classifies: bool, projects: bool, dtype: str, device: Device, enable_memory_mapping: bool = True
+) -> tuple[torch.nn.Module, bool]:
+    """Load a model of images, as `load_causal_model`; return it, and whether its weights lack those of its pooler.
+
+    `projects`: CLIP's tower of images with the projection into the space that it shares with texts.
+    """
+    auto: type = AutoModel
+    if classifies:
+        auto = AutoModelForImageClassification
+    elif projects:
+        # Few models need it.
+        from transformers import CLIPVisionModelWithProjection
+
+        auto = CLIPVisionModelWithProjection
+    model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
+    poolers = [key for key in missing if "pooler" in key and not classifies]
+    _check_nothing_missing(folder, model, [key for key in missing if key not in poolers])
+    return model, bool(poolers)
 
 
 def _loaded(

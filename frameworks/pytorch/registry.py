@@ -15,6 +15,7 @@ from frameworks.pytorch.compiled.code_cache import set_cache_folder
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
+from frameworks.pytorch.image_folders import find_images
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from frameworks.pytorch.generation.engine import GeneratingModel
     from frameworks.pytorch.generation.linear_makers import Bits
     from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance
+    from frameworks.pytorch.image_encoder import ImageModel
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -87,7 +89,9 @@ class TorchRegistry:
         """As Registry.prepare: CUDA's context takes half a gigabyte."""
         page_in_kernels(device)
 
-    def load(self, entry: ModelEntry, path: Path, device: Device) -> "list[EncoderModel] | list[GeneratingModel]":
+    def load(
+        self, entry: ModelEntry, path: Path, device: Device
+    ) -> "list[EncoderModel] | list[GeneratingModel] | list[ImageModel]":
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         files = self._read(entry, path)
@@ -115,6 +119,11 @@ class TorchRegistry:
             return [load_generator(self._generator_load(files, device, performance, bits), draft)]
         dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
+        images = find_images(files.folder)
+        if images is not None:
+            from frameworks.pytorch.image_loading import load_image_models
+
+            return load_image_models(files, images, loading)
         return load_encoders(files, loading, None if bits is None else self._copies)
 
     def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
@@ -173,6 +182,8 @@ class TorchRegistry:
 
     def _state_bytes(self, files: ModelFiles, dtype: str, _: str) -> int:
         """Of an encoder: the last layer's states of the largest batch."""
+        if (images := find_images(files.folder)) is not None:
+            return images.state_bytes(self._max_rows(files.entry))
         tokens = self._max_rows(files.entry) * files.config.max_tokens
         return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
 

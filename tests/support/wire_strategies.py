@@ -33,8 +33,8 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
-from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.images.spec import ImageRequest, ImageSpec
+from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,

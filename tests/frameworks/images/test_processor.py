@@ -64,7 +64,7 @@ def folder_of(config: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def reference(config: dict[str, Any], pixels: np.ndarray[Any, Any]) -> Array:
+def reference(config: dict[str, Any], pixels: Array) -> Array:
     """Return the pixel values of transformers' class for Pillow."""
     import transformers
 
@@ -77,7 +77,8 @@ def reference(config: dict[str, Any], pixels: np.ndarray[Any, Any]) -> Array:
 def prepared(processor: ImageProcessor, data: bytes) -> Array:
     rows = processor.empty(1)
     processor.read(data, processor.check(data, "image"), "image", rows[0])
-    return rows[0]
+    row: Array = rows[0]
+    return row
 
 
 def processor_of(preparation: Preparation | None, **options: Any) -> ImageProcessor:

@@ -52,7 +52,16 @@ def load_onnx(
     return model
 
 
-def load_torch(
+def load_torch(path: Path, **options: Any) -> "EncoderModel":
+    """Load an encoder, as `load_torch_model`."""
+    from frameworks.pytorch.encoder import EncoderModel
+
+    model = load_torch_model(path, **options)
+    assert isinstance(model, EncoderModel)
+    return model
+
+
+def load_torch_model(
     path: Path,
     *,
     max_model_bytes: int | None = GIB,
@@ -61,18 +70,14 @@ def load_torch(
     cache_dir: Path = _NO_CACHE,
     enable_quantization: bool = True,
     **entry: Any,
-) -> "EncoderModel":
+) -> BatchModel:
     """Load without warm-up. `entry`: the keys of a `[[models.torch_models]]` table."""
-    from frameworks.pytorch.encoder import EncoderModel
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     performance = PerformanceSettings(intra_op_threads=2, enable_quantization=enable_quantization)
     registry = TorchRegistry(performance, max_model_bytes, QuantizedCopies(cache_dir), enable_memory_mapping)
-    settings = TorchModelEntry(name="m", path=path, **entry)
-    model = placed(registry, settings, path, devices)
-    assert isinstance(model, EncoderModel)
-    return model
+    return placed(registry, TorchModelEntry(name="m", path=path, **entry), path, devices)
 
 
 def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:

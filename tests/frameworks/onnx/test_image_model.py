@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from onnx import helper
 
 from frameworks.errors import InvalidModel
 from frameworks.images.spec import ImageSpec
@@ -86,8 +87,8 @@ def test_task_found_by_output_and_labels(
 
 def test_hidden_states_pooled_by_their_first(tmp_path: Path) -> None:
     graph = onnx_graphs.model_of(
-        [onnx_graphs.helper.make_node("Flatten", ["pixels"], ["flat"]),
-         onnx_graphs.helper.make_node("Unsqueeze", ["flat", "axis"], ["last_hidden_state"])],
+        [helper.make_node("Flatten", ["pixels"], ["flat"]),
+         helper.make_node("Unsqueeze", ["flat", "axis"], ["last_hidden_state"])],
         [("pixels", "float32", ("n", 3, 2, 2))], [("last_hidden_state", "float32", ("n", 1, 12))],
         {"axis": np.array([1])},
     )  # fmt: skip

@@ -1,0 +1,163 @@
+"""A vision model of transformers: images in, embeddings or logits out; beside it perhaps a tower of texts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
+from frameworks.images.processor import ImageProcessor
+from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.openmp import release_threads
+from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.text.tokenizer import TextTokenizer, pad
+from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TensorBatch, TokenBatch, Value
+from memory.tensor_pool import TensorPool
+
+PIXELS = "pixel_values"
+"""The input of every vision model of transformers."""
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
+
+
+class TextTower:
+    """The texts of a model of two towers. `length`: tokens that each text is padded to; 0 for the longest of a run."""
+
+    def __init__(self, tokenizer: TextTokenizer, pad_token_id: int, length: int, reads_mask: bool) -> None:
+        """`reads_mask`: whether padding is masked. SigLIP was trained without a mask."""
+        self.tokenizer = tokenizer
+        self._pad_token_id = pad_token_id
+        self._length = length
+        self._reads_mask = reads_mask
+
+    def inputs(self, batch: TokenBatch, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the inputs of the model."""
+        tokens = pad(batch.token_ids, self._pad_token_id, self._length)
+        inputs = {"input_ids": torch.from_numpy(tokens.input_ids).to(device)}
+        if self._reads_mask:
+            inputs["attention_mask"] = torch.from_numpy(tokens.attention_mask).to(device)
+        return inputs
+
+
+class ImageModel:
+    """One thread at a time calls `infer`. Takes the pixels of images as TensorBatch, and texts as TokenBatch."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: ModelSpec,
+        processor: ImageProcessor,
+        rows: Rows,
+        intra_op_threads: int,
+        texts: TextTower | None = None,
+        pool: TensorPool | None = None,
+    ) -> None:
+        """`rows`: one row for each image from pixels. `pool`: of the pinned memory through which pixels reach a GPU."""
+        self._model: torch.nn.Module | None = model
+        self._rows: Rows | None = rows
+        self._device = torch.device(spec.device)
+        self._dtype = next(model.parameters()).dtype
+        self._intra_op_threads = intra_op_threads
+        self._texts = texts
+        self._pool = pool if self._device.type == "cuda" else None
+        self.image_processor: ImageProcessor | None = processor
+        self.tokenizer: TextTokenizer | None = None if texts is None else texts.tokenizer
+        self.spec = spec
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        """As BatchModel.infer; returns float32 [images, size or labels] under the name of the only output, and
+        float32 [texts, size] under TEXT_OUTPUT.
+        """
+        if self._model is None:
+            raise ModelFailed("the model is closed")
+        if torch.get_num_threads() != self._intra_op_threads:
+            # The number is a property of the calling thread, and every instance has a thread of its own.
+            torch.set_num_threads(self._intra_op_threads)
+        what = f"{batch.rows} {'texts' if isinstance(batch, TokenBatch) else 'images'}"
+        try:
+            with torch.inference_mode():
+                if isinstance(batch, TokenBatch):
+                    return {TEXT_OUTPUT: self._embed_texts(self._model, batch)}
+                return {self._output_of(batch): self._compute(self._pixels_of(batch))}
+        except RuntimeError as error:
+            ours = map_device_error(error, f"a batch of {what}", self._device)
+            if ours is None:
+                raise
+        # The error is released here, and with it the frames that held the run's tensors.
+        self._empty_cache()
+        raise ours
+
+    def warm_up(self) -> None:
+        """Run two black images, and two texts. Raises InvalidModel."""
+        assert self.image_processor is not None
+        try:
+            pixels = np.zeros(self.image_processor.empty(2).shape, np.float32)
+            output = self.infer(TensorBatch({PIXELS: pixels}))[self.spec.outputs[0].name]
+            if self.tokenizer is not None:
+                self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"the model does not run on images: {error}") from error
+        assert isinstance(output, np.ndarray)
+        expected = self.spec.outputs[0].shape
+        if expected is not None and output.shape[1:] != expected[1:]:
+            raise InvalidModel(f"the model has outputs of {output.shape[1:]}, expected {expected[1:]} by its config")
+
+    def on_idle(self) -> None:
+        """As BatchModel.on_idle."""
+        if self._device.type == "cpu":
+            release_threads()
+
+    def close(self) -> None:
+        self._model = self._rows = None
+        self._empty_cache()
+
+    def _output_of(self, batch: TensorBatch) -> str:
+        name = self.spec.outputs[0].name
+        if batch.output_names not in (None, (name,)):
+            raise InvalidInput("outputs", f'expected "{name}", the only output, got others; name it or none')
+        return name
+
+    def _pixels_of(self, batch: TensorBatch) -> Array:
+        """Return the pixels, float32 [images, 3, height, width]. Raises InvalidInput."""
+        pixels = batch.inputs.get(PIXELS)
+        assert self.image_processor is not None
+        shape = self.image_processor.empty(0).shape
+        if len(batch.inputs) != 1 or not isinstance(pixels, np.ndarray) or pixels.dtype != np.float32:
+            raise InvalidInput("inputs", f'expected "{PIXELS}" in float32 alone, got others; send it, or send images')
+        if pixels.shape[1:] != shape[1:]:
+            raise InvalidInput(
+                f"inputs.{PIXELS}", f"expected the shape {[-1, *shape[1:]]}, got {list(pixels.shape)}; correct it"
+            )
+        return pixels
+
+    def _compute(self, pixels: Array) -> Array:
+        assert self._rows is not None
+        # The copies from pinned memory are complete when the result arrives.
+        with pinned_arrays(self._pool) as empty:
+            if self._pool is not None:
+                pinned = empty(pixels.shape, pixels.dtype)
+                np.copyto(pinned, pixels)
+                pixels = pinned
+            tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
+            tensor = tensor.to(self._device, non_blocking=self._pool is not None).to(self._dtype)
+            rows: Array = self._rows(tensor).float().cpu().numpy()
+        return rows
+
+    def _embed_texts(self, model: Any, batch: TokenBatch) -> Array:
+        if self._texts is None:
+            raise InvalidInput("text", "expected images for this model, got text; send the field image")
+        rows: Array = pooled(model.get_text_features(**self._texts.inputs(batch, self._device))).float().cpu().numpy()
+        return rows
+
+    def _empty_cache(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self._device.type == "mps":
+            torch.mps.empty_cache()
+
+
+def pooled(output: Any) -> torch.Tensor:
+    """Return the embeddings of an output: of its pooler, [rows, size]. Poolings of convolutions have two more axes."""
+    rows: torch.Tensor = output if isinstance(output, torch.Tensor) else output.pooler_output
+    return rows.flatten(1)
