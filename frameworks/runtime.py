@@ -32,7 +32,7 @@ class BatchModel(Protocol):
 
     @property
     def image_processor(self) -> "ImageProcessor | None":
-        """What prepares the images of a model that declares an ImageSpec; None for another model."""
+        """The processor of a model that declares an ImageSpec; None for another model."""
         ...
 
     def infer(self, batch: Batch) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from frameworks.images.headers import FORMATS, DamagedHeader, ImageHeader, name_
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
-# The caller is told about files that cannot be decoded; remarks about the others help nobody.
+# A file that cannot be decoded is refused with the reason. Pillow's warnings are about files that can.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _MAX_SCANS = 100

@@ -28,7 +28,7 @@ _POOLING_FLAGS: dict[str, str] = {
 _CLASSIFIES = "ForSequenceClassification"
 GENERATES = ("ForCausalLM", "LMHeadModel")
 """Ends of the architectures that generate text."""
-_MODULES_SERVED = ("Transformer", "CLIPModel", "Pooling", "Normalize", "LogitScore")
+_MODULES_SERVED = ("Transformer", "Pooling", "Normalize", "LogitScore", "CLIPModel")
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 import transformers
@@ -208,3 +209,16 @@ def test_missing_weights_of_the_head_refused(tmp_path: Path) -> None:
     change_json(tmp_path / "config.json", architectures=["ViTForImageClassification"])
     with pytest.raises(InvalidModel, match="missing weights of ViTForImageClassification: classifier"):
         served(tmp_path)
+
+
+def test_clip_module_of_sentence_transformers_served(tmp_path: Path) -> None:
+    save_two_towers(tmp_path / "0_CLIPModel", "clip")
+    module = {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}
+    (tmp_path / "modules.json").write_bytes(orjson.dumps([module]))
+    model = served(tmp_path)
+    assert model.spec.image is not None
+    assert model.spec.text is not None
+    assert (model.spec.image.normalize, model.spec.text.normalize) == (False, False)
+    np.testing.assert_array_equal(
+        output_of(model, "embeddings"), output_of(served(tmp_path / "0_CLIPModel"), "embeddings")
+    )
