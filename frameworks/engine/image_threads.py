@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from frameworks.cpus import usable_cpus
+from frameworks.engine.row_budget import RowBudget
 
 if TYPE_CHECKING:
     from frameworks.images.processor import Array, ImageProcessor
@@ -20,9 +21,11 @@ class ImageThreads:
     """Several threads for small images and one for large ones. Each is a queue: what arrives first is done first.
 
     So the decoded pixels of all requests are bounded: those of IMAGE_THREADS small images and of one large image.
+    `budget`: of the prepared images.
     """
 
     def __init__(self) -> None:
+        self.budget = RowBudget()
         self._small = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="image")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="image-large")
 

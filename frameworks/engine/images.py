@@ -1,7 +1,9 @@
 """Image requests: files to rows of a model, rows to embeddings, labels or named outputs."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import normalize_rows, scores
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch, Timings
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
 
 Submit = Callable[[TensorBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
@@ -48,14 +53,8 @@ class ImageService:
             raise InvalidInput("image", f"expected a model that reads images, got one that reads {reads}; send {reads}")
         if not request.images:
             return _answer_to_none(spec)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            rows = await self._threads.images.prepare(processor, request.images)
-        finally:
-            run.timings.decode_s += loop.time() - started_s
         names = (image.output_name,) if image.output_name else request.output_names
-        outputs = await self._outputs(run, spec, image.input_name, rows, names)
+        outputs = await self._outputs(run, spec, processor, request.images, names)
         if not image.output_name:
             return outputs
         output = outputs[image.output_name]
@@ -66,6 +65,22 @@ class ImageService:
         return await self._threads.tokenizers.run(size, _finished, spec.task, image, request, output)
 
     async def _outputs(
+        self, run: Run, spec: ModelSpec, processor: "ImageProcessor", images: list[bytes], names: tuple[str, ...] | None
+    ) -> Outputs:
+        """Prepare the images and run their rows."""
+        assert spec.image is not None
+        timings, threads = run.timings, self._threads.images
+        arrived_s = time.perf_counter()
+        async with threads.budget.hold(len(images) * processor.row_bytes):
+            begun_s = time.perf_counter()
+            timings.queue_s += begun_s - arrived_s
+            try:
+                rows = await threads.prepare(processor, images)
+            finally:
+                timings.decode_s += time.perf_counter() - begun_s
+            return await self._run_rows(run, spec, spec.image.input_name, rows, names)
+
+    async def _run_rows(
         self, run: Run, spec: ModelSpec, input_name: str, rows: Array, names: tuple[str, ...] | None
     ) -> Outputs:
         """Run the rows: together, or each for itself where the model takes one at a time."""

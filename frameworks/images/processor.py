@@ -82,6 +82,11 @@ class ImageProcessor:
         sides = (3, self.height, self.width) if self.layout == "nchw" else (self.height, self.width, 3)
         return np.empty((rows, *sides), self.dtype)
 
+    @property
+    def row_bytes(self) -> int:
+        """Size of the row of one image."""
+        return 3 * self.height * self.width * self.dtype.itemsize
+
     def check(self, data: bytes, field: str) -> ImageHeader:
         """Return the header of a file. Takes some microseconds. Raises InvalidInput."""
         return check_header(data, field, self._bounds)
