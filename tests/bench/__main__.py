@@ -29,6 +29,7 @@ from tests.bench.generation_prefill import measure_generation_prefill
 from tests.bench.generation_speculation import measure_draft_model, measure_speculation
 from tests.bench.grpc_requests import measure_grpc
 from tests.bench.hostile import measure_hostile
+from tests.bench.images import measure_images
 from tests.bench.isolation import measure_isolation
 from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
@@ -98,6 +99,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
+        "images": [lambda: measure_images(folder / "images")],
         "offline": [lambda: measure_offline(folder, _MODELS)],
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],
         "ray": [lambda: measure_ray(folder, _MODELS)],

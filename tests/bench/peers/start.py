@@ -39,6 +39,14 @@ def mlserver(model: Path) -> Iterator[RunningServer]:
 
 
 @contextmanager
+def torchvision(graph: Path, labels: Path) -> Iterator[RunningServer]:
+    """Start the hand-written endpoint for images: `POST /infer` with a form. Raises RuntimeError if it does not run."""
+    arguments = [str(graph), str(labels)]
+    with _module(str(python_of("torchvision")), "torchvision_server", arguments, "/health") as server:
+        yield server
+
+
+@contextmanager
 def transformers_serve(folder: Path, *, continuous_batching: bool) -> Iterator[RunningServer]:
     """Start `transformers serve` with `POST /v1/completions` in fp32, on all cores.
 
