@@ -1,4 +1,4 @@
-"""Select the files of a source that are served: safetensors, ONNX graphs, tokenizers and JSON.
+"""Select the files of a source that are served: safetensors, ONNX graphs, tokenizers, labels and JSON.
 
 Never pickles or code. Names from a source are untrusted: a name is selected only if it is one that is known here.
 """
@@ -23,6 +23,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TEXT_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    r"|preprocessor_config\.json|processor_config\.json|labels\.txt"
     r"|vocab\.txt|vocab\.json|merges\.txt|added_tokens\.json|chat_template\.json|modules\.json"
     r"|config_sentence_transformers\.json|sentence_[a-z]{1,32}_config\.json|[A-Za-z0-9_-]{1,64}\.jinja",
     re.ASCII,
@@ -134,7 +135,7 @@ def _is_safe(name: str) -> bool:
 
 
 def _framework(address: SourceAddress, files: _Files, folder: str) -> Framework:
-    places = (folder, _join(folder, "0_Transformer"))
+    places = (folder, _join(folder, "0_Transformer"), _join(folder, "0_CLIPModel"))
     if not address.graph and any(
         _join(place, name) in files.by_name for place in places for name in (_WEIGHTS, _INDEX)
     ):

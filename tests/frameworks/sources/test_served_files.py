@@ -53,6 +53,13 @@ def test_encoder_is_selected_without_pickles() -> None:
     ]  # fmt: skip
 
 
+def test_files_of_images_are_selected() -> None:
+    names = ["config.json", "labels.txt", "model.onnx", "preprocessor_config.json", "processor_config.json"]
+    assert saved([*names, "notes.txt", "preprocess.py"]) == names
+    clip = ["0_CLIPModel/config.json", "0_CLIPModel/model.safetensors", "0_CLIPModel/preprocessor_config.json"]
+    assert saved([*clip, "modules.json"]) == [*clip, "modules.json"]
+
+
 def test_graph_below_encoder_is_saved_at_top() -> None:
     files = {each.name: each.remote.name for each in select(ENCODER, "onnx").files}
     assert files["model.onnx"] == "onnx/model.onnx"
