@@ -26,7 +26,9 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _MAX_SCANS = 100
-"""Encoders write about ten. Each takes as long as the decoding of the whole image, whatever its size."""
+"""Encoders write about ten. Each takes as long as the decoding of the whole image, however few bytes it has."""
+_MAX_SCANNED_PIXELS = 1_000_000_000
+"""Pixels times scans: decoding them takes some seconds."""
 _FILES: dict[str, type[ImageFile]] = {"JPEG": JpegImageFile, "PNG": PngImageFile, "WebP": WebPImageFile}
 _Transpose = Image.Transpose
 _TRANSPOSES: dict[int, _Transpose] = {
@@ -84,9 +86,10 @@ def check_header(data: bytes, field: str, bounds: ImageBounds = DEFAULT_BOUNDS) 
         )
     if header.is_animated:
         raise _animated(field)
-    if header.scans > _MAX_SCANS:
+    most_scans = min(_MAX_SCANS, _MAX_SCANNED_PIXELS // (height * width))
+    if header.scans > most_scans:
         raise InvalidInput(
-            field, f"expected a JPEG file with at most {_MAX_SCANS} scans, got {header.scans}; encode it again"
+            field, f"expected at most {most_scans} scans for {width} x {height}, got {header.scans}; encode it again"
         )
     return header
 

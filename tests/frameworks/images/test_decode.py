@@ -147,7 +147,11 @@ def test_bounds_checked_before_decoding() -> None:
 def test_jpeg_with_many_scans_refused() -> None:
     data = encoded(SMALL, "JPEG", progressive=True)
     at = data.rindex(b"\xff\xda")
-    assert "at most 100 scans" in refusal(data[:at] + data[at:-2] * 101)
+    assert "at most 100 scans for 31 x 20" in refusal(data[:at] + data[at:-2] * 101)
+    large = bytearray(data[:at] + data[at:-2] * 20)
+    frame = large.index(b"\xff\xc2")
+    large[frame + 5 : frame + 9] = pack(">HH", 7000, 7000)
+    assert "at most 20 scans for 7000 x 7000" in refusal(bytes(large))
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])
