@@ -40,6 +40,7 @@ def load_image_models(files: ModelFiles, images: ImageFolder, loading: EncoderLo
         loading.device,
         loading.enable_memory_mapping,
     )
+    _arrange_convolutions(model)
     rows = _rows_of(model, images.kind, lacks_pooler)
     texts = _text_tower(files, model) if images.kind == "two towers" else None
     spec = _spec(files, images, model, processor, loading, rows)
@@ -61,6 +62,15 @@ def _rows_of(model: Any, kind: Literal["classify", "embed", "two towers"], lacks
     if lacks_pooler:
         return lambda pixels: model(pixel_values=pixels).last_hidden_state[:, 0]
     return lambda pixels: _embedding(model(pixel_values=pixels))
+
+
+def _arrange_convolutions(model: torch.nn.Module) -> None:
+    """Put the channels of convolutions last in memory. ResNet-50 then takes about two thirds of the time on a CPU.
+
+    Models without batch normalisation are mostly linear layers, and gain nothing.
+    """
+    if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _embedding(output: Any) -> torch.Tensor:
