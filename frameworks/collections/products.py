@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 GROUP = 16
 """Queries of one product; further ones are multiplied by the same block while it is in the cache."""
-_FEW_QUERIES = 4
+FEW_QUERIES = 4
 """So many are multiplied one by one."""
 _SMALL_PRODUCT = 800_000
 """rows x queries x dimensions that numpy's library multiplies without copies."""
@@ -29,8 +29,8 @@ class BlockProduct:
 
     def __init__(self, queries: Vectors) -> None:
         self._count, self._dimensions = queries.shape
-        self._compiled = compiled_product() if self._count > _FEW_QUERIES else None
-        if self._count <= _FEW_QUERIES:
+        self._compiled = compiled_product() if self._count > FEW_QUERIES else None
+        if self._count <= FEW_QUERIES:
             self._groups = [queries]
         else:
             padding = np.zeros((-self._count % GROUP, self._dimensions), dtype=np.float32)
@@ -41,7 +41,7 @@ class BlockProduct:
 
     def __call__(self, rows: Vectors) -> Vectors:
         """Return the inner products, float32 [n, q]; `rows`: [n, d], contiguous."""
-        if self._count <= _FEW_QUERIES:
+        if self._count <= FEW_QUERIES:
             out = np.empty((self._count, len(rows)), dtype=np.float32)
             for index, query in enumerate(self._groups[0]):
                 np.vecdot(rows, query, out=out[index])

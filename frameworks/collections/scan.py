@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.products import BlockProduct
+from frameworks.collections.products import FEW_QUERIES, GROUP, BlockProduct
 from frameworks.collections.segments import Part, Positions, Segment
 from frameworks.collections.store import Rows
 
@@ -17,8 +17,9 @@ _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 """A place is the number of a segment and a position in it."""
 
-BLOCK_BYTES = 4 * 1024 * 1024
-"""Of rows whose scores are compared at once."""
+LONE_BYTES = 12 * 1024 * 1024
+BLOCK_BYTES = 2 * 1024 * 1024
+"""Of rows that one product reads, with one query and with many: their scores stay in a core's cache."""
 CACHED_BYTES = 512 * 1024
 """Of rows that several products in turn read: they stay in a core's cache."""
 
@@ -130,6 +131,11 @@ class Scan:
         values = product(segment.vectors[positions])
         if segment.squares is not None:
             values = 2 * values - segment.squares[positions, None]
+        if len(self.best) == 1:
+            found = np.flatnonzero(values[:, 0] >= self.best[0].threshold)
+            if len(found):
+                self._add(0, values[found, 0], segment, positions.start + found, masks)
+            return
         thresholds = np.array([each.threshold for each in self.best], dtype=np.float32)
         reached = values >= thresholds
         found = np.flatnonzero(reached.ravel(order="K"))
@@ -139,26 +145,22 @@ class Scan:
             rows, queries = np.divmod(found, len(self.best))
         else:
             queries, rows = np.divmod(found, len(values))
-        self._candidates((rows, queries), values, segment, positions.start, masks)
-
-    def _candidates(
-        self,
-        found: tuple[Positions, Positions],
-        values: Vectors,
-        segment: Segment,
-        first: int,
-        masks: Sequence[Mask | None] | None,
-    ) -> None:
-        """Add what reached the thresholds: `found` are rows and queries of `values` [n, q]."""
-        rows, queries = found
-        alive = segment.died[first + rows] > self.sequence
         for query in np.unique(queries):
-            own = rows[alive & (queries == query)]
-            mask = masks[query] if masks else None
-            if mask is not None:
-                own = own[mask[first + own]]
-            if len(own):
-                self.best[query].add(values[own, query], segment, first + own)
+            own = rows[queries == query]
+            self._add(int(query), values[own, query], segment, positions.start + own, masks)
+
+    def _add(
+        self, query: int, values: Values, segment: Segment, positions: Positions, masks: Sequence[Mask | None] | None
+    ) -> None:
+        """Add the candidates of one query that it may find."""
+        admitted = segment.died[positions] > self.sequence
+        mask = masks[query] if masks else None
+        if mask is not None:
+            admitted &= mask[positions]
+        if not admitted.all():
+            values, positions = values[admitted], positions[admitted]
+        if len(positions):
+            self.best[query].add(values, segment, positions)
 
     def positions(self, segment: Segment, positions: Positions) -> None:
         """Compare the rows at these positions of a segment."""
@@ -177,5 +179,8 @@ class Scan:
 
 def _block_rows(best: Sequence[Best]) -> int:
     """Return how many rows are compared at once: fewer for queries that read them in turn."""
-    size = BLOCK_BYTES if len(best) == 1 or 4 < len(best) <= 16 else CACHED_BYTES
+    if len(best) == 1:
+        size = LONE_BYTES
+    else:
+        size = CACHED_BYTES if len(best) <= FEW_QUERIES or len(best) > GROUP else BLOCK_BYTES
     return max(64, size // best[0].query.nbytes // 64 * 64)

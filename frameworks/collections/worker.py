@@ -19,7 +19,8 @@ Result = TypeVar("Result")
 class Worker(Generic[Job, Result]):
     """A thread that runs `handle` with the jobs that wait, in order, at most `at_once`.
 
-    `handle` returns a result or an exception for each job. The jobs that arrive while it runs are its next batch.
+    `handle` returns a result or an exception for each job. The jobs that arrive while it runs are its next batch, and
+    so are those of one round of the event loop: the callers of a batch continue in one round.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Worker(Generic[Job, Result]):
         """Start the thread; construct it on the event loop that calls `run`."""
         self._name, self._handle, self._at_once = name, handle, at_once
         self._loop = asyncio.get_running_loop()
+        self._arrived: list[tuple[Job, asyncio.Future[Result]]] = []
         self._waiting: deque[tuple[Job, asyncio.Future[Result]]] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
@@ -36,16 +38,24 @@ class Worker(Generic[Job, Result]):
 
     async def run(self, job: Job) -> Result:
         """Return the result of a job. A job whose caller is cancelled before its batch begins is not run."""
+        if self._is_closing:
+            raise Draining(Draining.REFUSED)
         future: asyncio.Future[Result] = self._loop.create_future()
-        with self._changed:
-            if self._is_closing:
-                raise Draining(Draining.REFUSED)
-            self._waiting.append((job, future))
-            self._changed.notify()
+        if not self._arrived:
+            self._loop.call_soon(self._hand_over)
+        self._arrived.append((job, future))
         return await future
+
+    def _hand_over(self) -> None:
+        """Give the thread what has arrived in this round of the event loop."""
+        with self._changed:
+            self._waiting.extend(self._arrived)
+            self._arrived.clear()
+            self._changed.notify()
 
     async def close(self) -> None:
         """Run the jobs that wait, and end the thread."""
+        self._hand_over()
         with self._changed:
             self._is_closing = True
             self._changed.notify()
