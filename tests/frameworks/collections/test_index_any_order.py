@@ -1,0 +1,54 @@
+"""Any order of calls gives the right hits while an index is built all the time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from frameworks.collections import lists, maintenance, rebuilding, segments
+from frameworks.collections.contract import Hit, Vectors
+from frameworks.collections.filters import Filter
+from tests.frameworks.collections.model import expected_scores, matches, settings_of
+from tests.frameworks.collections.test_any_order import Machine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_index() -> Iterator[None]:
+    """Make indexes of few rows, in several segments, as often as possible, and use them always."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (segments, lists, rebuilding):
+            patch.setattr(module, "MAX_SEGMENT_ROWS", 4)
+        patch.setattr(maintenance, "MIN_CHANGED_ROWS", 2)
+        patch.setattr(maintenance, "MAX_READ_SHARE", 2)
+        patch.setattr(maintenance, "MAX_GROWTH", 1.2)
+        yield
+
+
+class IndexedMachine(Machine):
+    """Rows move while they are changed and searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened.close()
+        self._settings = settings_of(Path(self._folder.name), 5, index_rows=8)
+        self._opened = type(self._opened)(self._settings)
+
+    def _check(self, query: Vectors, hits: list[Hit], top_k: int, where: Filter | None) -> None:
+        admitted = {
+            id_: each for id_, each in self._known.items() if where is None or matches(where, each.metadata or {})
+        }
+        assert len(hits) == min(top_k, len(admitted))
+        for hit in hits:
+            vector: Any = admitted[hit.id].vector
+            assert np.isclose(hit.score, expected_scores(vector[None], query, self.metric)[0], atol=1e-6)
+        call = self._opened.collection.search(query[None], top_k, where=where, include_vectors=True, exact=True)
+        super()._check(query, self._opened.run(call)[0], top_k, where)
+
+
+TestIndexed = IndexedMachine.TestCase
+TestIndexed.settings = settings(
+    max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
