@@ -27,13 +27,13 @@ log = structlog.get_logger(__name__)
 
 MIN_CHANGED_ROWS = 10_000
 """Fewer unindexed or deleted rows are no reason to build."""
-MAX_UNINDEXED_SHARE = 0.1
+MAX_UNINDEXED_SHARE = 0.05
 MAX_DEAD_SHARE = 0.25
 MAX_GROWTH = 2
 """The centres are computed again when the rows have become so many times more."""
 MAX_READ_SHARE = 0.3
 """An index that reads more of the rows than this is of no use."""
-_NICE = 10
+_NICE = 19
 _READ_AT_ONCE = 16_384
 
 

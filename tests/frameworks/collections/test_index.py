@@ -87,7 +87,7 @@ def test_indexed_rows_change_at_once(tmp_path: Path) -> None:
     run(collection.upsert([Record("new", vectors[7]), Record("8", -vectors[8])]))
     assert run(collection.search(query, 1))[0][0].id == "new"
     assert run(collection.search(vectors[8][None], 1))[0][0].id != "8"
-    # More new rows than a tenth: the index is built again, with them.
+    # More new rows than a twentieth: the index is built again, with them.
     run(collection.upsert(_records(_clustered(600, 3), "late-")))
     info = _wait(opened, IndexState.READY, unindexed=400)
     assert info.recall is not None
