@@ -36,7 +36,7 @@ class SimilarityBody(SearchBody):
     )
     others: list[str] | list[list[float]] | None = Field(
         None,
-        description="Texts or vectors that each of `items` is compared with: of the same kind. Default: `items` with each other.",
+        description="Each of `items` is compared with these, of the same kind. Default: `items` with each other.",
     )
     model: str | None = Field(
         None, description="Texts: the model that embeds them. Default: the only embedding model.", min_length=1
