@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-READY_WITHIN_S = 60
+READY_WITHIN_S = 300
 RAY_WITHIN_S = 300
 RAY_NODE = "ray start --head --num-cpus=4 --include-dashboard=false --object-store-memory=100000000"
 STARTS = 3
