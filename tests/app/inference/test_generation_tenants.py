@@ -1,10 +1,13 @@
 """Tenants share a real language model by their weights. Tokens are counted, not seconds."""
 
 import asyncio
+from collections.abc import Iterable
+from unittest.mock import patch
 
 import pytest
 
 from app.embedded.copy_tiny_llama import COMMITTED
+from frameworks.scheduling.steps.charging import StepCharges
 from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
 from tests.support.loops import in_loop, soon
@@ -13,6 +16,14 @@ HEAVY, LIGHT, THIRD = Tenant("heavy", 3.0), Tenant("light"), Tenant("third")
 CALLERS = 24
 _SETTLED_TOKENS = 500
 UNLIKE: tuple[TextLengths, ...] = ((3, 40), (60, 8), (17, 17), (30, 5), (5, 25))
+_SECONDS_PER_TOKEN = 1e-4
+_charge = StepCharges.charge
+
+
+def charge_tokens(charges: StepCharges, costs: Iterable[tuple[Tenant, float]], _seconds: float) -> None:
+    """Charge a step by its tokens: its seconds depend on what else the machine does."""
+    known = list(costs)
+    _charge(charges, known, _SECONDS_PER_TOKEN * sum(cost for _, cost in known))
 
 
 async def shared(harness: TenantsHarness, tokens: int, tenants: tuple[Tenant, ...]) -> dict[str, int]:
@@ -38,6 +49,7 @@ async def shared(harness: TenantsHarness, tokens: int, tenants: tuple[Tenant, ..
     return seen
 
 
+@patch.object(StepCharges, "charge", charge_tokens)
 @in_loop
 async def test_generated_tokens_follow_tenant_weights() -> None:
     async with serving_tenants(COMMITTED, max_batch_size=8) as harness:
