@@ -58,7 +58,10 @@ class ImageFolder:
 
 
 def find_images(folder: Path) -> ImageFolder | None:
-    """Return the model of images in a folder, None for another model. Raises InvalidModel for a broken config.json."""
+    """Return the model of images in a folder, None for another model.
+
+    Raises InvalidModel for a broken config.json, and for a model of images that is not served.
+    """
     config = read_json(folder / "config.json")
     names = config.get("architectures") or [""]
     architecture = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
@@ -66,6 +69,13 @@ def find_images(folder: Path) -> ImageFolder | None:
     if architecture.endswith(_CLASSIFIES):
         return ImageFolder(folder, "classify", model_type, architecture)
     if model_type in _TWO_TOWERS:
-        tower = "embed" if "Vision" in architecture else "two towers"
+        tower: Kind = "embed" if "Vision" in architecture else "two towers"
         return ImageFolder(folder, tower, model_type, architecture)
-    return ImageFolder(folder, "embed", model_type, architecture) if model_type in _EMBEDS else None
+    if model_type in _EMBEDS:
+        return ImageFolder(folder, "embed", model_type, architecture)
+    if (folder / PREPROCESSOR_FILE).is_file() and not (folder / "tokenizer.json").is_file():
+        raise InvalidModel(
+            f"{folder}: expected a class that ends in {_CLASSIFIES}, or a model of "
+            f"{', '.join((*_TWO_TOWERS, *_EMBEDS))}, got {architecture or model_type or 'none'}; export it to ONNX"
+        )
+    return None

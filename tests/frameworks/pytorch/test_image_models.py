@@ -204,6 +204,13 @@ def test_folder_without_processor_refused(tmp_path: Path) -> None:
         served(tmp_path)
 
 
+def test_other_model_of_images_refused(tmp_path: Path) -> None:
+    save_image_embedder(tmp_path, "vit")
+    change_json(tmp_path / "config.json", model_type="detr", architectures=["DetrForObjectDetection"])
+    with pytest.raises(InvalidModel, match=r"class that ends in ForImageClassification, .* got DetrForObjectDetection"):
+        served(tmp_path)
+
+
 def test_missing_weights_of_the_head_refused(tmp_path: Path) -> None:
     save_image_embedder(tmp_path, "vit")
     change_json(tmp_path / "config.json", architectures=["ViTForImageClassification"])
