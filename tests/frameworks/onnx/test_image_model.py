@@ -16,6 +16,7 @@ from tests.frameworks.models.loading import load_onnx
 from tests.support.images import encoded, photo
 from tests.support.models import onnx_graphs
 from tests.support.models.onnx_images import pooled, reference
+from tests.support.models.text_files import write_tokenizer
 
 VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
 GENERIC = tuple(f"LABEL_{number}" for number in range(4))
@@ -159,3 +160,16 @@ def test_empty_line_of_labels_refused(tmp_path: Path) -> None:
     path = folder_of(tmp_path, pooled(), None, labels="a\n\nb\nc")
     with pytest.raises(InvalidModel, match="expected a label in each line"):
         load_onnx(path, image={"labels": "labels.txt"})
+
+
+def test_tokenizer_beside_a_graph_of_images_ignored(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    model = served(folder_of(tmp_path, pooled(output="image_embeds")))
+    assert (model.spec.task, model.spec.text, model.tokenizer) == ("embed", None, None)
+
+
+def test_quantized_copy_reads_images(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, pooled(), labels="ant\nbee\ncat\ndog\n")
+    model = served(path, quantized=True, cache_dir=tmp_path / "cache", min_cosine=0.5)
+    assert model.spec.quantization is not None
+    assert image_of(model).labels == LABELS

@@ -15,6 +15,7 @@ from frameworks.engine.ray.metered import CallCost
 from frameworks.engine.ray.prefixes import BLOCK_CHARACTERS, MAX_BLOCKS, SeenPrefixes, blocks_of
 from frameworks.engine.ray.routing import LeastSeconds, units_of
 from frameworks.generation.types import Conversation, GenerateRequest, Message, Stopping
+from frameworks.images.spec import ImageRequest
 from frameworks.tenants import DEFAULT_TENANT
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
 
@@ -112,6 +113,7 @@ def test_busy_replica_with_prefix_is_left() -> None:
 @pytest.mark.parametrize(
     ("request_", "units"),
     [
+        (ImageRequest([b"a", b"b"]), 2.0),
         (rows(3), 3.0),
         (TokenBatch([[1, 2, 3], [4]]), 5.0),
         (TextRequest(["a" * 40, "b" * 40]), 21.0),
