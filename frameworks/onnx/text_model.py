@@ -191,8 +191,10 @@ def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
         named = ["logits"] if "logits" in ranks else list(ranks)
         logits = next((name for name in named if ranks[name] == 2), None)
         return _Head("classify", logits, pools=False) if logits else None
-    if ranks.get("sentence_embedding") == 2:
-        return _Head("embed", "sentence_embedding", pools=False)
+    # text_embeds: of CLIP's tower of texts, in the space of its images.
+    for name in ("sentence_embedding", "text_embeds"):
+        if ranks.get(name) == 2:
+            return _Head("embed", name, pools=False)
     # Without sentence-transformers files BERT's own pooler defines a text's vector.
     if config.pooling is None and ranks.get("pooler_output") == 2:
         return _Head("embed", "pooler_output", pools=False)

@@ -103,6 +103,7 @@ class TestHeads:
             (("last_hidden_state", "sentence_embedding"), False, "sentence_embedding"),
             (("last_hidden_state", "pooler_output"), False, "pooler_output"),
             (("pooler_output",), False, "pooler_output"),
+            (("last_hidden_state", "text_embeds"), False, "text_embeds"),
         ],
     )
     def test_pooled_output_is_used_directly(

@@ -20,8 +20,9 @@ def encoder(
 ) -> onnx.ModelProto:
     """A text encoder of 8 numbers a token: each state depends on its token, its place and the mean of all tokens.
 
-    `outputs` out of last_hidden_state [b, s, 8], pooler_output, sentence_embedding [b, 8], logits [b, labels],
-    token_logits (given the name logits) [b, s, vocabulary], and any other name, which is a rank 3 state.
+    `outputs` out of last_hidden_state [b, s, 8], pooler_output, sentence_embedding, text_embeds [b, 8],
+    logits [b, labels], token_logits (given the name logits) [b, s, vocabulary], and any other name, which is a rank 3
+    state.
     `inputs` out of input_ids, attention_mask, token_type_ids, position_ids. Without a mask every token counts.
     """
     random = np.random.default_rng(7)
@@ -65,7 +66,7 @@ def encoder(
             case "pooler_output":
                 nodes.append(helper.make_node("Identity", ["pooled"], [name]))
                 declared.append((name, "float32", (batch, size)))
-            case "sentence_embedding":
+            case "sentence_embedding" | "text_embeds":
                 nodes += _masked_mean("states", name, "attention_mask" in inputs)
                 declared.append((name, "float32", (batch, size)))
             case "logits":
