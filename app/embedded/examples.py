@@ -64,6 +64,7 @@ def curl_lines(host: str, port: int) -> list[str]:
     header = "-H 'content-type: application/json'"
     return [
         f"curl -s {url}/health",
+        f"curl -s {url}/models/shapes/infer -H 'content-type: image/jpeg' --data-binary @models/shapes/example.jpg",
         *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
         f"curl -s {url}/v1/chat/completions {header} -d '{json.dumps(call)}'",
     ]

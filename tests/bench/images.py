@@ -1,6 +1,6 @@
 """Measure ResNet-50 on JPEG files of 500 x 375 beside a hand-written server, on one core.
 
-The weights are random: the time of the work does not depend on them. What the server adds to the model is measured
+The weights are random: the time of the work does not depend on them. The added time of the server is measured
 with a graph that computes almost nothing on the same input, because ResNet-50 alone varies by more.
 """
 
