@@ -44,6 +44,7 @@ from tests.bench.quantization import measure_quantization
 from tests.bench.ray_data import measure_ray_data
 from tests.bench.ray_serve import measure_ray
 from tests.bench.requests_cpu import measure_requests
+from tests.bench.search import measure_search
 from tests.bench.servers import ROOT
 from tests.bench.signatures import measure_signatures
 from tests.bench.soak import measure_soak
@@ -104,6 +105,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],
         "ray": [lambda: measure_ray(folder, _MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
+        "search": [measure_search],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
         "engines": [lambda: measure_engines(folder, image, vector, _MODELS)],
