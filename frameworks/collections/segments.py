@@ -56,21 +56,21 @@ class Segment:
         if self.squares is not None:
             self.squares[part] = np.vecdot(vectors, vectors)
 
-    def positions(self, rows: Rows) -> Positions:
-        """Return the positions of those of these row numbers that the segment has."""
-        own = self.rows[: self.count]
+    def positions(self, rows: Rows, count: int) -> Positions:
+        """Return the positions of those of these row numbers that are among the first `count` rows."""
+        own = self.rows[:count]
         if not len(own) or not len(rows):
             return np.empty(0, dtype=np.int64)
-        if self._sorter is None or len(self._sorter) != len(own):
-            # Rows are written by rising numbers; only an index puts them in another order.
-            is_sorted = bool((own[1:] > own[:-1]).all())
-            self._sorter = np.argsort(own) if not is_sorted else None
-        places = np.searchsorted(own, rows, sorter=self._sorter)
-        places = places[places < len(own)] if self._sorter is None else places
-        places = np.minimum(places, len(own) - 1)
-        found = places if self._sorter is None else self._sorter[places]
-        found = np.unique(found)
+        # Rows are written by rising numbers; only an index puts them in another order, and then no row is added.
+        if self._sorter is None and not bool((own[1:] > own[:-1]).all()):
+            self._sorter = np.argsort(own)
+        places = np.minimum(np.searchsorted(own, rows, sorter=self._sorter), len(own) - 1)
+        found = np.unique(places if self._sorter is None else self._sorter[places])
         return found[np.isin(own[found], rows)]
+
+
+Deletion = list[tuple[Segment, Positions]]
+"""Rows that a change deletes: their positions in each segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,25 @@ class Segments:
         """Forget what was added since the last `publish`."""
         self._pending.clear()
 
-    def publish(self, deleted: Sequence[int]) -> None:
-        """Make the added rows visible, and the rows of these numbers invisible to later snapshots."""
+    def deletion(self, deleted: Sequence[int]) -> Deletion:
+        """Find the rows of these numbers, those that were added since the last `publish` too."""
+        numbers = np.array(deleted, dtype=np.int64)
+        pending = dict(self._pending)
+        if not len(numbers):
+            return []
+        counts = {each: each.count for each in self._segments} | pending
+        found = [(each, each.positions(numbers, count)) for each, count in counts.items()]
+        return [(segment, positions) for segment, positions in found if len(positions)]
+
+    def publish(self, deletion: Deletion) -> None:
+        """Make the added rows visible, and those that `deletion` found invisible to later snapshots."""
         for segment, count in self._pending:
             segment.count = count
             if segment not in self._segments[-1:]:
                 self._segments.append(segment)
         self._pending.clear()
         self._sequence += 1
-        numbers = np.array(deleted, dtype=np.int64)
-        for segment in self._segments if len(numbers) else ():
-            positions = segment.positions(numbers)
+        for segment, positions in deletion:
             segment.died[positions] = self._sequence
             segment.dead += len(positions)
         self._take_snapshot()
@@ -198,7 +206,7 @@ class Segments:
             dead.append(part.segment.rows[: part.count][(died != ALIVE) & (died > sealed.sequence)])
         numbers = np.concatenate([*dead, np.empty(0, dtype=np.int64)])
         for segment in segments:
-            positions = segment.positions(numbers)
+            positions = segment.positions(numbers, segment.count)
             # They are dead for the snapshots from now on; earlier ones have the old segments.
             segment.died[positions] = 0
             segment.dead = len(positions)

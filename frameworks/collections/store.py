@@ -3,6 +3,7 @@
 One thread writes. A row number is given once and never changes its vector, so a replaced record gets a new one.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -135,6 +136,7 @@ class Store:
         try:
             with disk_errors(settings.name):
                 self._connection = _connected(self.file)
+                _sync_folder(settings.folder)
                 self._check()
                 found = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
                 self._next_row = int(found[0]) + 1 if found else 1
@@ -238,7 +240,7 @@ class Store:
 
 def _locked(settings: CollectionSettings) -> FileLock:
     try:
-        settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(settings.folder)
         lock = FileLock(settings.folder / "lock", timeout=0, thread_local=False)
         lock.acquire()
     except Timeout as error:
@@ -251,6 +253,26 @@ def _locked(settings: CollectionSettings) -> FileLock:
             f'collection "{settings.name}": its folder cannot be written ({error.strerror}); choose another'
         ) from error
     return lock
+
+
+def _make_folder(folder: Path) -> None:
+    """Create the folder and those above it, durably: a file is lost with the name of its folder."""
+    if folder.is_dir():
+        return
+    if not folder.parent.is_dir():
+        _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _connected(file: Path) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import Filter
-from frameworks.collections.segments import Locks, Segments, Snapshot, prepared
+from frameworks.collections.segments import Deletion, Locks, Segments, Snapshot, prepared
 from frameworks.collections.store import Store, disk_errors
 from frameworks.errors import InvalidInput, OutOfMemory
 
@@ -48,6 +48,7 @@ class ChangeWriter:
     ) -> None:
         self._settings, self._store, self._segments = settings, store, segments
         self._locks, self._after = locks, after
+        self._failure: CollectionFailed | None = None
 
     def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes in their order and return the outcome of each. A change is applied as a whole or not at all."""
@@ -67,14 +68,17 @@ class ChangeWriter:
             return error
 
     def _commit(self, group: Sequence[Change]) -> list[Outcome]:
-        deleted: list[int] = []
+        if self._failure is not None:
+            raise self._failure
         with disk_errors(self._settings.name), self._locks.writing:
             try:
+                deleted: list[int] = []
                 self._store.begin()
                 outcomes = [self._apply(change, deleted) for change in group]
+                deletion = self._segments.deletion(deleted)
                 with self._locks.publishing:
                     self._store.commit()
-                    self._segments.publish(deleted)
+                    self._publish(deletion)
             except BaseException as error:
                 self._segments.discard()
                 self._store.rollback()
@@ -86,6 +90,19 @@ class ChangeWriter:
                 raise
         self._after()
         return outcomes
+
+    def _publish(self, deletion: Deletion) -> None:
+        """Change memory as the disk has been changed. All that needs memory is done before; should it fail
+        nevertheless, memory is older than the disk, and no change is accepted any more.
+        """
+        try:
+            self._segments.publish(deletion)
+        except BaseException as error:
+            self._failure = CollectionFailed(
+                f'collection "{self._settings.name}": the last changes are on the disk and not in memory; restart the '
+                "server"
+            )
+            raise self._failure from error
 
     def _apply(self, change: Change, deleted: list[int]) -> Outcome:
         if isinstance(change, Upsert):

@@ -23,7 +23,9 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import parse_filter
+from frameworks.collections.segments import Segments
 from frameworks.collections.store import FILE
+from frameworks.errors import OutOfMemory
 from tests.frameworks.collections import writing_child
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of
 from tests.frameworks.collections.writing_child import BATCH, DIMENSIONS, records_of_batch, vector_of
@@ -198,4 +200,40 @@ def test_originals_are_kept_for_cosine(tmp_path: Path) -> None:
     opened.run(opened.collection.upsert([Record("a", vector, None, {"k": 1})]))
     hits = opened.run(opened.collection.search(vector[None], 1, where=parse_filter({"k": 1}), include_vectors=True))
     assert np.array_equal(hits[0][0].vector, vector)  # type: ignore[arg-type]
+    opened.close()
+
+
+def test_change_that_memory_misses_ends_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = random_vectors(3, 4)
+    opened = Opened(settings_of(tmp_path, 4))
+    opened.run(opened.collection.upsert(records_of(vectors[:1])))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "publish", fail)
+        with pytest.raises(CollectionFailed, match="on the disk and not in memory; restart"):
+            opened.run(opened.collection.upsert(records_of(vectors)))
+    with pytest.raises(CollectionFailed, match="restart"):
+        opened.run(opened.collection.delete(["0"]))
+    opened.close()
+    opened = Opened(settings_of(tmp_path, 4))
+    assert opened.run(opened.collection.info()).rows == 3
+    opened.close()
+
+
+def test_upsert_without_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = random_vectors(3, 4)
+    opened = Opened(settings_of(tmp_path, 4))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "deletion", fail)
+        with pytest.raises(OutOfMemory, match="nothing was written"):
+            opened.run(opened.collection.upsert(records_of(vectors)))
+    assert opened.run(opened.collection.info()).rows == 0
+    assert opened.run(opened.collection.upsert(records_of(vectors))) == 3
     opened.close()
