@@ -237,3 +237,13 @@ def test_upsert_without_memory_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert opened.run(opened.collection.info()).rows == 0
     assert opened.run(opened.collection.upsert(records_of(vectors))) == 3
     opened.close()
+
+
+def test_commits_are_synced(tmp_path: Path) -> None:
+    opened = Opened(settings_of(tmp_path, 4))
+    collection: Any = opened.collection
+    connection = collection._opened.store._connection
+    # No test can cut the power: 2 is FULL, which syncs the log at each commit.
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    opened.close()
