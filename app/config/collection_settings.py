@@ -53,6 +53,7 @@ class CollectionEntry(BaseModel):
             Metric(self.metric),
             index_rows=self.index_rows or None,
             index_recall=self.index_recall,
+            max_rows=self.max_rows,
             max_waiting=self.max_waiting,
             threads=self.threads,
         )

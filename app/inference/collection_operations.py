@@ -19,7 +19,8 @@ from app.inference.collection_requests import (
 )
 from app.inference.collections import Collections
 from app.inference.context import RequestContext
-from frameworks.collections.contract import Collection, Hit, Record, Vectors
+from app.inference.text_vectors import Contents, FieldOf, embed
+from frameworks.collections.contract import Collection, Hit, Record
 from frameworks.errors import FieldError, InvalidInput, ModelFailed
 from frameworks.images.spec import ImageRequest
 from frameworks.models.subrequests import SubRequests
@@ -39,37 +40,37 @@ class CollectionOperations:
         """Do nothing: the collections have the threads."""
 
     async def embed(
-        self, context: RequestContext, collection: Collection, contents: list[str] | list[bytes], field: str
-    ) -> tuple[Vectors, int]:
-        """Return the vectors of texts or images by the model of a collection, float32 [n, dimensions], and the number
-        of tokens. `field`: of the contents in the request.
+        self, context: RequestContext, collection: Collection, contents: Contents, field_of: FieldOf
+    ) -> EmbedAnswer:
+        """Return the vectors of texts or images by the model of a collection, float32 [n, dimensions].
 
         Raises InvalidInput for a collection without a model, Forbidden for a model that the sender may not use, and
         the errors of the model without its name.
         """
-        entry = self.collections.entry(context.record.principal, collection.settings.name)
+        principal = context.record.principal
+        entry = self.collections.entry(principal, collection.settings.name)
         if entry.model is None:
-            raise InvalidInput(field, "expected vectors, as the collection has no model; send vectors")
-        if not context.record.principal.may_use(entry.model):
-            raise Forbidden(f"{field}: expected vectors, as the key may not use the model of the collection")
-
-        def make(spec: ModelSpec) -> TextRequest | ImageRequest:
-            if isinstance(contents[0], str):
-                if spec.text is None or spec.task != "embed":
-                    raise InvalidInput(field, f"expected vectors, as the model has the task {spec.task}; send vectors")
-                return TextRequest([str(each) for each in contents])
-            if spec.image is None or spec.task != "embed":
-                raise InvalidInput(field, "expected texts or vectors, as the model embeds no images")
-            return ImageRequest([each for each in contents if isinstance(each, bytes)])
-
-        answer = await self.parts.answer(context, entry.model, make, _STEP, context.timings)  # type: ignore[arg-type]
-        assert isinstance(answer, EmbedAnswer)
+            raise InvalidInput(field_of(0), "expected vectors, as the collection has no model; send vectors")
+        if not principal.may_use(entry.model):
+            raise Forbidden(f"{field_of(0)}: expected vectors, as the key may not use the model of the collection")
+        request = _embed_request(contents)
+        try:
+            answer = await embed(self.parts, context, entry.model, request, _STEP, field_of)
+        except FieldError as error:
+            if error.field != "model":
+                raise
+            raise InvalidInput(field_of(0), f"{error.reason}; send vectors") from None
         if answer.embeddings.shape[1] != entry.dimensions:
             raise ModelFailed(
                 f"collection: expected vectors of {entry.dimensions} numbers of its model, got "
                 f"{answer.embeddings.shape[1]}; ask an operator to correct the settings"
             )
-        return np.asarray(answer.embeddings, np.float32), answer.tokens
+        return answer
+
+
+def _embed_request(contents: Contents) -> TextRequest | ImageRequest:
+    texts = [each for each in contents if isinstance(each, str)]
+    return TextRequest(texts) if texts else ImageRequest([each for each in contents if isinstance(each, bytes)])
 
 
 class Searches:
@@ -89,7 +90,8 @@ class Searches:
             context.models.slot(request.rerank_model)
         queries, tokens = request.queries, None
         if isinstance(queries, list):
-            vectors, tokens = await operations.embed(context, collection, queries, "query")
+            answer = await operations.embed(context, collection, queries, request.field_of)
+            vectors, tokens = np.asarray(answer.embeddings, np.float32), answer.tokens
         else:
             vectors = queries
         if vectors.shape[1] != collection.settings.dimensions:
@@ -175,25 +177,12 @@ class Upserts:
         if not chosen:
             return records, None
         contents = [getattr(records[i], kind) for i in chosen]
-        try:
-            vectors, tokens = await self._operations.embed(
-                context, collection, contents, f"records[{chosen[0]}].{kind}"
-            )
-        except FieldError as error:
-            raise _of_record(error, chosen, kind) from None
-        for place, i in enumerate(chosen):
-            records[i] = replace(records[i], vector=vectors[place])
-        return records, tokens
-
-
-def _of_record(error: FieldError, chosen: list[int], kind: str) -> FieldError:
-    """Return the error with the field of the record: models name texts `text[3]`, and images `image[3]`."""
-    field = error.field
-    if field == kind:
-        field = f"records[{chosen[0]}].{kind}"
-    elif field.startswith(f"{kind}[") and field[len(kind) + 1 : -1].isdigit():
-        field = f"records[{chosen[int(field[len(kind) + 1 : -1])]}].{kind}"
-    return type(error)(field, error.reason)
+        answer = await self._operations.embed(
+            context, collection, contents, lambda index: f"records[{chosen[index]}].{kind}"
+        )
+        for vector, i in zip(np.asarray(answer.embeddings, np.float32), chosen, strict=True):
+            records[i] = replace(records[i], vector=vector)
+        return records, answer.tokens
 
 
 class Deletes:

@@ -21,6 +21,13 @@ class SearchRequest:
     candidates: int = 0
     include_vectors: bool = False
     exact: bool = False
+    is_list: bool = True
+    """Whether the body has a list of queries."""
+
+    def field_of(self, index: int) -> str:
+        """Return the field of a query in the body."""
+        image = ".image" if isinstance(self.queries, list) and isinstance(self.queries[0], bytes) else ""
+        return (f"query[{index}]" if self.is_list else "query") + image
 
 
 @dataclass(frozen=True, slots=True)

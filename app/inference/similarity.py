@@ -12,13 +12,14 @@ from typing import TypeVar
 import numpy as np
 
 from app.inference.context import RequestContext
-from app.inference.text_vectors import embed_texts
+from app.inference.text_vectors import embed
 from app.inference.unnamed_model import UnnamedModel
 from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.similarity import Comparison, Nearest, Stopped, all_scores, nearest
 from frameworks.errors import InvalidInput
 from frameworks.models.slot import ModelSlot
 from frameworks.models.subrequests import SubRequests
+from frameworks.types import TextRequest
 
 MAX_SCORES = 4_194_304
 """Scores of a response without `top_k`."""
@@ -80,7 +81,8 @@ class Similarities:
             slot = _slot_of(context, request.model)
             context.record.model, context.record.version = slot.name, slot.active.version
             step = f'model "{slot.name}"'
-            answer = await embed_texts(self._parts, context, slot.name, texts, step, request.truncate)
+            given = TextRequest(texts, truncate=request.truncate)
+            answer = await embed(self._parts, context, slot.name, given, step, partial(_field_of, len(items)))
             vectors = np.asarray(answer.embeddings, np.float32)
             items, others = vectors[: len(items)], None if others is None else vectors[len(items) :]
             tokens = answer.tokens
@@ -111,6 +113,10 @@ class Similarities:
             raise AssertionError("only a cancelled caller stops the work") from error
         finally:
             stopped.set()
+
+
+def _field_of(num_items: int, index: int) -> str:
+    return f"items[{index}]" if index < num_items else f"others[{index - num_items}]"
 
 
 def _slot_of(context: RequestContext, model: str | UnnamedModel) -> ModelSlot:

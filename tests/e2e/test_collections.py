@@ -114,7 +114,7 @@ class TestSearch:
             ({"query": [1, 2]}, "query: expected vectors of 384 numbers, got 2"),
             ({"query": [[1], [1, 2]]}, "query: expected vectors of equal length"),
             ({"query": ["a", 1]}, "query[1]: expected a string"),
-            ({"query": {"image": "http://x.example/a.png"}}, "query.image: expected data:image/jpeg"),
+            ({"query": {"image": "http://x.example/a.png"}}, "query.image: expected base64 or a data URL, got a URL"),
             ({"query": {"image": "a"}}, "query.image: expected base64"),
             ({"query": {"imge": "a"}}, "query.imge: unknown field"),
             ({"query": "a", "top_k": 0}, "top_k: expected an integer from 1 to 10000, got 0"),
@@ -212,7 +212,7 @@ class TestRecords:
         records, _ = some_records(10, prefix="few")
         assert ask(texts, "few/upsert", records=records[:8])["upserted"] == 8
         answer = texts.client.post("/v1/collections/few/upsert", json={"records": records[6:]})
-        assert_refused(answer, 507, "out_of_memory", 'collection "few": expected at most 9 rows, its max_rows, got 10')
+        assert_refused(answer, 507, "out_of_memory", 'collection "few": expected at most 9 rows, got 10')
         assert ask(texts, "few/upsert", records=records[:9])["upserted"] == 9
         assert texts.client.get("/v1/collections/few").json()["rows"] == 9
 

@@ -31,7 +31,7 @@ from app.protocols.search.bodies import (
     UpsertRecord,
 )
 from app.protocols.search.codec import OperationRequest, SearchBody, SearchCodec
-from app.protocols.search.images import read_image
+from app.protocols.search.images import read_image, read_image_object
 from app.protocols.search.reading import (
     Fields,
     read_object,
@@ -66,14 +66,13 @@ class SearchCollectionCodec(SearchCodec):
         return numbers + _ELEMENTS_PER_HIT * sum(map(len, answer.hits)) >= LONG_ELEMENTS
 
     def encode(self, decoded: OperationRequest, answer: SearchAnswer, context: AnswerContext) -> bytes:
-        options: SearchOptions
-        options, is_list = decoded.form
+        request: SearchRequest = decoded.request
 
         def write(ranked: RankedHit) -> dict[str, Any]:
-            return _describe(ranked, options)
+            return _describe(ranked, decoded.form)
 
         results = [list_to_json(hits, write) for hits in answer.hits]
-        content = {"collection": decoded.request.collection, "results": results if is_list else results[0]}
+        content = {"collection": request.collection, "results": results if request.is_list else results[0]}
         if answer.tokens is not None:
             content["tokens"] = answer.tokens
         content["latency_ms"] = round(context.latency_ms, 3)
@@ -113,8 +112,9 @@ def _read_search(name: str, document: Document, fields: Fields) -> OperationRequ
         options.candidates or DEFAULT_CANDIDATES,
         options.include_vectors,
         options.exact,
+        is_list,
     )
-    return _with_options(request, options, (options, is_list))
+    return _with_options(request, options, options)
 
 
 def _read_queries(document: Document, node: Node) -> tuple[Queries, bool]:
@@ -122,7 +122,7 @@ def _read_queries(document: Document, node: Node) -> tuple[Queries, bool]:
     if isinstance(node, str):
         return [node], False
     if document.is_object(node):
-        return [read_image(document, node, "query")], False
+        return [read_image_object(document, node, "query")], False
     if not document.is_array(node):
         raise InvalidInput("query", f"expected a text, a vector or an image, got {got(node)}")
     return read_vector_or_vectors(document, node, "query", MAX_QUERIES)
@@ -179,7 +179,7 @@ def _read_record(document: Document, node: Node, field: str) -> GivenRecord:
         record_id,
         read_vector(document, given["vector"], f"{field}.vector") if "vector" in given else None,
         text,
-        read_image(document, node, field) if "image" in given else None,
+        read_image(given, field) if "image" in given else None,
         None if metadata is None else document.python(metadata),
     )
 

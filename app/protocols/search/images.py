@@ -1,27 +1,19 @@
-"""Read images from JSON: base64, or data URLs of these types. No other URL is ever fetched."""
+"""Read images of queries and records: objects with the member `image`."""
 
-import base64
-import binascii
-import re
+from collections.abc import Mapping
 
-from app.protocols.json_body import Document, Node, describe_type
+from app.protocols.image_fields import decode_image
+from app.protocols.json_body import Document, Node
 from frameworks.errors import InvalidInput
 
-_DATA_URL = re.compile(r"data:image/(?:jpeg|png|webp);base64,")
+
+def read_image_object(document: Document, node: Node, field: str) -> bytes:
+    """Return the file in an object that has only `image`. Raises InvalidInput, UnknownField."""
+    return read_image(document.members(node, ("image",), f"{field}."), field)
 
 
-def read_image(document: Document, node: Node, field: str) -> bytes:
-    """Return the file in the member `image` of an object. Raises InvalidInput, UnknownField."""
-    known = ("image",) if field.startswith("query") else ("id", "vector", "text", "image", "metadata")
-    members = document.members(node, known, f"{field}.")
-    text = members.get("image")
-    name = f"{field}.image"
-    if not isinstance(text, str):
-        raise InvalidInput(name, f"expected a data URL or base64, got {describe_type(text)}")
-    start = _DATA_URL.match(text)
-    if start is None and text[:5].lower() in ("data:", "http:", "https"):
-        raise InvalidInput(name, "expected data:image/jpeg, png or webp with ;base64, got another URL; send the file")
-    try:
-        return base64.b64decode(text[start.end() :] if start else text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidInput(name, "expected base64, got other characters; encode the file") from None
+def read_image(members: Mapping[str, Node], field: str) -> bytes:
+    """Return the file in the member `image`. Raises InvalidInput."""
+    if "image" not in members:
+        raise InvalidInput(f"{field}.image", "expected an image as base64 or data URL, got nothing")
+    return decode_image(members["image"], f"{field}.image")

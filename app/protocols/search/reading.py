@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from app.protocols.bodies import Body, read_body
+from app.protocols.image_fields import check_num_images
 from app.protocols.json_body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
 from app.protocols.json_reading import read_document
 from app.protocols.json_tensors import narrow
-from app.protocols.search.images import read_image
+from app.protocols.search.images import read_image_object
 from frameworks.collections.contract import MAX_DIMENSIONS, Vectors
 from frameworks.errors import InvalidInput
 
@@ -65,9 +66,8 @@ def read_vector_or_vectors(
     except _NotNumbers:
         items = document.items(node)
         if document.is_object(items[0]):
-            if len(items) > max_items:
-                raise InvalidInput(field, f"expected 1 to {max_items} images, got {len(items)}") from None
-            return [read_image(document, each, f"{field}[{index}]") for index, each in enumerate(items)], True
+            check_num_images(len(items), field)
+            return [_image_of(document, each, f"{field}[{index}]") for index, each in enumerate(items)], True
         if isinstance(items[0], str):
             return _checked_texts(items, field, max_items), True
         raise
@@ -77,6 +77,12 @@ def read_vector_or_vectors(
         raise InvalidInput(field, f"expected 1 to {max_items} vectors, got {shape[0]}")
     _check_dimensions(shape[-1], field)
     return numbers.reshape(-1, shape[-1]), len(shape) == 2
+
+
+def _image_of(document: Document, node: Node, field: str) -> bytes:
+    if not document.is_object(node):
+        raise InvalidInput(field, f"expected an object with image as the others, got {describe_type(node)}")
+    return read_image_object(document, node, field)
 
 
 def _checked_texts(texts: list[Any], field: str, max_texts: int) -> list[str]:

@@ -1,0 +1,74 @@
+"""Images in a collection: records and queries of images, embedded by the model of the collection."""
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator
+
+import pytest
+from PIL import Image
+
+from tests.e2e.server import RunningServer, assert_refused, serving
+from tests.e2e.test_images import means
+from tests.support.models.onnx_graphs import save
+
+COLOURS = {"red": (250, 10, 10), "green": (10, 250, 10), "blue": (10, 10, 250)}
+
+
+def image_of(colour: tuple[int, int, int], is_url: bool = False) -> str:
+    content = io.BytesIO()
+    Image.new("RGB", (20, 30), colour).save(content, "PNG")
+    text = b64encode(content.getvalue()).decode()
+    return f"data:image/png;base64,{text}" if is_url else text
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("colours")
+    (folder / "means").mkdir()
+    save(means("image_embeds"), folder / "means")
+    config = f'[[models.onnx_models]]\nname = "means"\npath = "{folder / "means"}"\n[models.onnx_models.image]\n'
+    config += '[[collections]]\nname = "colours"\ndimensions = 3\nmodel = "means"\nmetric = "euclid"\n'
+    with serving(folder, config) as running:
+        running.wait_ready()
+        records = [{"id": name, "image": image_of(colour), "text": name} for name, colour in COLOURS.items()]
+        answer = running.client.post("/v1/collections/colours/upsert", json={"records": records})
+        assert answer.json()["upserted"] == 3, answer.text
+        yield running
+        running.check_log()
+
+
+def found(server: RunningServer, query: object) -> list[str]:
+    answer = server.client.post("/v1/collections/colours/search", json={"query": query, "top_k": 1})
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    lists = results if isinstance(query, list) else [results]
+    return [hit["id"] for hits in lists for hit in hits]
+
+
+def test_image_finds_nearest_image(colours: RunningServer) -> None:
+    assert found(colours, {"image": image_of((200, 40, 40), is_url=True)}) == ["red"]
+    queries = [{"image": image_of(colour)} for colour in ((0, 0, 255), (0, 255, 0))]
+    assert found(colours, queries) == ["blue", "green"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("red", "query: expected a model that embeds texts, got one whose task is embed"),
+        ({"image": "AAAA"}, "query.image: expected"),
+        ({}, "query.image: expected an image as base64 or data URL, got nothing"),
+        ([{"image": "AAAA"}, 1], "query[1]: expected an object with image as the others, got a number"),
+        ([{"image": image_of((1, 2, 3))}, {"image": "AAAA"}], "query[1].image: expected"),
+    ],
+)
+def test_unreadable_query_is_named(query: object, message: str, colours: RunningServer) -> None:
+    answer = colours.client.post("/v1/collections/colours/search", json={"query": query})
+    assert answer.json()["error"]["message"].startswith(message), answer.text
+    assert_refused(answer, 400, "invalid_input")
+
+
+def test_unreadable_image_of_record_is_named(colours: RunningServer) -> None:
+    records = [{"id": "red", "image": image_of((1, 2, 3))}, {"id": "bad", "image": "AAAA"}]
+    answer = colours.client.post("/v1/collections/colours/upsert", json={"records": records})
+    assert_refused(answer, 400, "invalid_input", "records[1].image: expected")
+    assert colours.client.get("/v1/collections/colours").json()["rows"] == 3
