@@ -18,6 +18,7 @@ from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
+    from app.offline.into import Into
     from app.offline.job import Job, JobResult
     from app.offline.model import RunModel
     from app.offline.remote_model import RemoteModel
@@ -42,6 +43,8 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
         "roundhouse run ./models/minilm-onnx texts.parquet embeddings.parquet --column text\n"
         "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080\n"
+        "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080 --into docs "
+        "--id key\n"
         "  roundhouse run ./models/minilm texts.parquet embeddings.parquet --column text --ray auto",
     )
     run.add_argument(
@@ -66,6 +69,13 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     run.add_argument(
         "--errors", type=Path, metavar="FILE", help="JSON Lines of bad rows; default: the first ends the run"
     )
+    run.add_argument(
+        "--into",
+        metavar="COLLECTION",
+        help="insert the embeddings too, into a collection at --url, or of --config if no server has it open",
+    )
+    run.add_argument("--id", metavar="COLUMN", help="with --into: the ids of the records, texts or integers")
+    run.add_argument("--metadata", default="", metavar="NAMES", help="with --into: columns, comma-separated")
     run.add_argument("--window", type=int, default=4096, metavar="N", help="rows sorted by length; default: 4096")
     run.add_argument("--restart", action="store_true", help="forget an earlier run and replace its output")
     run.add_argument("--config", type=Path, metavar="FILE", help="settings of devices, scheduling and models")
@@ -93,8 +103,8 @@ def _run(options: argparse.Namespace) -> int:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        async with _open_model(options, local) as (model, make_runner):
-            job = _job(options, model)
+        async with _open_model(options, local) as (model, make_runner), _open_into(options, local, model) as into:
+            job = _job(options, model, into)
             return await run_job(job, model, sys.stderr, make_runner and make_runner(job))
 
     try:
@@ -135,6 +145,32 @@ async def _open_model(
 
     async with open_local_model(*local) as opened:
         yield opened, None
+
+
+@asynccontextmanager
+async def _open_into(
+    options: argparse.Namespace, local: "tuple[LoadedSettings, str] | None", model: "RunModel"
+) -> "AsyncIterator[Into | None]":
+    """Open the collection of --into, or connect to that of the server; None without the option."""
+    from app.offline.errors import WrongCommand
+    from app.offline.into import Into, RemoteSink, open_sink
+    from app.offline.remote_model import RemoteModel
+
+    if options.into is None:
+        for name in ("id", "metadata"):
+            if getattr(options, name):
+                raise WrongCommand(f"--{name}: expected --into with it, got none; leave it out or say --into")
+        yield None
+        return
+    if not options.column or not options.id:
+        raise WrongCommand("--into: expected --column and --id with it; name the columns of the texts and of the ids")
+    metadata = tuple(name.strip() for name in options.metadata.split(",") if name.strip())
+    if isinstance(model, RemoteModel):
+        yield Into(RemoteSink(options.into, model.post), options.id, options.column, metadata)
+        return
+    assert local is not None
+    async with open_sink(local[0], options.into) as sink:
+        yield Into(sink, options.id, options.column, metadata)
 
 
 def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]":
@@ -181,7 +217,7 @@ def _connect(options: argparse.Namespace) -> "RemoteModel":
     return RemoteModel(options.url, options.model, headers, tls, options.concurrency)
 
 
-def _job(options: argparse.Namespace, model: "RunModel") -> "Job":
+def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "Job":
     from app.offline.errors import WrongCommand
     from app.offline.files import find_files
     from app.offline.job import Job
@@ -194,7 +230,7 @@ def _job(options: argparse.Namespace, model: "RunModel") -> "Job":
     output = options.output
     files = find_files(options.input, output, options.format)
     parts = output.with_name(output.name + ".parts")
-    return Job(files, parts, source, options.errors, options.prefix, options.restart, options.window)
+    return Job(files, parts, source, options.errors, options.prefix, options.restart, options.window, into)
 
 
 def _inputs(columns: str) -> dict[str, str]:

@@ -44,6 +44,11 @@ class CollectionEntry(BaseModel):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of CPUs that one search uses."""
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the files, as it is written."""
+        return self.path or Path("collections") / self.name
+
     def at(self, folder: Path) -> CollectionSettings:
         """Return the settings of the collection whose files are in `folder`."""
         return CollectionSettings(

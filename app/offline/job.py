@@ -12,6 +12,7 @@ import orjson
 
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.files import InputFile
+from app.offline.into import Into
 from app.offline.model import RunModel
 from app.offline.parts import Parts, open_parts
 from app.offline.progress import Progress
@@ -31,7 +32,7 @@ WINDOW_ROWS = 4096
 class Job:
     """The command. `errors`: the file of bad rows; None: the first one ends the run. `prefix`: of result columns.
 
-    `window_rows`: see WINDOW_ROWS.
+    `window_rows`: see WINDOW_ROWS. `into`: the collection that gets the embeddings too; None: none.
     """
 
     files: list[InputFile]
@@ -41,6 +42,7 @@ class Job:
     prefix: str = ""
     restart: bool = False
     window_rows: int = WINDOW_ROWS
+    into: Into | None = None
 
     @property
     def window_options(self) -> tuple[RowSource, str, int]:
@@ -75,8 +77,12 @@ async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | No
 async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
     """Raise WrongCommand where the columns or options fit no row at all."""
     source, description = job.source, model.description
+    if job.into is not None and description.task != "embed":
+        raise WrongCommand(f"--into: expected a model that embeds texts, got one whose task is {description.task}")
     for reader in readers:
         source.check(reader.schema)
+        if job.into is not None:
+            job.into.check(reader.schema)
         check_names(reader.schema, result_columns(description, source.options.get("outputs"), job.prefix))
     if not source.column:
         _check_inputs(source, model)
@@ -103,7 +109,9 @@ def _check_inputs(source: RowSource, model: RunModel) -> None:
 def _identity(job: Job, model: RunModel) -> dict[str, object]:
     """Return what a later command must have in common to resume this run."""
     source = job.source
+    into = {} if job.into is None else {"into": job.into.identity}
     return {
+        **into,
         "format": 1,
         "model": model.description.identity,
         "input": [[str(file.path.resolve()), file.size, file.mtime_ns] for file in job.files],
@@ -156,6 +164,9 @@ async def _run_windows(job: Job, readers: list[Reader], parts: Parts, runner: Ru
                     f"{file.path}, row {min(bad).row}: {min(bad).reason}; "
                     "--errors FILE writes such rows to a file and goes on"
                 )
+            if job.into is not None:
+                # First: a window that is done is never read again.
+                await job.into.fill(table, job.prefix + "embedding")
             await _to_the_end(part.add, number, table, bad)
             if len(part.done) == counts[index]:
                 _check_unchanged(file)

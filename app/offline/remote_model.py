@@ -81,6 +81,14 @@ class RemoteModel:
     async def answer(self, body: bytes) -> RowAnswer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, body)
 
+    async def post(self, path: str, body: bytes) -> Any:
+        """Return the content of the answer to a request for another path of the server.
+
+        Raises RequestRefused, WrongCommand, RunFailed.
+        """
+        path = self._parts.path.rstrip("/") + path
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, "POST", path, body)
+
     def _answer(self, body: bytes) -> RowAnswer:
         return _to_answer(self._ask("POST", self._path + "/infer", body))
 

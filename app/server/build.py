@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -225,10 +224,7 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    collections = Collections(
-        ConfiguredCollection(each, loaded.resolve(each.path or Path("collections") / each.name))
-        for each in settings.collections
-    )
+    collections = Collections(ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
     add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size), collections)
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 
