@@ -192,6 +192,42 @@ def test_two_models_answer_side_by_side(tab: Tab) -> None:
     assert first == second != ""
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Return the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}}, "required": ["city"]},
+    },
+}
+
+
+def test_result_of_called_tool_is_sent(tab: Tab) -> None:
+    tab.show("#/playground/writer")
+    page = tab.page
+    page.locator("summary", has_text="Tools").click()
+    page.get_by_role("textbox", name="Tools").fill(json.dumps([WEATHER]))
+    page.get_by_label("Tool choice").fill('"required"')
+    page.get_by_label("Max tokens").fill("40")
+    page.get_by_label("Message", exact=True).fill("Weather?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    call = page.get_by_label("Tool call", exact=True).inner_text()
+    assert re.fullmatch(r'get_weather\(\{"city": ?"(Bern|Paris)"\}\)', call)
+    result = page.get_by_label("Result of get_weather")
+    expect(page.get_by_role("button", name="Send result")).to_be_disabled()
+    result.fill('{"degrees": 21}')
+    assert tab.serious_findings() == []
+    page.get_by_label("Tool choice").fill('"none"')
+    page.get_by_role("button", name="Send result").click()
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(2)
+    expect(result).to_have_count(0)
+    sent = json.loads(page.locator(".pg-snippet").inner_text().split("-d '")[1].rstrip("'"))["messages"]
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool"]
+    (called,) = sent[1]["tool_calls"]
+    assert f"{called['function']['name']}({called['function']['arguments']})" == call
+    assert sent[2] == {"role": "tool", "tool_call_id": called["id"], "content": '{"degrees": 21}'}
+
+
 def test_chat_shows_refusals_with_their_advice(tab: Tab) -> None:
     tab.allowed = ("400",)
     tab.show("#/playground/writer")

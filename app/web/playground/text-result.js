@@ -2,6 +2,7 @@
 import { ErrorNotice } from "../components/message.js";
 import { formatDuration, formatNumber } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { callText } from "./conversation.js";
 import { TokenText } from "./tokens.js";
 
 const ENDS = {
@@ -20,7 +21,7 @@ export function TextResult({ text }) {
       ${choices.length > 1 ? html`<p class="detail">Text ${at + 1} of ${choices.length}</p>` : null}
       <${TokenText} pieces=${choice.pieces} isRunning=${isRunning && choice.finish === null} />
       ${choice.calls.map((each, index) => html`<pre key=${index} class="pg-call" tabindex="0"
-        aria-label="Tool call">${each.function.name}(${each.function.arguments})</pre>`)}
+        aria-label="Tool call">${callText(each)}</pre>`)}
       ${!isRunning && choice.pieces.length === 0 && choice.calls.length === 0 ? html`<p class="muted">The text is empty.</p>` : null}
     </div>`)}
     ${text.error ? html`<${ErrorNotice} error=${text.error} />` : null}
