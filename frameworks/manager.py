@@ -24,13 +24,16 @@ from frameworks.errors import (
 from frameworks.models.adapting import AdapterChanges
 from frameworks.models.identity import ModelIdentity, batch_limits
 from frameworks.models.loader import Loader
+from frameworks.models.pipelines import PipelineLoader
 from frameworks.models.residency import ModelResidency
 from frameworks.models.rollout import Rollout
 from frameworks.models.slot import ModelSlot
+from frameworks.models.subrequests import SubRequests
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.models.version_folders import find_versions
 from frameworks.models.watcher import FolderWatcher
+from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
@@ -72,6 +75,9 @@ class MLFrameworkManager:
         self.slots_by_name: Mapping[str, ModelSlot] = self._slots
         """For lookups on the path of every request; `slot` raises the error for an unknown name."""
         self._loader = loader
+        self.parts = SubRequests(self, scheduling.max_queue_size)
+        """Sends the parts of requests to models: the steps of pipelines."""
+        loader.pipelines = PipelineLoader(self, self.parts)
         self.residency = ModelResidency(self._loader, self.devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
@@ -314,11 +320,13 @@ class MLFrameworkManager:
         No model is evicted for another: a model that does not fit is loaded by its first request. Models with an
         address do not wait for the downloads of others.
         """
-        slots = [slot for slot in self.slots if slot.entry.load != "lazy"]
+        slots = [slot for slot in self.slots if slot.entry.load != "lazy" and slot.framework != FRAMEWORK]
         local = [slot for slot in slots if not slot.has_address]
         await asyncio.gather(
             self._load_in_order(local), *(self._load_in_order([slot]) for slot in slots if slot.has_address)
         )
+        # After their models, which they would load otherwise.
+        await self._load_in_order([slot for slot in self.slots if slot.framework == FRAMEWORK])
 
     async def _load_in_order(self, slots: Iterable[ModelSlot]) -> None:
         for slot in slots:
@@ -367,7 +375,7 @@ class MLFrameworkManager:
     async def _scan_folder(self, slot: ModelSlot) -> list[str]:
         """Update the versions from the folder, and return the new ones. In a thread: the disk may be slow."""
         self._check_registered(slot)
-        if slot.has_address:
+        if not slot.has_folders:
             return []
         return slot.update_versions(await asyncio.to_thread(find_versions, slot.path))
 

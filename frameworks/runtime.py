@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from frameworks.devices import Device, ModelNeeds
 from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest, StepResult, TokenMatcher
+from frameworks.pipeline_settings import PipelineModelEntry
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
@@ -14,7 +15,7 @@ from frameworks.types import Batch, ModelSpec, Value
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
 
-ModelEntry = OnnxModelEntry | TorchModelEntry
+ModelEntry = OnnxModelEntry | TorchModelEntry | PipelineModelEntry
 
 
 class BatchModel(Protocol):

@@ -333,6 +333,14 @@ class PairRequest:
     with_labels: bool = False
 
 
+class StepTiming(NamedTuple):
+    """A step of a pipeline that ran. `started_s`: time.perf_counter. `seconds`: with the wait for its model."""
+
+    name: str
+    started_s: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class Timings:
     """The phases of a request, in seconds; used by headers, logs and metrics.
@@ -340,7 +348,8 @@ class Timings:
     `started_s`: arrival of the first byte (time.perf_counter). `batch_rows`: rows of the largest batch in which the
     request ran; 0 if it ran in none. `cache_hit`: whether the answer came from the response
     cache or from a concurrent equal request; None for a model without cache. `trace`: None for a request that is not
-    sampled.
+    sampled. `steps`: those that ran of a pipeline, whose queue and compute seconds are the sums over its steps; None
+    for a model.
     """
 
     decode_s: float = 0.0
@@ -351,6 +360,7 @@ class Timings:
     cache_hit: bool | None = None
     batch_rows: int = 0
     trace: RunTrace | None = None
+    steps: list[StepTiming] | None = None
 
 
 @dataclass(frozen=True, slots=True)

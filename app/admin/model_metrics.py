@@ -103,6 +103,12 @@ def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
         _MODEL,
         (([model], each.compute_seconds) for model, each in metrics.items()),
     )
+    yield time_histogram(
+        "pipeline_step_seconds",
+        "Time of a step of a pipeline, with its wait for its model. Successful requests.",
+        [*_MODEL, "step"],
+        (([model, step], each) for model, times in metrics.items() for step, each in times.steps.items()),
+    )
 
 
 def generation_families(slots: Iterable[ModelSlot], counts: Counts) -> Iterator[Family]:

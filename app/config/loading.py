@@ -24,12 +24,14 @@ from app.config.checks import (
 from app.config.collection_settings import CollectionEntry, check_collections
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
+from app.config.pipelines import check_pipelines
 from app.config.ray_groups import check_replica_groups
 from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, WebOrigin
 from frameworks.cpus import usable_cpus
+from frameworks.pipeline_settings import PipelineEntry
 from frameworks.settings import (
     Isolation,
     ModelsSettings,
@@ -178,6 +180,8 @@ class Settings(BaseModel):
     auth: AuthSettings = AuthSettings()
     ray: RaySettings = RaySettings()
     collections: Annotated[tuple[CollectionEntry, ...], Field(strict=False)] = ()
+    pipelines: Annotated[tuple[PipelineEntry, ...], Field(strict=False)] = ()
+    """Pipelines, one table each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +289,7 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
     check_names(source)
     check_replica_groups(source)
     check_collections(source)
+    check_pipelines(source)
     return source
 
 

@@ -271,13 +271,18 @@ def shown_path(path: str) -> str:
 
 
 def server_timing(timings: Timings) -> str:
-    """Return the value of the Server-Timing header (W3C Server Timing): four durations in milliseconds."""
-    return "decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (  # noqa: UP031 - half the time of f""
+    """Return the value of the Server-Timing header (W3C Server Timing), in milliseconds: four durations, and those of
+    the steps of a pipeline.
+    """
+    timing = "decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (  # noqa: UP031 - half the time of f""
         timings.decode_s * 1e3,
         timings.queue_s * 1e3,
         timings.compute_s * 1e3,
         timings.encode_s * 1e3,
     )
+    if timings.steps:
+        return ", ".join([timing, *(f"step-{name};dur={seconds * 1e3:.3f}" for name, _, seconds in timings.steps)])
+    return timing
 
 
 def _ms(seconds: float) -> float:

@@ -65,11 +65,12 @@ class Histogram:
 
 @dataclass(slots=True)
 class ModelMetrics:
-    """The three histograms of one model and tenant."""
+    """The three histograms of one model and tenant. `steps`: of a pipeline, the histogram of each step."""
 
     request_seconds: Histogram = field(default_factory=Histogram)
     queue_seconds: Histogram = field(default_factory=Histogram)
     compute_seconds: Histogram = field(default_factory=Histogram)
+    steps: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, total_s: float, timings: Timings) -> None:
         """Record one request that succeeded."""
@@ -81,6 +82,9 @@ class ModelMetrics:
             # As Histogram.observe, without three calls for each request.
             histogram.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
             histogram.total += value
+        if timings.steps:
+            for step, _, seconds in timings.steps:
+                self.steps.setdefault(step, Histogram()).observe(seconds)
 
     def show(self, trace_id: str, total_s: float, timings: Timings) -> None:
         """Keep a request that succeeded as an example of its buckets."""
@@ -94,6 +98,8 @@ class ModelMetrics:
         self.request_seconds.merge(other.request_seconds)
         self.queue_seconds.merge(other.queue_seconds)
         self.compute_seconds.merge(other.compute_seconds)
+        for step, seconds in other.steps.items():
+            self.steps.setdefault(step, Histogram()).merge(seconds)
 
 
 @dataclass(slots=True)

@@ -87,6 +87,14 @@ def phases_of(request: EndedRequest) -> Iterator[tuple[str, float, float]]:
     elif request.is_authenticated and request.method != _GRPC:  # another request of the stream had the check
         yield "authenticate", 0.0, max(0.0, request.trace.begun_s - request.started_s)
     timings = request.timings
+    if timings.steps:
+        # The steps were measured, and some run at the same time. Their wait for models and its computing are in them.
+        yield from (
+            (f"step {name}", max(0.0, begun_s - request.started_s), seconds) for name, begun_s, seconds in timings.steps
+        )
+        if timings.encode_s > 0.0:
+            yield "encode", max(0.0, request.total_s - timings.encode_s), timings.encode_s
+        return
     phases = (
         ("decode", timings.decode_s),
         ("queue", timings.queue_s),

@@ -1,17 +1,21 @@
 """Write the scores of labels in the order of the model."""
 
 from collections.abc import Sequence
+from math import nan
 
 Labelled = Sequence[tuple[str, float]]
 """Labels and scores by falling score."""
 
 
 def in_label_order(row: Labelled, labels: Sequence[str]) -> list[float]:
-    """Return the scores in the order of the model's labels. Equal labels get their scores by falling score."""
+    """Return the scores in the order of the model's labels. Equal labels get their scores by falling score.
+
+    NaN: a pipeline has left the label out.
+    """
     by_label = dict(row)
     if len(by_label) == len(row):
-        return [by_label[label] for label in labels]
+        return [by_label.get(label, nan) for label in labels]
     scores: dict[str, list[float]] = {}
     for label, score in reversed(row):
         scores.setdefault(label, []).append(score)
-    return [scores[label].pop() for label in labels]
+    return [scores[label].pop() if scores.get(label) else nan for label in labels]

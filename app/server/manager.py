@@ -13,6 +13,7 @@ from frameworks.models.downloads import Downloads
 from frameworks.models.loader import Loader
 from frameworks.models.processes import ProcessStarter
 from frameworks.models.starters import Starter
+from frameworks.pipeline_settings import FRAMEWORK, PipelineModelEntry
 from frameworks.scheduling.shared_limits import SharedLimits
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
@@ -58,6 +59,8 @@ def build_manager(
             path = entry.path
             path = source_folder(loaded, path) if isinstance(path, SourceAddress) else loaded.resolve(path)
             manager.register(framework, entry.with_paths(loaded.resolve, folders), path)
+    for pipeline in settings.pipelines:
+        manager.register(FRAMEWORK, PipelineModelEntry.of(pipeline), loaded.base_dir / "pipelines" / pipeline.name)
     return manager
 
 

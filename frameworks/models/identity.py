@@ -8,6 +8,7 @@ from frameworks.adapter_settings import AdapterEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.download import ModelDownloads
+from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -50,6 +51,8 @@ class ModelIdentity:
     changed: Callable[[], None] = _ignore
     row: CounterRow | None = None
     name: str = field(init=False)
+    has_queue: bool = field(init=False)
+    """Whether its rows are queued here. The steps of a pipeline are queued at their models, by `Engine.answer`."""
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)
     """Number of loads by version, including versions whose files have changed since."""
@@ -64,6 +67,7 @@ class ModelIdentity:
         owner = f'model "{entry.name}"'
         limit = request_limit(self.row, owner, entry.max_queue_size, entry.max_concurrent_requests)
         object.__setattr__(self, "name", entry.name)
+        object.__setattr__(self, "has_queue", self.framework != FRAMEWORK)
         object.__setattr__(self, "requests", limit)
         object.__setattr__(self, "adapters", {each.name: each for each in getattr(entry, "adapters", ())})
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -16,11 +17,14 @@ from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
+from frameworks.models.pipelines import PipelineLoader
 from frameworks.models.processes import ProcessStarter
 from frameworks.models.small_models import reason_of_device, reason_of_framework, reason_of_runs, reason_of_size
 from frameworks.models.starters import Starter
 from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
+from frameworks.pipeline_settings import FRAMEWORK
+from frameworks.pipelines.engine import PipelineEngine
 from frameworks.runtime import LoadedModel, Registry
 from frameworks.types import ModelSpec
 from memory.allocator import give_back_freed_memory
@@ -42,7 +46,7 @@ class Loaded:
     cannot be loaded in every worker; None where it can, or need not.
     """
 
-    model: LoadedModel | ProcessEngine | EngineGroup
+    model: LoadedModel | ProcessEngine | EngineGroup | PipelineEngine
     spec: ModelSpec
     num_instances: int
     measured: tuple[tuple[Device, int], ...]
@@ -58,7 +62,7 @@ class Loaded:
 
     def start(self, version: ModelVersion) -> Engine:
         """Return the engine that answers requests in this process. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine | EngineGroup):
+        if isinstance(self.model, ProcessEngine | EngineGroup | PipelineEngine):
             return self.model
         model = version.model
         counts, device = model.runs[version.version], model.devices.of(self.spec.device)
@@ -66,7 +70,7 @@ class Loaded:
 
     def close(self) -> None:
         """Release a model that is not started. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine | EngineGroup):
+        if isinstance(self.model, ProcessEngine | EngineGroup | PipelineEngine):
             self.model.abort("the model is not used")
         else:
             close_instances(self.model)
@@ -92,6 +96,8 @@ class Loader:
         self._registries: dict[str, Registry] = {}
         self._registries_lock = threading.Lock()
         self.devices = devices
+        self.pipelines: PipelineLoader | None = None
+        """Loads pipelines. Set when the models that they run are known."""
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._turns = Turns()
         self._num_unloads = 0
@@ -114,6 +120,8 @@ class Loader:
         `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
         the loaded instances are closed. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
+        if version.model.framework == FRAMEWORK:
+            return await self._load_pipeline(version)
         async with self._turn(version, goes_first):
             if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
                 loaded = await self._load_here(version, devices[0])
@@ -136,6 +144,8 @@ class Loader:
         """Start no more loads; do not wait for the current one."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
+        if self.pipelines is not None:
+            self.pipelines.close()
 
     def _turn(self, version: ModelVersion, goes_first: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
         if version.isolation == "process" and not self._processes.takes_turns:
@@ -154,6 +164,16 @@ class Loader:
             reason=reason,
         )
         return True
+
+    async def _load_pipeline(self, version: ModelVersion) -> Loaded:
+        """Load a pipeline, without a turn: its models may have to be loaded first."""
+        assert self.pipelines is not None, "it was set before the first load"
+        started_s = time.perf_counter()
+        engine = await self.pipelines.load(version)
+        device = Device("cpu", 0, "", 0, 0)
+        return Loaded(
+            engine, engine.model.spec, 1, ((device, 0),), time.perf_counter() - started_s, 0.0, files=frozenset()
+        )
 
     async def _load_here(self, version: ModelVersion, device: Device) -> Loaded:
         loading = self._threads.submit(self._load_in_own_thread, version, device)

@@ -24,6 +24,7 @@ from frameworks.models.ledger import LoadOptions, MemoryLedger
 from frameworks.models.loader import Loaded, Loader
 from frameworks.models.serving_ids import new_serving_id
 from frameworks.models.version import ModelState, ModelVersion
+from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size
 
@@ -262,7 +263,11 @@ class ModelResidency:
         _log_ready(version, loaded)
 
     async def _load_instances(self, version: ModelVersion, options: LoadOptions) -> Loaded:
-        """Return the version's instances; the ledger holds their measured memory."""
+        """Return the version's instances; the ledger holds their measured memory. A pipeline has none of its own."""
+        if version.model.framework == FRAMEWORK:
+            if not options.may_evict and self._loader.pipelines is not None:
+                self._loader.pipelines.check_at_start(version)
+            return await self._loader.load(version, [])
         needs = await self._loader.needs(version, lambda: self.ledger.is_ordered(version))
         for _ in range(_MAX_LOAD_ATTEMPTS):
             devices = await self.ledger.reserve(version, needs, options)

@@ -13,6 +13,7 @@ from frameworks.models.identity import ModelIdentity
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.models.version_folders import ONLY_VERSION, find_versions, served_versions
+from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.settings import Isolation
@@ -47,7 +48,7 @@ class ModelSlot:
         self.canary: Share | None = None
         self.shadow: Share | None = None
         if found is None:
-            found = {ONLY_VERSION: path} if self.has_address else find_versions(path)
+            found = find_versions(path) if self.has_folders else {ONLY_VERSION: path}
         self.update_versions(found)
         self.active = self.versions[self.served[-1]]
         """The version that answers requests without a version."""
@@ -56,6 +57,11 @@ class ModelSlot:
     def has_address(self) -> bool:
         """Whether its files are fetched before each load."""
         return isinstance(self.entry.path, SourceAddress)
+
+    @property
+    def has_folders(self) -> bool:
+        """Whether its versions are folders of a path; else it has one version."""
+        return not self.has_address and self.framework != FRAMEWORK
 
     @property
     def version(self) -> str:

@@ -78,6 +78,17 @@ class SubRequests:
         except RoundhouseError as error:
             raise _named(error, name, step) from error
 
+    async def spec(self, name: str, step: str) -> ModelSpec:
+        """Return the spec of a model; load it first. As `answer`, for no request."""
+        permit = Permit(self._limit)
+        try:
+            _, spec = await self._acquire(name, permit)
+            return spec
+        except RoundhouseError as error:
+            raise _named(error, name, step) from error
+        finally:
+            permit.release()
+
     async def _acquire(self, name: str, permit: Permit) -> tuple[ModelVersion, ModelSpec]:
         """Return the version that answers the next request, with a reference, and its spec. Waits for its load."""
         version: ModelVersion | None = None

@@ -17,6 +17,7 @@ from frameworks.errors import ModelFailed
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.loader import Loader
 from frameworks.models.version import ModelVersion
+from frameworks.pipelines.engine import PipelineEngine
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import (
     Connect,
@@ -161,6 +162,8 @@ class WorkerEngines:
 
     async def _load(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
         loaded = await self._loader.load(version, [prepare.device])
+        if isinstance(loaded.model, PipelineEngine):
+            return loaded.model
         assert not isinstance(loaded.model, ProcessEngine | EngineGroup), "only the supervisor starts processes"
         model = version.model
         device = model.devices.of(loaded.spec.device)

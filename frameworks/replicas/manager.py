@@ -10,7 +10,9 @@ from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
 from frameworks.models.loader import Loader
+from frameworks.models.pipelines import PipelineLoader
 from frameworks.models.slot import ModelSlot
+from frameworks.models.subrequests import SubRequests
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.replicas.applied_models import AppliedModels
 from frameworks.replicas.control import ControlLink
@@ -50,6 +52,9 @@ class ReplicaManager:
         identities = Identities(performance, scheduling, SharedDevices(arrays), self._threads, shared_limits)
         self._models = AppliedModels(link, WorkerEngines(link, loader), identities)
         self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots
+        self.parts = SubRequests(self, scheduling.max_queue_size)
+        """As of the manager of a single server."""
+        loader.pipelines = PipelineLoader(self, self.parts)
         self._uses = UseReports(link, self._models.servings)
         self._models.before_drained = self._uses.report_counts
         self._loads = SharedLoads(self._load)

@@ -24,6 +24,7 @@ from app.config.ray_settings import RayGroupSettings
 from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import RoundhouseError
 from frameworks.image_settings import ImageSettings
+from frameworks.pipeline_settings import PipelineEntry, StepEntry
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
@@ -38,6 +39,9 @@ _TYPES_WITHOUT_SCHEMA = {
     "image": "table",
     "labels": "list of strings, or a file name",
     "mean": "list of three numbers",
+    "inputs": "table; of a pipeline also a list of names",
+    "outputs": "table",
+    "size": "list of two integers",
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
     "replicas": "integer or table",
@@ -57,6 +61,10 @@ def configuration() -> str:
             tables.append(("[[collections]]", CollectionEntry, set()))
             continue
         table = field.annotation
+        if name == "pipelines":
+            tables.append(("[[pipelines]]", PipelineEntry, {"steps"}))
+            tables.append(("[[pipelines.steps]]", StepEntry, set()))
+            continue
         assert isinstance(table, type)
         assert issubclass(table, BaseModel)
         tables.append((f"[{name}]", table, {"onnx_models", "torch_models", "tenants", "groups"}))

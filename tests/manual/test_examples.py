@@ -27,7 +27,10 @@ KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
 """Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
 # Pages whose examples need another server.
-_SERVERS = {"security": "keyed_server", "adapters": "adapters_server", "collections": "collections_server"}
+_SERVERS = {
+    "security": "keyed_server", "adapters": "adapters_server", "collections": "collections_server",
+    "pipelines": "pipelines_server",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,17 @@ def collections_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     config = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
     config += '[[collections]]\nname = "docs"\ndimensions = 384\nmodel = "minilm"\n'
     with serving(folder, config) as running:
+        yield running.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def pipelines_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with the configuration of docs/pipelines.md."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    (folder / "models").symlink_to(ROOT / "models")
+    page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    with serving(folder, config, {GRPC_PORT: free_port()}) as running:
         yield running.wait_ready()
 
 

@@ -13,9 +13,12 @@ from frameworks.errors import InvalidInput, UnknownField
 from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value
 
 
-def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest:
-    """Read `text` and its options. Raises InvalidInput."""
-    if spec.text is None:
+def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest | TensorBatch:
+    """Read `text` and its options; of a pipeline with other outputs than a text model its only input.
+
+    Raises InvalidInput.
+    """
+    if spec.text is None and not _reads_text(spec):
         raise InvalidInput("text", explain_expected_input(spec))
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
         if option in fields and spec.task != task:
@@ -28,12 +31,30 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         index = next(i for i, text in enumerate(texts) if type(text) is not str)
         field = f"text[{index}]" if document.is_array(node) else "text"
         raise InvalidInput(field, f"expected a string, got {describe_type(texts[index])}")
+    if spec.text is None:
+        return _texts_of_pipeline(texts, fields, spec)
     return TextRequest(
         texts=texts,
         normalize=read_boolean(fields, "normalize"),
         truncate=read_boolean(fields, "truncate") is not False,
         top_k=read_count(fields, "top_k"),
     )
+
+
+def _reads_text(spec: ModelSpec) -> bool:
+    """Whether the only input of a pipeline is texts."""
+    sole = spec.sole_input
+    is_texts = sole is not None and isinstance(sole.type, TensorType) and sole.type.dtype == "string"
+    return spec.framework == "pipeline" and spec.image is None and is_texts
+
+
+def _texts_of_pipeline(texts: list[str], fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:
+    assert spec.sole_input is not None
+    if "truncate" in fields:
+        raise InvalidInput("truncate", "expected no such option for a pipeline; set it in its steps")
+    values = np.empty(len(texts), dtype=object)
+    values[:] = texts
+    return TensorBatch({spec.sole_input.name: values})
 
 
 def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:

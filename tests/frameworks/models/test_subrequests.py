@@ -44,11 +44,11 @@ async def _ask(manager: MLFrameworkManager, whole: Permit, name: str = "m", x: o
 async def _sent(manager: MLFrameworkManager, whole: Permit, **given: Any) -> list["asyncio.Task[Any]"]:
     """Ask until a gated model has both batches that its worker takes at once."""
     slot = manager.slot("m")
-    asking = []
+    requests = []
     for x in range(2):
-        asking.append(task(_ask(manager, whole, x=x, **given)))
+        requests.append(task(_ask(manager, whole, x=x, **given)))
         await soon(lambda x=x: (slot.requests.inflight, slot.requests.waiting) == (x + 1, 0))  # type: ignore[misc]
-    return asking
+    return requests
 
 
 class TestSubRequests:
@@ -67,11 +67,11 @@ class TestSubRequests:
         gate = Gate()
         async with serving(FakeRegistry(lambda _: gate())) as manager:
             with permit(Permit(RequestLimit("the server", None, None), Tenant("a"))) as whole:
-                asking = task(_ask(manager, whole))
+                requests = task(_ask(manager, whole))
                 await soon(gate.arrived.is_set)
                 assert manager.slot("m").requests_of("a") == (1, 0)
                 gate.open()
-                await asking
+                await requests
 
     @in_loop
     async def test_part_loads_lazy_model(self) -> None:
@@ -85,10 +85,10 @@ class TestSubRequests:
         async with lazy_models("a") as (registry, manager):
             registry.gates["a"] = Gate()
             with permit() as whole:
-                asking = task(_ask(manager, whole, "a"))
+                requests = task(_ask(manager, whole, "a"))
                 await soon(registry.gates["a"].arrived.is_set)
-                asking.cancel()
-                await asyncio.wait([asking])
+                requests.cancel()
+                await asyncio.wait([requests])
             slot = manager.slot("a")
             assert (slot.active.references, slot.requests.inflight) == (0, 0)
             registry.gates["a"].open()
@@ -114,12 +114,12 @@ class TestSubRequests:
         gate = Gate()
         async with serving(FakeRegistry(lambda _: gate())) as manager:
             with permit() as whole:
-                asking = task(_ask(manager, whole, x=4))
+                requests = task(_ask(manager, whole, x=4))
                 await soon(gate.arrived.is_set)
                 unload = task(manager.unload("m"))
                 await soon(lambda: manager.slot("m").state == "draining")
                 gate.open()
-                assert await asking == [8]
+                assert await requests == [8]
                 await unload
                 with pytest.raises(ModelUnloaded) as caught:
                     await _ask(manager, whole)
@@ -156,13 +156,13 @@ class TestSubRequests:
         async with serving(FakeRegistry(lambda _: gate())) as manager:
             parts = SubRequests(manager, max_queue_size=1)
             with permit() as whole:
-                asking = await _sent(manager, whole, parts=parts)
-                asking.append(task(_ask(manager, whole, parts=parts)))
+                requests = await _sent(manager, whole, parts=parts)
+                requests.append(task(_ask(manager, whole, parts=parts)))
                 await soon(lambda: manager.slot("m").requests.waiting == 1)
                 with pytest.raises(Overloaded, match='step "twice": too many'):
                     await _ask(manager, whole, parts=parts)
                 gate.open()
-                await asyncio.gather(*asking)
+                await asyncio.gather(*requests)
 
     @in_loop
     async def test_timings_of_part_are_recorded(self) -> None:

@@ -1,0 +1,43 @@
+"""Check `[[pipelines]]`: the graph of each, its names, and the types that are known without loading a model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.config.issues import format_value
+from app.config.source import Source
+from frameworks.pipeline_settings import PipelineEntry
+from frameworks.pipelines.checker import check_pipeline
+
+
+def check_pipelines(source: Source) -> None:
+    """Add an issue for each fault of each pipeline. The types of models are known when they are loaded."""
+    models = [
+        entry["name"]
+        for _, entry in source.model_entries()
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+    ]
+    names: list[str] = []
+    for index, content in _entries(source):
+        name = content.get("name") if isinstance(content, dict) else None
+        if isinstance(name, str):
+            if name in models or name in names:
+                message = (
+                    f"expected a name that no model and no other pipeline has, got {format_value(name)}; choose another"
+                )
+                source.add_issue(("pipelines", index, "name"), message, "duplicate")
+            names.append(name)
+    for index, content in _entries(source):
+        try:
+            entry = PipelineEntry.model_validate(content)
+        except ValidationError:
+            continue  # reported with all other settings
+        _, faults = check_pipeline(entry, models, pipelines=names)
+        for place, message in faults:
+            source.add_issue(("pipelines", index, *place), message, "invalid")
+
+
+def _entries(source: Source) -> Iterator[tuple[int, Any]]:
+    entries = source.document.get("pipelines")
+    return enumerate(entries if isinstance(entries, list | tuple) else [])

@@ -1,0 +1,64 @@
+"""Load pipelines: get the specs of their models, check their types, and start their engines."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from frameworks.cpus import usable_cpus
+from frameworks.errors import EvictionNeeded, InvalidModel
+from frameworks.models.contract import ServedModels
+from frameworks.models.slot import ModelSlot
+from frameworks.models.subrequests import SubRequests
+from frameworks.models.version import ModelVersion
+from frameworks.pipeline_settings import FRAMEWORK, PipelineModelEntry
+from frameworks.pipelines.checker import check_pipeline
+from frameworks.pipelines.engine import PipelineEngine
+from frameworks.types import ModelSpec
+
+
+class PipelineLoader:
+    """Owned by the event loop."""
+
+    def __init__(self, models: ServedModels, parts: SubRequests) -> None:
+        """`parts`: sends the requests of steps to their models."""
+        self._models = models
+        self._parts = parts
+        # For decoded images, functions and long arithmetic. Threads start when they are first needed.
+        self._threads = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="steps")
+
+    async def load(self, version: ModelVersion) -> PipelineEngine:
+        """Return the engine of a pipeline. Models of it that are not loaded are loaded first.
+
+        Raises InvalidModel with all faults of its types; the errors of a model's load, with the step instead of its
+        name.
+        """
+        entry = version.model.entry
+        assert isinstance(entry, PipelineModelEntry), "only pipelines are loaded here"
+        pipeline = entry.pipeline
+        slots = self._models.slots_by_name
+        specs: dict[str, ModelSpec] = {}
+        for step in pipeline.steps:
+            if step.model is not None and step.model in slots and step.model not in specs:
+                specs[step.model] = await self._parts.spec(step.model, f'step "{step.name}"')
+        pipelines = [name for name, slot in slots.items() if slot.framework == FRAMEWORK]
+        typed, faults = check_pipeline(pipeline, list(slots), specs, pipelines)
+        if typed is None:
+            raise InvalidModel(f'pipeline "{pipeline.name}": {"; ".join(map(str, faults))}')
+        return PipelineEngine(typed, self._parts, self._threads)
+
+    def close(self) -> None:
+        """Start no more slow steps; do not wait for the current ones."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_at_start(self, version: ModelVersion) -> None:
+        """Raise EvictionNeeded where a model of a pipeline is loaded by its first request: so is the pipeline."""
+        entry, slots = version.model.entry, self._models.slots_by_name
+        assert isinstance(entry, PipelineModelEntry)
+        for step in entry.pipeline.steps:
+            if step.model is not None and step.model in slots and _is_lazy(slots[step.model]):
+                raise EvictionNeeded(
+                    f'step "{step.name}": its model is loaded by the first request, and the pipeline too'
+                )
+
+
+def _is_lazy(slot: ModelSlot) -> bool:
+    """Whether a model is not loaded, and loaded by its next request."""
+    return slot.spec is None and slot.active.waits_for_load and slot.reason is None

@@ -1,0 +1,1 @@
+"""Pipelines: graphs of models and steps, checked at start and served like models."""

@@ -1,0 +1,197 @@
+"""The engine of a pipeline: it decodes requests into values, runs the steps, and answers with the outputs."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from frameworks.engine.contract import EngineRequest, Run, TokenTimes
+from frameworks.errors import Draining, InvalidInput
+from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.images.spec import ImageRequest
+from frameworks.pipelines.checker import Typed
+from frameworks.pipelines.kinds import ImagesType, Kind, PredictionsType, fits
+from frameworks.pipelines.plan import make_plan
+from frameworks.pipelines.runs import Parts, Runner
+from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
+from frameworks.pipelines.steps.images import read_image
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.tokens import TokenAnswer
+from frameworks.types import (
+    DEFAULT_PRIORITY,
+    Answer,
+    Array,
+    Batch,
+    ClassifyAnswer,
+    EmbedAnswer,
+    ModelSpec,
+    TensorBatch,
+    TensorType,
+    TextRequest,
+    Timings,
+)
+
+
+class _Described:
+    """Implement Described."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+
+class PipelineEngine:
+    """Implement Engine. Its requests run as parts in the queues of the models; it has no queue of its own."""
+
+    is_dead: ClassVar = False
+    outage: ClassVar = None
+    references: ClassVar = 0
+
+    def __init__(self, typed: Typed, parts: Parts, threads: ThreadPoolExecutor) -> None:
+        """`typed`: a complete pipeline. `parts`: answers requests to its models. `threads`: for slow steps."""
+        self._plan = make_plan(typed)
+        self._runner = Runner(typed, self._plan, parts, threads)
+        self.model = _Described(spec_of(typed))
+        self._embeddings = embedding_output(typed)
+        self._predictions = prediction_output(typed)
+        self._num_running = 0
+        self.has_ended_requests = False
+        self._own_limit = RequestLimit("the pipeline", None, None)
+
+    @property
+    def is_running(self) -> bool:
+        return self._num_running > 0
+
+    @property
+    def stats(self) -> list[StepStats]:
+        return []
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """Tensors in any memory of this process are not copied."""
+        return None
+
+    async def submit(
+        self,
+        batch: Batch,
+        priority: int = DEFAULT_PRIORITY,
+        begin: Callable[[], None] = lambda: None,
+        timings: Timings | None = None,
+        tenant: Tenant = DEFAULT_TENANT,
+    ) -> Outputs:
+        """Run tensors without a permit of the caller; requests of clients use `answer`."""
+        assert isinstance(batch, TensorBatch), "a pipeline has no tokens"
+        permit = Permit(self._own_limit, tenant)
+        try:
+            begin()
+            answer = await self.answer(Run(permit, timings or Timings(), priority), batch)
+            assert isinstance(answer, dict)
+            return answer
+        finally:
+            permit.release()
+
+    async def answer(self, run: Run, request: EngineRequest | ImageRequest) -> Answer | TokenAnswer:
+        if self.has_ended_requests:
+            raise Draining("the pipeline was unloaded; send the request again")
+        if run.timings.steps is None:
+            run.timings.steps = []
+        values: list[Any] = [None] * self._plan.num_values
+        if isinstance(request, TensorBatch):
+            self._read_tensors(request, values)
+        elif isinstance(request, TextRequest):
+            self._read_texts(request, values)
+        elif isinstance(request, ImageRequest):
+            self._read_images(request, values)
+        else:
+            raise InvalidInput("model", "expected a model that reads pairs of texts or tokens, got a pipeline")
+        self._num_running += 1
+        try:
+            await self._runner.run(run, values)
+        finally:
+            self._num_running -= 1
+        if isinstance(request, TensorBatch):
+            return self._named(values, request.output_names)
+        return self._answered(request, values)
+
+    async def generate(
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
+    ) -> Generation:
+        raise InvalidInput("prompt", "expected a model that generates text, got a pipeline; name another model")
+
+    async def drained(self) -> None:
+        """No other process uses the pipeline."""
+
+    async def close(self) -> None:
+        """It has nothing to release: the version has waited for its requests."""
+
+    def end_requests(self) -> None:
+        self.has_ended_requests = True
+
+    def abort(self, message: str) -> None:
+        self.has_ended_requests = True
+
+    def check_integrity(self) -> None:
+        assert not self._num_running, f"{self._num_running} requests run in an idle pipeline"
+
+    def _read_tensors(self, request: TensorBatch, values: list[Any]) -> None:
+        for name, position, kind in self._plan.inputs:
+            if name not in request.inputs:
+                raise InvalidInput(f"inputs.{name}", "expected a value, got nothing; send all inputs of the pipeline")
+            values[position] = _input(name, request.inputs[name], kind)
+
+    def _read_texts(self, request: TextRequest, values: list[Any]) -> None:
+        [(_, position, _)] = self._plan.inputs
+        if request.token_ids is not None or request.prompt is not None or request.dimensions is not None:
+            raise InvalidInput("input", "expected texts without further options for a pipeline, got others; omit them")
+        if not request.truncate:
+            raise InvalidInput("truncate", "expected no such option for a pipeline, got false; set it in its steps")
+        texts = np.empty(len(request.texts), dtype=object)
+        texts[:] = request.texts
+        values[position] = texts
+
+    def _read_images(self, request: ImageRequest, values: list[Any]) -> None:
+        [(_, position, _)] = self._plan.inputs
+        if request.dimensions is not None:
+            raise InvalidInput("dimensions", "expected no such option for a pipeline; omit it")
+        values[position] = list(request.images)
+
+    def _answered(self, request: TextRequest | ImageRequest, values: list[Any]) -> Answer:
+        """Return the answer to texts or images, in the form of their task."""
+        if self._predictions is not None:
+            rows = values[self._predictions_at()]
+            return ClassifyAnswer(rows if request.top_k is None else [row[: request.top_k] for row in rows])
+        if self._embeddings is not None:
+            [(_, position, _)] = self._plan.outputs
+            rows = values[position]
+            return EmbedAnswer(normalize_rows(rows) if request.normalize else rows, tokens=0)
+        return self._named(values, request.output_names if isinstance(request, ImageRequest) else None)
+
+    def _predictions_at(self) -> int:
+        [(_, position, _)] = self._plan.outputs
+        return position
+
+    def _named(self, values: list[Any], names: tuple[str, ...] | None) -> Outputs:
+        return {
+            name: _as_value(values[position], kind)
+            for name, position, kind in self._plan.outputs
+            if names is None or name in names
+        }
+
+
+def _input(name: str, value: Any, kind: Kind) -> Any:
+    """Return a value of a request as the steps read it. Raises InvalidInput."""
+    if isinstance(kind, ImagesType):
+        return [read_image(text, f"inputs.{name}[{at}]") for at, text in enumerate(np.ravel(value).tolist())]
+    assert isinstance(kind, TensorType)
+    if not isinstance(value, np.ndarray) or not fits(kind, replace(kind, shape=value.shape)):
+        shape = list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__
+        raise InvalidInput(f"inputs.{name}", f"expected the shape {list(kind.shape or ())}, got {shape}")
+    return value
+
+
+def _as_value(value: Any, kind: Kind) -> Any:
+    """Return an output in the form of a Value."""
+    return [dict(row) for row in value] if isinstance(kind, PredictionsType) else value

@@ -1,0 +1,73 @@
+"""Cut texts into pieces."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from frameworks.errors import InvalidInput
+from frameworks.pipeline_settings import StepEntry
+from frameworks.pipelines.kinds import TEXTS, Kind, Values
+from frameworks.pipelines.steps.contract import MAX_ROWS, Port, StepFault
+from frameworks.types import TensorType
+
+
+class Chunk:
+    """Cut each text into pieces of at most `chunk_size` characters, between words where there are any.
+
+    Outputs, one row for each piece: `chunks` (text) and `rows` int64 [k], the row of its text. A text without words
+    has one empty piece.
+    """
+
+    options: ClassVar = frozenset({"chunk_size", "overlap", "max_rows"})
+    is_slow: ClassVar = False
+
+    def __init__(self, entry: StepEntry) -> None:
+        self._size = entry.chunk_size or 1000
+        self._overlap = entry.overlap or 0
+        self._max_rows = entry.max_rows or MAX_ROWS
+        if self._overlap >= self._size:
+            raise StepFault("overlap", f"expected fewer characters than chunk_size, {self._size}, got {self._overlap}")
+
+    def ports(self, names: tuple[str, ...]) -> Mapping[str, Port]:
+        return {"text": Port(TEXTS)}
+
+    def outputs(self, given: Mapping[str, Kind]) -> Mapping[str, Kind]:
+        return {"chunks": TEXTS, "rows": TensorType("int64", (-1,))}
+
+    def run(self, values: Values) -> Values:
+        pieces: list[str] = []
+        rows: list[int] = []
+        for row, text in enumerate(values["text"].tolist()):
+            for piece in _pieces(text, self._size, self._overlap):
+                if len(pieces) == self._max_rows:
+                    raise InvalidInput(
+                        "text", f"expected texts of at most {self._max_rows} pieces, got more; send less"
+                    )
+                pieces.append(piece)
+                rows.append(row)
+        chunks = np.empty(len(pieces), dtype=object)
+        chunks[:] = pieces
+        return {"chunks": chunks, "rows": np.array(rows, np.int64)}
+
+
+def _pieces(text: str, size: int, overlap: int) -> Iterator[str]:
+    """Yield the pieces of a text. Each begins at most `overlap` characters before the end of the one before it."""
+    start, length = 0, len(text)
+    if not text.strip():
+        yield ""
+        return
+    while start < length:
+        end = min(start + size, length)
+        if end < length and not text[end].isspace():
+            cut = next((at for at in range(end, start, -1) if text[at - 1].isspace()), start)
+            # A word that is longer than a piece is cut.
+            end = cut if cut > start and text[start:cut].strip() else end
+        piece = text[start:end].strip()
+        if piece:
+            yield piece
+        if end == length:
+            return
+        start = max(end - overlap, start + 1) if overlap else end
+        while overlap and 0 < start < end and not text[start - 1].isspace() and not text[start].isspace():
+            start += 1  # to the beginning of a word
