@@ -36,7 +36,10 @@ READY_WITHIN_S = 300.0
 WAIT_S = 120.0
 """How long tests wait for a condition. Only an error takes as long, on any machine."""
 
-_SERVER_TIMING = re.compile(r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}")
+_SERVER_TIMING = re.compile(
+    r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}"
+    r"(, step-[\w-]+;dur=\d+\.\d+)*"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,8 @@ _TYPES_WITHOUT_SCHEMA = {
     "image": "table",
     "labels": "list of strings, or a file name",
     "mean": "list of three numbers",
-    "inputs": "table; of a pipeline also a list of names",
+    "inputs": "list of names, or table",
     "outputs": "table",
-    "size": "list of two integers",
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
     "replicas": "integer or table",
@@ -50,6 +49,7 @@ _TYPES_WITHOUT_SCHEMA = {
     "std": "list of three numbers",
     "warm_up": "list of tables of values",
 }
+_TYPES_OF_STEPS = {"inputs": "table", "outputs": "table", "size": "list of two integers"}
 _LARGEST_COUNT = 2**31 - 1
 
 
@@ -183,7 +183,8 @@ def _settings_table(title: str, settings: type[BaseModel], omitted: set[str]) ->
     for name, field in settings.model_fields.items():
         if name not in omitted:
             meaning, default_text = _split_default(texts[name])
-            kind = _TYPES_WITHOUT_SCHEMA.get(name) or _type(schema[name], field)
+            known = _TYPES_OF_STEPS if settings is StepEntry else _TYPES_WITHOUT_SCHEMA
+            kind = known.get(name) or _type(schema[name], field)
             rows.append(f"| `{name}` | {kind} | {_default(field, default_text)} | {_cell(meaning)} |")
     head = f"### `{title}`" if title.startswith("[") and " " not in title else f"### {_code_tables(title)}"
     return "\n".join(
