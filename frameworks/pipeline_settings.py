@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, PlainValidator
 
 from frameworks.settings import Count, ModelEntry
 from memory.settings import SETTINGS_RULES
@@ -64,8 +64,29 @@ def _checked_names(given: dict[str, str]) -> Pairs:
     return tuple(given.items())
 
 
+def checked_name(name: str) -> str:
+    """Return the name of a step. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"expected {_NAMES}")
+    return name
+
+
+def checked_items(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a list that is not empty. Raises ValueError."""
+    if not items:
+        raise ValueError("expected at least one item")
+    return items
+
+
+def checked_steps(steps: tuple["StepEntry", ...]) -> tuple["StepEntry", ...]:
+    """Return the steps of a pipeline. Raises ValueError for none, and for too many."""
+    if not 1 <= len(steps) <= MAX_STEPS:
+        raise ValueError(f"expected 1 to {MAX_STEPS} steps")
+    return steps
+
+
 _Wires = Annotated[Pairs, PlainValidator(checked_wires), PlainSerializer(dict)]
-_Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1, max_length=4096)]
+_Numbers = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(checked_items)]
 _Side = Annotated[int, Field(ge=1, le=8192)]
 
 
@@ -74,7 +95,7 @@ class StepEntry(BaseModel):
 
     model_config = SETTINGS_RULES
 
-    name: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+    name: Annotated[str, AfterValidator(checked_name)]
     """Name of the step within the pipeline: letters, digits, `-` and `_`, at most 64; the first is a letter."""
     model: Annotated[str, Field(min_length=1)] | None = None
     """Name of a model of the server that the step runs. `tokenize` takes its tokenizer, and `labels` its labels. None:
@@ -88,7 +109,7 @@ class StepEntry(BaseModel):
     """Where the values of the step's inputs come from: an input of the pipeline, `step`, or `step.output`."""
     top_k: Count | None = None
     """`top_k` and `labels`: number of best values in each row. None: all of them for `labels`."""
-    labels: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    labels: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(checked_items)] | None = None
     """`labels`: name of each column of the scores. None: those of `model`."""
     min_score: float | None = None
     """`threshold`: least score of the rows that are kept. None: 0.5."""
@@ -135,7 +156,7 @@ class PipelineEntry(BaseModel):
     `"auto"` for the type of the step that reads it."""
     outputs: Annotated[Pairs, PlainValidator(checked_outputs), PlainSerializer(dict)]
     """The outputs by name, each from `step` or `step.output`."""
-    steps: Annotated[tuple[StepEntry, ...], Field(strict=False, min_length=1, max_length=MAX_STEPS)]
+    steps: Annotated[tuple[StepEntry, ...], Field(strict=False), AfterValidator(checked_steps)]
     """The steps, one table each, in any order."""
     max_queue_size: Count | None = None
     """Maximum requests of this pipeline that wait for its load; more are refused with 503. None: only the bound of

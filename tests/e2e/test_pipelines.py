@@ -201,9 +201,9 @@ def _file(image: Image.Image) -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def _entry(server_folder: Any, name: str, graph: Any, keys: str = "") -> str:
-    onnx_graphs.save(graph, server_folder / f"{name}.onnx")
-    return f'[[models.onnx_models]]\nname = "{name}"\npath = "{server_folder}/{name}.onnx"\n{keys}\n'
+def _entry(folder: Path, name: str, graph: Any, keys: str = "") -> str:
+    onnx_graphs.save(graph, folder / f"{name}.onnx")
+    return f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder}/{name}.onnx"\n{keys}\n'
 
 
 PAIR = """
@@ -220,12 +220,8 @@ steps = [
 
 class TestOperation:
     def test_deadline_ends_a_pipeline(self, start: Start, tmp_path: Any) -> None:
-        graph = slow(2000)
-        config = _entry(tmp_path, "secret", graph)
-        server = start(config + PAIR.replace("inputs = { x", "inputs = { " + graph.graph.input[0].name)).wait_ready()
-        name = "x"
-        shape = [1 if each.dim_param else each.dim_value for each in graph.graph.input[0].type.tensor_type.shape.dim]
-        body = {"inputs": {name: np.zeros(shape, np.float32).tolist()}, "timeout_ms": 100}
+        server = start(_entry(tmp_path, "secret", slow(2000)) + PAIR).wait_ready()
+        body = {"inputs": {"x": X[:1].tolist()}, "timeout_ms": 100}
         answer = server.client.post("/models/pair/infer", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert "secret" not in answer.text
