@@ -10,7 +10,7 @@ Labelled = Sequence[tuple[str, float]]
 def in_label_order(row: Labelled, labels: Sequence[str]) -> list[float]:
     """Return the scores in the order of the model's labels. Equal labels get their scores by falling score.
 
-    NaN: a pipeline has left the label out.
+    NaN: the label is not among them; a pipeline may cut its labels.
     """
     by_label = dict(row)
     if len(by_label) == len(row):

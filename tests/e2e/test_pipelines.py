@@ -1,4 +1,4 @@
-"""Pipelines over real sockets: every door, one and two workers, deadlines, unloads, tenants, images."""
+"""Pipelines over real sockets: every protocol, one and two workers, deadlines, unloads, tenants, images."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def infer(server: RunningServer, name: str, **body: Any) -> Any:
     return answer.json()
 
 
-class TestDoors:
+class TestProtocols:
     def test_infer_equals_the_steps_by_hand(self, server: RunningServer) -> None:
         answer = server.client.post("/infer", json={"model_name": "animals", "inputs": {"x": X.tolist()}})
         outputs = answer.json()["outputs"]
