@@ -40,6 +40,7 @@ from tests.bench.offline import measure_offline
 from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
 from tests.bench.page import measure_page
+from tests.bench.pipelines import measure_pipelines
 from tests.bench.quantization import measure_quantization
 from tests.bench.ray_data import measure_ray_data
 from tests.bench.ray_serve import measure_ray
@@ -101,6 +102,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "images": [lambda: measure_images(folder / "images")],
+        "pipelines": [lambda: measure_pipelines(folder / "pipelines")],
         "offline": [lambda: measure_offline(folder, _MODELS)],
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],
         "ray": [lambda: measure_ray(folder, _MODELS)],
