@@ -29,10 +29,10 @@ class Format:
 
     `inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `head_bytes`: of what a block has
     before its first step. `row_step_bytes`, `row_head_bytes`: of a row in order, likewise. `tile`: the number of rows →
-    the inner loop, a function for compiled code: (rows, weights, sums, steps) → nothing; addresses, and a number. It
-    writes float32 [rows, outputs of a block]. `write_row`: a compiled function that puts a row in order: (row, tile,
-    rows of the tile, index in the tile, inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put
-    in order.
+    the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights) → nothing; addresses, and a
+    number. It writes float32 [rows, outputs of a block]. `write_row`: a compiled function that puts a row in order:
+    (row, tile, rows of the tile, index in the tile, inputs) → nothing. `orders_one_row`: whether a row that is alone
+    has to be put in order.
     """
 
     name: str

@@ -18,6 +18,7 @@ from frameworks.pytorch.compiled.tiles import (
     TILE_SIGNATURE,
     Shape,
     at,
+    fetch,
     function,
     load,
     number,
@@ -41,7 +42,7 @@ def row_tile(dot: Dot, rows: int) -> Any:
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_row_tile(builder, arguments, dot, rows)
             return context.get_dummy_value()
@@ -60,6 +61,7 @@ def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int) -> None:
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(first_x, [builder.mul(step, number(shape.row_step_bytes * rows))])
         of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
+        fetch(builder, arguments[4], step, shape.step_bytes, rows)
         dot.add(builder, of_rows, of_weights, rows, sums)
     places = sum_places(builder, out, rows, VECTORS)
     for row in range(rows):
@@ -78,7 +80,7 @@ def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_group_tile(builder, arguments, dot, has_shift, rows)
             return context.get_dummy_value()
@@ -105,6 +107,7 @@ def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, r
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
         of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
+        fetch(builder, arguments[4], step, shape.step_bytes, rows)
         row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
         row_sums = at(builder, row_scales, 4 * rows)
         _start(builder, row_sums, None if has_shift else dot, whole)

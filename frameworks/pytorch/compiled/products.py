@@ -88,7 +88,7 @@ def multiplier(format_: Format) -> Callable[..., None]:
     tile1, tile2, tile4 = (format_.tile(rows) for rows in (1, 2, 4))
     tile8 = format_.tile(8) if is_wide else tile4
     at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.step_bytes, format_.head_bytes
-    row_bytes, num_sums = row_sizer(format_), format_.largest_tile * BLOCK
+    row_bytes, num_sums, largest = row_sizer(format_), format_.largest_tile * BLOCK, format_.largest_tile
 
     @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, finish: Any, number: int, threads: int) -> None:
@@ -101,27 +101,42 @@ def multiplier(format_: Format) -> Callable[..., None]:
         row_size = row_bytes(inputs)
         sums = stack_floats(num_sums)
         for index in range(blocks * number // threads, blocks * (number + 1) // threads):
-            own = weights + index * (steps * step_bytes + head_bytes)
+            block_bytes = steps * step_bytes + head_bytes
+            own = weights + index * block_bytes
             first = index * BLOCK
             count = min(BLOCK, outputs - first)
             done = 0
             while is_wide and rows - done >= 8:
-                tile8(tiles + done * row_size, own, sums, steps)
+                ahead = _fetched(done, rows, largest, own, block_bytes)
+                tile8(tiles + done * row_size, own, sums, steps, ahead)
                 _finish(sums, out, (done, 8), (first, count, outputs), finish)
                 done += 8
             while rows - done >= 4:
-                tile4(tiles + done * row_size, own, sums, steps)
+                ahead = _fetched(done, rows, largest, own, block_bytes)
+                tile4(tiles + done * row_size, own, sums, steps, ahead)
                 _finish(sums, out, (done, 4), (first, count, outputs), finish)
                 done += 4
             if rows - done >= 2:
-                tile2(tiles + done * row_size, own, sums, steps)
+                tile2(tiles + done * row_size, own, sums, steps, own)
                 _finish(sums, out, (done, 2), (first, count, outputs), finish)
                 done += 2
             if rows - done == 1:
-                tile1(tiles + done * row_size, own, sums, steps)
+                tile1(tiles + done * row_size, own, sums, steps, own)
                 _finish(sums, out, (done, 1), (first, count, outputs), finish)
 
     return multiply
+
+
+@inlined
+def _fetched(done: int, rows: int, largest: int, block: int, block_bytes: int) -> int:
+    """Return from where on a tile fetches half a block of weights, while it computes: from the next block on.
+
+    The last two tiles fetch it: the first tile of the next block would wait for all of it, and the others for nothing.
+    A tile that is alone reads its weights as fast as memory allows; it gets those that it reads.
+    """
+    if rows <= largest or rows - done > 2 * largest:
+        return block
+    return block + block_bytes if rows - done > largest else block + block_bytes + block_bytes // 2
 
 
 @compiled
