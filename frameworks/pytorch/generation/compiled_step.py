@@ -1,7 +1,7 @@
 """Compute a step of few tokens by one compiled function, where the decoder's layers have compiled products.
 
 A step of a small model is calls rather than arithmetic: 25 operators of torch a layer take twice as long as its
-products. Prompts have more rows than a step here takes; they are computed layer by layer.
+products. Long prompts are computed layer by layer.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,13 @@ from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMe
 
 # As compiled/rows.py numbers them; importing it would compile.
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MAX_ROWS = 64
+MAX_ROWS = 128
 """Tokens of a step. Above it, the operators of torch take a small share of the time."""
+_PROMPT_TOKENS = 17
+MAX_PROMPT_KEYS = 8_000
+"""Keys that the tokens of prompts see together: each token reads them alone, and torch's attention in blocks. Parts of
+fewer than _PROMPT_TOKENS tokens do not count; proposed tokens are such parts.
+"""
 
 
 def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "CompiledStep | None":
@@ -87,10 +92,13 @@ class CompiledStep:
 
     def takes(self, parts: Sequence[StepPart]) -> bool:
         """Return whether a step of these parts is computed here: one of few tokens."""
-        tokens = 0
+        tokens = keys = 0
         for part in parts:
-            tokens += part.num_tokens
-            if tokens > MAX_ROWS:
+            count = part.num_tokens
+            tokens += count
+            if count >= _PROMPT_TOKENS:
+                keys += count * part.start + count * (count + 1) // 2
+            if tokens > MAX_ROWS or keys > MAX_PROMPT_KEYS:
                 return False
         return True
 

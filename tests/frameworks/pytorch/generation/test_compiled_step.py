@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.vectors import lanes
-from frameworks.pytorch.generation.compiled_step import MAX_ROWS
+from frameworks.pytorch.generation.compiled_step import MAX_PROMPT_KEYS, MAX_ROWS
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
@@ -66,10 +66,25 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
 
 
 def test_step_takes_few_tokens(runner: Any) -> None:
-    decode, prompt = plan_of([(3, 1), (0, MAX_ROWS)], range(BLOCKS))
-    assert runner.step.takes([decode])
-    assert runner.step.takes([prompt])
-    assert not runner.step.takes([decode, prompt])
+    decode, proposed, prompt, rest = plan_of([(3, 1), (80, 16), (0, 100), (20, 27)], range(BLOCKS))
+    assert runner.step.takes([decode, prompt, rest])
+    assert not runner.step.takes([decode, decode, prompt, rest])
+    assert runner.step.takes([proposed] * (MAX_ROWS // 16))
+
+
+def test_step_with_prompt_equals_that_by_layers(runner: Any) -> None:
+    parts = plan_of([(3, 1), (40, 1), (0, 100), (10, 20)], range(BLOCKS))
+    assert runner.step.takes(parts)
+    expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
+    found, cache = computed(runner, parts, runner.step.logits, threads=2)
+    assert torch.allclose(found, expected, atol=TOLERANCE * float(expected.std()), rtol=0)
+    assert torch.allclose(cache, expected_cache, atol=1e-4)
+
+
+def test_prompt_of_many_keys_is_left_to_layers(runner: Any) -> None:
+    short, long = plan_of([(0, 64), (MAX_PROMPT_KEYS // 64, 64)], range(BLOCKS * 2))
+    assert runner.step.takes([short])
+    assert not runner.step.takes([long])
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE])
