@@ -110,7 +110,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
 
 
 def _refuse_tensors(spec: ModelSpec, input_field: str) -> None:
-    if spec.framework == "pytorch":
+    if spec.framework == "pytorch" and spec.image is None:
         raise InvalidInput(input_field, explain_expected_input(spec))
 
 
