@@ -23,7 +23,9 @@ MODEL = "vector"
 _ANSWER_LIMIT_S = 120.0
 _MAX_REQUESTS_ON_CONNECTION = 12
 _METHODS = ("GET", "GET", "POST", "POST", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "get")
-_VALUES = {"name": MODEL, "version": "1", "adapter": "a", "file": "swagger-ui.css", "rest": "a"}
+_VALUES = {
+    "name": MODEL, "version": "1", "adapter": "a", "file": "swagger-ui.css", "rest": "a", "collection": "a", "id": "a",
+}  # fmt: skip
 # Without the stream, whose response never ends.
 _PATHS = [path.replace("rest:path", "rest").format_map(_VALUES) for path in HTTP_ACCESS if path != "/events"]
 _SIGNED_CALL = "/inference.GRPCInferenceService/ServerLive"
