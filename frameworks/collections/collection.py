@@ -52,7 +52,7 @@ async def open_collection(settings: CollectionSettings) -> Collection:
 
 
 class _Opened:
-    """What is open. Constructing it reads all vectors."""
+    """The files and the rows of an open collection. Constructing it reads all vectors."""
 
     def __init__(self, settings: CollectionSettings) -> None:
         self.store = Store(settings)

@@ -132,7 +132,7 @@ class IndexInfo:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """What a collection holds. `memory_bytes`: vectors, filter columns and index. `disk_bytes`: of its files.
+    """The state of a collection. `memory_bytes`: vectors, filter columns and index. `disk_bytes`: of its files.
 
     `searches`, `batches`: since the open; a batch is one product for the queries that waited together.
     `waiting`: queries that wait for a search.

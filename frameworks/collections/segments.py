@@ -83,7 +83,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a search sees. `indexed`: how many of the first parts the index covers."""
+    """The rows that a search sees. `indexed`: how many of the first parts the index covers."""
 
     sequence: int
     parts: tuple[Part, ...]

@@ -1,4 +1,4 @@
-"""What was acknowledged survives a killed process, a torn log and a full disk."""
+"""Acknowledged records survive a killed process, a torn log and a full disk."""
 
 import asyncio
 import os

@@ -75,7 +75,7 @@ def test_equal_scores_are_ordered_by_age(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class _Held:
-    """Lets the searches of a collection run only when it is told so."""
+    """Lets the searches of a collection run only once `released` is set."""
 
     def __init__(self, opened: Opened) -> None:
         self.searcher: Any = opened.collection._searcher  # type: ignore[attr-defined]
