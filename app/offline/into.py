@@ -109,9 +109,10 @@ class RemoteSink:
 
     async def upsert(self, records: list[Record]) -> None:
         body = {
-            "records": [
-                {"id": each.id, "vector": each.vector, "text": each.text, "metadata": each.metadata} for each in records
-            ]
+            "ids": [each.id for each in records],
+            "vectors": np.stack([each.vector for each in records if each.vector is not None]),
+            "texts": [each.text for each in records],
+            "metadata": [each.metadata for each in records],
         }
         content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         try:

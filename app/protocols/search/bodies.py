@@ -95,10 +95,19 @@ class UpsertRecord(ResponseBody):
     metadata: dict[str, str | float | bool | list[str] | None] | None = None
 
 
-class UpsertCollection(SearchBody):
-    """Records to insert. They replace those of the same ids as a whole."""
+_Metadata = dict[str, str | float | bool | list[str] | None]
 
-    records: list[UpsertRecord] = Field(min_length=1, max_length=MAX_RECORDS)
+
+class UpsertCollection(SearchBody):
+    """Records to insert: `records`, or `ids` with lists of the same length, which are read faster. They replace those
+    of the same ids as a whole.
+    """
+
+    records: list[UpsertRecord] | None = Field(None, min_length=1, max_length=MAX_RECORDS)
+    ids: list[str] | None = Field(None, min_length=1, max_length=MAX_RECORDS)
+    vectors: list[list[float]] | None = Field(None, description="Of `ids`. Default: the model embeds `texts`.")
+    texts: list[str | None] | None = Field(None, description="Of `ids`.")
+    metadata: list[_Metadata | None] | None = Field(None, description="Of `ids`.")
 
 
 class UpsertResponse(ResponseBody):

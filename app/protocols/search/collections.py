@@ -7,36 +7,30 @@ import orjson
 from app.inference.collection_requests import (
     ChangeAnswer,
     DeleteRequest,
-    GivenRecord,
     Queries,
     RankedHit,
     SearchAnswer,
     SearchRequest,
-    UpsertRequest,
 )
 from app.inference.pipeline import FindSpec
 from app.protocols.bodies import got
 from app.protocols.codec import LONG_ELEMENTS, AnswerContext, Target
-from app.protocols.json_body import Document, Node, describe_type
+from app.protocols.json_body import Document, Node
 from app.protocols.json_output import list_to_json
 from app.protocols.search.bodies import (
     DEFAULT_CANDIDATES,
     MAX_QUERIES,
-    MAX_RECORDS,
     DeleteFromCollection,
     DeleteOptions,
     SearchCollection,
     SearchOptions,
-    UpsertCollection,
-    UpsertRecord,
 )
 from app.protocols.search.codec import OperationRequest, SearchBody, SearchCodec
-from app.protocols.search.images import read_image, read_image_object
+from app.protocols.search.images import read_image_object
 from app.protocols.search.reading import (
     Fields,
     read_object,
     read_options,
-    read_vector,
     read_vector_or_vectors,
 )
 from frameworks.collections.filters import Filter, parse_filter
@@ -46,7 +40,7 @@ from frameworks.types import DEFAULT_PRIORITY
 _ELEMENTS_PER_HIT = 16
 
 
-def _with_options(request: Any, options: SearchBody, form: Any = None) -> OperationRequest:
+def with_options(request: Any, options: SearchBody, form: Any = None) -> OperationRequest:
     return OperationRequest(request, options.priority or DEFAULT_PRIORITY, options.timeout_ms, form)
 
 
@@ -56,7 +50,7 @@ class SearchCollectionCodec(SearchCodec):
     __slots__ = ()
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
-        name = _named(target)
+        name = named(target)
         return read_object(body, SearchCollection, lambda document, fields: _read_search(name, document, fields))
 
     def is_long_to_write(self, decoded: OperationRequest, answer: SearchAnswer) -> bool:
@@ -114,7 +108,7 @@ def _read_search(name: str, document: Document, fields: Fields) -> OperationRequ
         options.exact,
         is_list,
     )
-    return _with_options(request, options, options)
+    return with_options(request, options, options)
 
 
 def _read_queries(document: Document, node: Node) -> tuple[Queries, bool]:
@@ -128,69 +122,13 @@ def _read_queries(document: Document, node: Node) -> tuple[Queries, bool]:
     return read_vector_or_vectors(document, node, "query", MAX_QUERIES)
 
 
-class UpsertCodec(SearchCodec):
-    """As Codec of app/protocols/codec.py."""
-
-    __slots__ = ()
-
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
-        name = _named(target)
-        return read_object(body, UpsertCollection, lambda document, fields: _read_upsert(name, document, fields))
-
-    def is_long_to_write(self, decoded: OperationRequest, answer: ChangeAnswer) -> bool:
-        return False
-
-    def encode(self, decoded: OperationRequest, answer: ChangeAnswer, context: AnswerContext) -> bytes:
-        content: dict[str, Any] = {"collection": decoded.request.collection, "upserted": answer.count}
-        if answer.tokens is not None:
-            content["tokens"] = answer.tokens
-        return orjson.dumps({**content, "latency_ms": round(context.latency_ms, 3)})
-
-
-def _read_upsert(name: str, document: Document, fields: Fields) -> OperationRequest:
-    options = read_options(document, fields, SearchBody, ("records",))
-    node = fields.get("records")
-    if not document.is_array(node):
-        raise InvalidInput("records", f"expected a list of records, got {describe_type(node)}")
-    nodes = document.items(node)
-    if not 1 <= len(nodes) <= MAX_RECORDS:
-        raise InvalidInput("records", f"expected 1 to {MAX_RECORDS} records, got {len(nodes)}")
-    records = [_read_record(document, each, f"records[{index}]") for index, each in enumerate(nodes)]
-    return _with_options(UpsertRequest(name, records), options)
-
-
-def _read_record(document: Document, node: Node, field: str) -> GivenRecord:
-    if not document.is_object(node):
-        raise InvalidInput(field, f"expected an object with id, got {describe_type(node)}")
-    members = document.members(node, UpsertRecord.model_fields, f"{field}.")
-    given = {name: each for name, each in members.items() if each is not None}
-    record_id = given.get("id")
-    if not isinstance(record_id, str) or not record_id:
-        raise InvalidInput(f"{field}.id", f"expected a non-empty string, got {got(record_id)}")
-    text = given.get("text")
-    if text is not None and not isinstance(text, str):
-        raise InvalidInput(f"{field}.text", f"expected a string, got {describe_type(text)}")
-    if given.keys().isdisjoint(("vector", "text", "image")):
-        raise InvalidInput(field, "expected one of vector, text and image, got none")
-    metadata = given.get("metadata")
-    if metadata is not None and not document.is_object(metadata):
-        raise InvalidInput(f"{field}.metadata", f"expected an object, got {describe_type(metadata)}")
-    return GivenRecord(
-        record_id,
-        read_vector(document, given["vector"], f"{field}.vector") if "vector" in given else None,
-        text,
-        read_image(given, field) if "image" in given else None,
-        None if metadata is None else document.python(metadata),
-    )
-
-
 class DeleteCodec(SearchCodec):
     """As Codec of app/protocols/codec.py."""
 
     __slots__ = ()
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
-        name = _named(target)
+        name = named(target)
         return read_object(body, DeleteFromCollection, lambda document, fields: _read_delete(name, document, fields))
 
     def is_long_to_write(self, decoded: OperationRequest, answer: ChangeAnswer) -> bool:
@@ -213,7 +151,7 @@ def _read_delete(name: str, document: Document, fields: Fields) -> OperationRequ
         raise InvalidInput("filter", "expected a condition, got an empty object; send all to delete every record")
     if options.all:
         where = parse_filter({})
-    return _with_options(DeleteRequest(name, options.ids, where), options)
+    return with_options(DeleteRequest(name, options.ids, where), options)
 
 
 def _read_filter(document: Document, fields: Fields) -> Filter | None:
@@ -221,11 +159,10 @@ def _read_filter(document: Document, fields: Fields) -> Filter | None:
     return None if node is None else parse_filter(document.python(node), "filter")
 
 
-def _named(target: Target) -> str:
+def named(target: Target) -> str:
     assert target.collection is not None
     return target.collection
 
 
 SEARCH_CODEC = SearchCollectionCodec()
-UPSERT_CODEC = UpsertCodec()
 DELETE_CODEC = DeleteCodec()
