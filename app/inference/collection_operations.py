@@ -162,15 +162,24 @@ class Upserts:
         collection = operations.collections.get(context.record.principal, request.collection)
         records, tokens = list(request.records), None
         for kind in ("image", "text"):
-            records, read = await self._embedded(context, collection, records, kind)
+            records, read = await self._embedded(context, collection, request, records, kind)
             tokens = read if tokens is None else tokens + (read or 0)
         started_s = time.perf_counter()
-        count = await collection.upsert([Record(each.id, each.vector, each.text, each.metadata) for each in records])
+        given = [Record(each.id, each.vector, each.text, each.metadata) for each in records]
+        try:
+            count = await collection.upsert(given)
+        except FieldError as error:
+            raise request.renamed(error) from None
         context.timings.compute_s += time.perf_counter() - started_s
         return ChangeAnswer(count, tokens)
 
     async def _embedded(
-        self, context: RequestContext, collection: Collection, records: list[GivenRecord], kind: str
+        self,
+        context: RequestContext,
+        collection: Collection,
+        request: UpsertRequest,
+        records: list[GivenRecord],
+        kind: str,
     ) -> tuple[list[GivenRecord], int | None]:
         """Return the records with the vectors of those that have none, but an image or a text."""
         chosen = [i for i, each in enumerate(records) if each.vector is None and getattr(each, kind) is not None]
@@ -178,7 +187,7 @@ class Upserts:
             return records, None
         contents = [getattr(records[i], kind) for i in chosen]
         answer = await self._operations.embed(
-            context, collection, contents, lambda index: f"records[{chosen[index]}].{kind}"
+            context, collection, contents, lambda index: request.field_of(chosen[index], kind)
         )
         for vector, i in zip(np.asarray(answer.embeddings, np.float32), chosen, strict=True):
             records[i] = replace(records[i], vector=vector)

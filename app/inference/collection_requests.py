@@ -1,9 +1,14 @@
 """Define the requests to collections, as every protocol decodes them."""
 
+import re
 from dataclasses import dataclass
 
 from frameworks.collections.contract import Hit, Metadata, Vectors
 from frameworks.collections.filters import Filter
+from frameworks.errors import FieldError
+
+_PART = re.compile(r"records\[(\d+)\]\.(id|text|vector|metadata)(.*)", re.DOTALL)
+_LISTS = {"id": "ids", "text": "texts", "vector": "vectors"}
 
 Queries = list[str] | list[bytes] | Vectors
 """Texts, images (files), or vectors: float32 [n, dimensions]."""
@@ -59,10 +64,24 @@ class GivenRecord:
 
 @dataclass(frozen=True, slots=True)
 class UpsertRequest:
-    """Insert records, or replace those of the same ids."""
+    """Insert or replace records. `is_lists`: the body has a list for each part of the records."""
 
     collection: str
     records: list[GivenRecord]
+    is_lists: bool = False
+
+    def field_of(self, index: int, part: str) -> str:
+        """Return the field of a part of a record in the body."""
+        if not self.is_lists:
+            return f"records[{index}].{part}"
+        return f"{_LISTS.get(part, part)}[{index}]"
+
+    def renamed(self, error: FieldError) -> FieldError:
+        """Return an error of the collection with the field of the body."""
+        found = _PART.fullmatch(error.field)
+        if found is None:
+            return error
+        return type(error)(self.field_of(int(found[1]), found[2]) + found[3], error.reason)
 
 
 @dataclass(frozen=True, slots=True)

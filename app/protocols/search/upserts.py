@@ -45,9 +45,9 @@ def _read_upsert(name: str, document: Document, fields: Fields) -> OperationRequ
     options = read_options(document, fields, SearchBody, by_hand)
     columns = [each for each in _COLUMNS if each in fields]
     if "records" in fields and columns:
-        raise InvalidInput(columns[0], f"expected records or ids with lists, got both; leave one out")
+        raise InvalidInput(columns[0], "expected records or ids with lists, got both; leave one out")
     records = _read_columns(document, fields) if columns else _read_records(document, fields.get("records"))
-    return with_options(UpsertRequest(name, records), options)
+    return with_options(UpsertRequest(name, records, bool(columns)), options)
 
 
 def _read_columns(document: Document, fields: Fields) -> list[GivenRecord]:
