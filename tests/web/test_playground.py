@@ -251,7 +251,7 @@ def test_similarities_are_cosines_nearest_first(tab: Tab, playground: RunningSer
     np.testing.assert_allclose(shown, cosines, atol=0.0051)
     page.get_by_role("button", name="3 A kitten naps.").click()
     nearest = sorted((0, 1), key=lambda at: -cosines[2, at])
-    assert bars(page, "Texts nearest to text 3") == [texts[at] for at in nearest]
+    assert bars(page, "Nearest to text 3, by similarity") == [texts[at] for at in nearest]
 
 
 def test_rank_and_labels_are_those_of_server(tab: Tab, playground: RunningServer) -> None:

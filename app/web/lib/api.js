@@ -32,7 +32,7 @@ export function modelPath(name, rest = "") {
 
 /**
  * Send one request and return {status, headers, value, timings, elapsedMs}. Nothing is sent twice.
- * `body`: sent as JSON unless it is a string, a Blob or bytes. Raises ApiError; AbortError if `signal` ends it.
+ * `body`: sent as JSON unless it is a string, a form, a Blob or bytes. Raises ApiError; AbortError if `signal` ends it.
  */
 export async function call(method, path, { body, headers = {}, signal } = {}) {
   const start = performance.now();
@@ -57,9 +57,11 @@ export async function sendJson(method, path, body, options) {
 
 /** Send one request and return its Response as soon as the head is here. Raises as `call`. */
 export async function open(method, path, { body, headers = {}, signal } = {}) {
-  const isRaw = typeof body === "string" || body instanceof Blob || body instanceof ArrayBuffer || ArrayBuffer.isView(body);
+  const isForm = body instanceof FormData;
+  const isRaw = isForm || typeof body === "string" || body instanceof Blob || body instanceof ArrayBuffer || ArrayBuffer.isView(body);
   const sent = body === undefined || isRaw ? body : JSON.stringify(body);
-  const all = withKey({ ...(body === undefined ? {} : { "content-type": "application/json" }), ...headers });
+  // The browser writes the type of a form, with its boundary.
+  const all = withKey({ ...(body === undefined || isForm ? {} : { "content-type": "application/json" }), ...headers });
   let response;
   try {
     response = await fetch(path, { method, body: sent, headers: all, signal, cache: "no-store", credentials: "omit" });

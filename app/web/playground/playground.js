@@ -4,7 +4,7 @@ import { getJson, modelPath } from "../lib/api.js";
 import { html, useEffect, useMemo, useState } from "../lib/html.js";
 import { onKey } from "../lib/key.js";
 import { link } from "../lib/router.js";
-import { TASKS, toolsOf } from "./tools.js";
+import { meaningOf, toolsOf } from "./tools.js";
 
 export function Playground({ name, query }) {
   const [models, error, reload] = useLoaded(() => getJson("models").then(withCapabilities), []);
@@ -45,7 +45,7 @@ function Chooser({ models }) {
     <ul class="pg-cards">${models.map((model) => html`<li key=${model.name}>
       <a class="panel pg-card" href=${link("playground", model.name)}>
         <strong>${model.name}</strong>
-        <span class="detail">${model.task ? TASKS[model.task] : `${model.state}: not loaded`}</span>
+        <span class="detail">${model.task ? meaningOf(model) : `${model.state}: not loaded`}</span>
         <span class="detail">${toolsOf(model).map((tool) => tool.label).join(" · ")}</span>
       </a></li>`)}</ul>`}`;
 }

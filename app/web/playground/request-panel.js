@@ -6,7 +6,7 @@ import { BODY_FILE, bodyText, snippetsOf } from "./snippets.js";
 
 const COPIED_MS = 2000;
 
-/** `request`: `{path, body, tensors}`, or null while the form has none. `timing`: a waterfall, or null before an answer. */
+/** `request`: as snippets.js takes it, or null while the form has none. `timing`: a waterfall, or null before an answer. */
 export function RequestPanel({ request, timing }) {
   return html`
     ${timing ? html`<section class="panel" aria-label="Timing">${timing}</section>` : null}

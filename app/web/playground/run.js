@@ -1,13 +1,14 @@
 // One request of a tool: what is sent is also what its snippets show.
 import { call } from "../lib/api.js";
 import { useEffect, useRef, useState } from "../lib/html.js";
+import { formData } from "./snippets-form.js";
 import { bodyText } from "./snippets.js";
 
 /** Nothing was sent yet. */
 export const IDLE = { phase: "idle", answer: null, error: null };
 
 /**
- * Send requests `{path, body}`, one at a time: `{run, start, stop}`.
+ * Send requests `{path, body}` or `{path, form}`, one at a time: `{run, start, stop}`.
  *
  * `run`: `{phase, answer, error}` with the phase `idle`, `busy`, `done`, `failed` or `stopped`. The last answer stays
  * until the next one is here. `answer`: as api.js's `call` returns it, with the `request`.
@@ -22,7 +23,8 @@ export function useRun() {
     const current = (control.current = new AbortController());
     setRun((before) => ({ ...before, phase: "busy", error: null }));
     try {
-      const answer = await call("POST", request.path, { body: bodyText(request), signal: current.signal });
+      const body = request.form ? formData(request.form) : bodyText(request);
+      const answer = await call("POST", request.path, { body, signal: current.signal });
       if (control.current === current) setRun({ phase: "done", answer: { ...answer, request }, error: null });
       return answer;
     } catch (error) {

@@ -76,8 +76,8 @@ function Result({ answer }) {
     <p class="detail">${data.length} vectors of ${data[0].embedding.length} numbers · ${formatCount(usage.prompt_tokens)} tokens</p>`;
 }
 
-/** The matrix of cosines, and the texts by their similarity to a chosen one. */
-export function Similarities({ texts, vectors }) {
+/** The matrix of cosines, and the texts by their similarity to a chosen one. `kind`: what the texts name. */
+export function Similarities({ texts, vectors, kind = "text" }) {
   const [chosen, setChosen] = useState(0);
   const matrix = cosines(vectors);
   const from = Math.min(chosen, texts.length - 1);
@@ -93,8 +93,8 @@ export function Similarities({ texts, vectors }) {
         ${row.map((value, column) => html`<td key=${column} title=${`${texts[at]} / ${texts[column]}`}
           style=${{ "--share": Math.max(0, value).toFixed(3) }}>${value.toFixed(2)}</td>`)}
       </tr>`)}</tbody></table></div>
-    ${nearest.length ? html`<h2 class="pg-later">Nearest to text ${from + 1}</h2>
+    ${nearest.length ? html`<h2 class="pg-later">Nearest to ${kind} ${from + 1}</h2>
       <p class="detail pg-quote">${texts[from]}</p>
-      <${ShareBars} label=${`Texts nearest to text ${from + 1}`}
+      <${ShareBars} label=${`Nearest to ${kind} ${from + 1}, by similarity`}
         rows=${nearest.map(({ value, at }) => ({ key: at, label: texts[at], share: value, text: value.toFixed(3) }))} />` : null}`;
 }

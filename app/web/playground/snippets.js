@@ -1,5 +1,6 @@
 // A request as commands to paste. The key is never in them: they read it from the environment.
 import { literal, shellQuoted } from "./literals.js";
+import { formSnippets } from "./snippets-form.js";
 import { openAiSnippet } from "./snippets-openai.js";
 import { tritonSnippet } from "./snippets-triton.js";
 
@@ -8,12 +9,13 @@ const MAX_BODY_CHARACTERS = 24_000;
 export const BODY_FILE = "request.json";
 
 /**
- * Return `[{id, label, text}]` for a request `{path, body, tensors}`.
+ * Return `[{id, label, text}]` for a request `{path, body, tensors}`, or `{path, form}` of snippets-form.js.
  *
  * `base`: address of the server without a slash at its end. `hasKey`: whether requests need a key. `tensors`: inputs
  * and outputs of a tensor request, for Triton's client; see snippets-triton.js.
  */
 export function snippetsOf(request, base, hasKey) {
+  if (request.form) return formSnippets({ ...request, url: `${base}/${request.path}`, hasKey });
   const call = { ...request, url: `${base}/${request.path}`, base, hasKey, isLong: bodyText(request).length > MAX_BODY_CHARACTERS };
   return [
     { id: "curl", label: "curl", text: curl(call) },

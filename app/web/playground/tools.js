@@ -1,13 +1,17 @@
 // Which tools a model has: by its task, its inputs and its labels.
 import { drawsDigits } from "../lib/descriptions.js";
 
-/** What a task means, in a few words. */
-export const TASKS = {
+const TASKS = {
   tensor: "Tensors in, tensors out",
   embed: "Texts to vectors",
   classify: "Texts to labels",
   generate: "Generates text",
 };
+
+const IMAGE_TASKS = { ...TASKS, embed: "Pictures to vectors", classify: "Pictures to labels" };
+
+/** Return what the task of a loaded model means, in a few words. */
+export const meaningOf = (model) => (model.image ? IMAGE_TASKS : TASKS)[model.task] ?? model.task;
 
 const TOOLS = {
   chat: { id: "chat", label: "Chat", load: () => import("./chat.js").then((module) => module.Chat) },
@@ -15,6 +19,7 @@ const TOOLS = {
   similarity: { id: "similarity", label: "Similarity", load: () => import("./similarity.js").then((module) => module.Similarity) },
   rank: { id: "rank", label: "Rank", load: () => import("./rank.js").then((module) => module.Rank) },
   classify: { id: "classify", label: "Classify", load: () => import("./classify.js").then((module) => module.Classify) },
+  images: { id: "images", label: "Pictures", load: () => import("./images.js").then((module) => module.Images) },
   draw: { id: "draw", label: "Draw", load: () => import("./draw.js").then((module) => module.Draw) },
   tensors: { id: "tensors", label: "Tensors", load: () => import("./tensors.js").then((module) => module.Tensors) },
   browser: { id: "browser", label: "In the browser", load: () => import("../browser/in-browser.js").then((module) => module.InBrowser) },
@@ -23,6 +28,10 @@ const TOOLS = {
 /** Return the tools of a described model, the most useful first; none while it is not loaded. */
 export function toolsOf(model) {
   const isOnnx = model.framework === "onnx";
+  if (model.image && ["classify", "embed"].includes(model.task)) {
+    const readsTexts = model.inputs.some((input) => input.dtype === "string" || input.name === "input_ids");
+    return [TOOLS.images, ...(readsTexts ? [TOOLS.similarity, TOOLS.rank] : []), ...(isOnnx ? [TOOLS.tensors] : [])];
+  }
   switch (model.task) {
     case "generate":
       return [TOOLS.chat, TOOLS.completion];
