@@ -40,7 +40,7 @@ def playground_entries(folder: Path) -> str:
         f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\n{more}\n' for name, path, more in onnx
     )
     writers = "".join(
-        f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / "tiny-llama"}"\n'
+        f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / "tiny-llama"}"\nkernels = "plain"\n'
         for name in ("writer", "writer-2")
     )
     return f'[models]\ncache_dir = "{folder / "cache"}"\n{entries}{writers}'

@@ -114,7 +114,7 @@ def test_missing_runtime_and_forbidden_files_are_explained(open_tab: Open, tmp_p
         tab = open_tab(f"{server.wait_ready().url}/#/playground/other?tool=browser")
         expect(tab.page.get_by_text("other may not be downloaded.")).to_be_visible()
         expect(tab.page.get_by_text("downloadable = true")).to_be_visible()
-        tab.allowed = ("404", "ort.wasm")
+        tab.allowed = ("404", "ort.wasm", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED_ENCODING")  # the server ends first
         tab.page.route("**/runtime/*", lambda route: route.fulfill(status=404))
         tab.show("#/playground/digits?tool=browser")
         tab.page.get_by_role("button", name="Load the model").click()

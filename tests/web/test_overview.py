@@ -78,8 +78,8 @@ def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningSer
         expect(tab.page.locator("figure.chart canvas").first).to_be_visible()
         return counters(tab)
 
-    draw(1, 20, rounds=3)
-    few, many = draw(21, 40, rounds=3), draw(41, 160, rounds=8)
+    draw(1, 20, rounds=2)
+    few, many = draw(21, 40, rounds=2), draw(41, 110, rounds=5)
     assert many["documents"] == few["documents"]
     # Less than one for each sample or each change of the view.
     assert many["jsEventListeners"] - few["jsEventListeners"] < 20

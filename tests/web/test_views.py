@@ -101,6 +101,7 @@ def test_server_goes_away_and_comes_back(open_tab: Open, tmp_path: Path) -> None
     config = str(tmp_path / "config.toml")
     with RunningServer(["--config", config, "--port", str(port)], fork=Fork(needs_torch=False)) as again:
         again.wait_ready()
+        tab.page.evaluate("dispatchEvent(new Event('online'))")  # else up to ten seconds until the next attempt
         expect(phase).to_have_attribute("data-phase", "connected")
         expect(tab.page.locator(".view-head .state")).to_have_text("healthy")
         again.infer("digits", batch_size=1, input_data=[8] * 64)

@@ -3,7 +3,7 @@ const TASKS = { tensor: "tensors", embed: "embeddings", classify: "classificatio
 
 /** What a model does and where it runs, in one line. */
 export function describe(model) {
-  const kind = { onnx: "ONNX", pytorch: "PyTorch" }[model.framework] ?? model.framework;
+  const kind = { onnx: "ONNX", pytorch: "PyTorch", pipeline: "pipeline" }[model.framework] ?? model.framework;
   return [TASKS[model.task] ?? model.task, kind, model.device, model.dtype].filter(Boolean).join(" · ");
 }
 
