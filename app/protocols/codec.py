@@ -15,8 +15,10 @@ from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
 Header = tuple[bytes, bytes]
 
-_BODY_HEADERS = (b"content-type", b"content-encoding")
-_JSON_HEADER = (b"content-type", b"application/json")
+BODY_HEADERS = (b"content-type", b"content-encoding")
+"""The headers that say how a body is encoded."""
+JSON_HEADER = (b"content-type", b"application/json")
+"""The usual one."""
 
 LONG_BYTES = 256 * 1024
 """From this size on, decoding JSON blocks the loop for about a millisecond."""
@@ -179,7 +181,7 @@ class JsonCodec:
     def for_headers(self, headers: Sequence[Header]) -> Any:
         for header in headers:
             # The usual header is accepted without a call; `check_media_type` knows all others.
-            if header[0] in _BODY_HEADERS and header != _JSON_HEADER:
+            if header[0] in BODY_HEADERS and header != JSON_HEADER:
                 check_media_type(headers)
         return self
 

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,16 +95,19 @@ def write_resnet(folder: Path) -> None:
     torch.manual_seed(0)
     network = ResNetForImageClassification(ResNetConfig(num_labels=1000, return_dict=False)).eval()
     folder.mkdir(parents=True, exist_ok=True)
-    torch.onnx.export(
-        network,
-        (torch.zeros(1, 3, 224, 224),),
-        str(folder / "model.onnx"),
-        input_names=["pixel_values"],
-        output_names=["logits"],
-        dynamic_axes={"pixel_values": {0: "n"}, "logits": {0: "n"}},
-        opset_version=17,
-        dynamo=False,
-    )
+    with warnings.catch_warnings():
+        # The export takes the checks of shapes for computations.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (torch.zeros(1, 3, 224, 224),),
+            str(folder / "model.onnx"),
+            input_names=["pixel_values"],
+            output_names=["logits"],
+            dynamic_axes={"pixel_values": {0: "n"}, "logits": {0: "n"}},
+            opset_version=17,
+            dynamo=False,
+        )
     (folder / "labels.txt").write_text("".join(f"label {index}\n" for index in range(1000)), encoding="utf-8")
 
 

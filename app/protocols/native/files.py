@@ -9,7 +9,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from app.inference.pipeline import FindSpec
-from app.protocols.codec import Header, Target, check_media_type
+from app.protocols.codec import BODY_HEADERS, JSON_HEADER, Header, Target, check_media_type
 from app.protocols.errors import UnsupportedMediaType
 from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
@@ -79,14 +79,10 @@ class AnyCodec(NativeCodec):
 
     def for_headers(self, headers: Sequence[Header]) -> NativeCodec:
         """Raises UnsupportedMediaType, InvalidInput."""
-        for name, value in headers:
-            if name == b"content-type" and value != b"application/json":
-                codec = _codec_of(value)
-                if codec is not None:
-                    _refuse_compressed(headers)
-                    return codec
-                break
-        super().for_headers(headers)
+        for header in headers:
+            # As in JsonCodec: the usual header is accepted without a call.
+            if header[0] in BODY_HEADERS and header != JSON_HEADER:
+                return _codec_for(headers)
         return self
 
 
@@ -109,9 +105,13 @@ def _codec_of(content_type: bytes) -> NativeCodec | None:
     return _ONE_FILE
 
 
-def _refuse_compressed(headers: Sequence[Header]) -> None:
-    """Raise UnsupportedMediaType for a body with a content-encoding."""
-    check_media_type([header for header in headers if header[0] == b"content-encoding"])
+def _codec_for(headers: Sequence[Header]) -> NativeCodec:
+    """Return the codec for headers that are not the usual ones. Raises UnsupportedMediaType, InvalidInput."""
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    codec = _codec_of(content_type)
+    # Of a body with images, only the encoding remains to be checked.
+    check_media_type(headers if codec is None else [each for each in headers if each[0] == b"content-encoding"])
+    return CODEC if codec is None else codec
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
