@@ -224,7 +224,7 @@ def test_cached_answer_is_of_equal_image_only(images: RunningServer) -> None:
 def test_bad_file_is_refused_by_name(images: RunningServer, file: bytes, words: str) -> None:
     jpeg = {"content-type": "image/jpeg"}
     for request in ({"content": file, "headers": jpeg}, {"files": {"image": file}}, {"json": {"image": text(file)}}):
-        response = images.client.post("/models/shapes/infer", **request)  # type: ignore[arg-type]
+        response = images.client.post("/models/shapes/infer", **request)
         assert words in assert_refused(response, 400, "invalid_input")
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text(file)]}
     response = images.client.post("/v2/models/shapes/infer", json={"inputs": [tensor]})
