@@ -206,7 +206,9 @@ def _load_rows(loads: Loads) -> list[Row]:
         if _PEER in loads:
             times = ratio(_values(loads, name, "per_second"), _values(loads, _PEER, "per_second"))
             fewer = ratio(_values(loads, _PEER, "p99_ms"), _values(loads, name, "p99_ms"))
-            beside = f"{_PEER} {_median(loads, _PEER, 'per_second'):.1f} req/s: {times:.2f} times"
+            theirs_ms = _median(loads, _PEER, "cpu_us") / 1e3
+            rate = _median(loads, _PEER, "per_second")
+            beside = f"{_PEER} {rate:.1f} req/s, {theirs_ms:.1f} ms CPU: {times:.2f} times"
             late = f"{_median(loads, _PEER, 'p99_ms'):.0f} ms: {fewer:.2f} times"
         cpu_ms = _median(loads, name, "cpu_us") / 1e3
         figure = f"{_median(loads, name, 'per_second'):.1f} req/s, {cpu_ms:.1f} ms CPU a request"
