@@ -49,7 +49,7 @@ class Into:
 
     @property
     def identity(self) -> list[object]:
-        """What a later command must have in common to resume the run."""
+        """The values that a later command must have in common to resume the run."""
         return [self.sink.name, self.id_column, list(self.metadata_columns)]
 
     def check(self, schema: pa.Schema) -> None:
