@@ -12,8 +12,8 @@ from tests.bench.cores import LOAD_CORES, on_cores
 from tests.bench.servers import RunningServer, roundhouse
 from tests.bench.table import Row
 
-_ROUNDS = 7
-_REQUESTS = 1500
+_ROUNDS = 5
+_REQUESTS = 600
 _RUNS = 2000
 _STEPS = 3
 _CONFIG = """
