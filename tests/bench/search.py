@@ -3,6 +3,8 @@
 The limit of an exact search is one read of the same bytes: a float32 dot product of the rows with themselves. Rows are
 like embeddings: 1,000 topics, 20,000 subtopics around them and noise around those, with variances that fall from the
 first dimension to the last. Queries are drawn in the same way and are not among the rows.
+
+Exact searches and their limit are the best of several rounds: a neighbour on the bus of the memory changes a median.
 """
 
 import asyncio
@@ -24,8 +26,8 @@ from tests.bench.table import Row
 ROWS, DIMENSIONS, TOP_K = 1_000_000, 384, 10
 _UPSERTED_AT_ONCE = 10_000
 _CALLERS = 16
-_ROUNDS = 9
-_BATCHES = 6
+_ROUNDS = 15
+_BATCHES = 3
 _QUERIES = 128
 _TOPICS, _SUBTOPICS, _SPREAD, _DECAY = 1000, 20_000, 0.7, -0.35
 _PYTHON_ROWS = 500
@@ -85,7 +87,7 @@ async def _exact(collection: Collection, queries: Vectors) -> tuple[list[Row], f
         query = queries[number % len(queries)][None]
         alone.append(await _awaited_seconds(lambda query=query: collection.search(query, TOP_K)))  # type: ignore[misc]
     together = [await _awaited_seconds(lambda: _call_together(collection, queries)) for _ in range(_ROUNDS)]
-    limit_s, alone_s, each_s = median(limits), median(alone), median(together) / (_CALLERS * _BATCHES)
+    limit_s, alone_s, each_s = min(limits), min(alone), min(together) / (_CALLERS * _BATCHES)
     made = "compiled" if compiled_product() is not None else "numpy"
     giga = ROWS * DIMENSIONS * 4 / 1e9
     rows = [
