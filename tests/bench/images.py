@@ -33,6 +33,7 @@ _ROUNDS = 5
 _SECONDS = 6
 _ADDED_REQUESTS = 100
 _CONNECTIONS = 8
+_WARM_UP_REQUESTS = 20
 _BOUNDARY = "roundhouse"
 _FORM = {"content-type": f"multipart/form-data; boundary={_BOUNDARY}"}
 _JPEG = {"content-type": "image/jpeg"}
@@ -183,9 +184,10 @@ def _own_ms(graph: Path) -> float:
 
 
 def _measured(ways: Mapping[str, _Way]) -> Loads:
-    """Warm up for four seconds, then measure the rounds."""
+    """Warm up, then measure the rounds."""
     for way in ways.values():
-        way.press(_CONNECTIONS, 4)
+        for _ in range(_WARM_UP_REQUESTS):
+            way.answer()
     presses = {name: partial(way.press, _CONNECTIONS, _SECONDS) for name, way in ways.items()}
     return in_turn(presses, num_rounds(_ROUNDS))
 
