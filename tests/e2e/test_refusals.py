@@ -168,7 +168,11 @@ def test_duplicate_field_refused(body: str, server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({}, "input_data", "expected exactly one of input_data, inputs, text, prompt, messages, got none of them"),
+        (
+            {},
+            "input_data",
+            "expected exactly one of input_data, inputs, text, image, prompt, messages, got none of them",
+        ),
         ({"input_data": [1], "text": "a"}, "text", "input_data and text"),
         ({"input_data": [1], "inputs": {}}, "inputs", "input_data and inputs"),
         ({"input_data": [1], "normalize": True}, "normalize", "expected an option of input_data"),
@@ -213,8 +217,8 @@ def test_unknown_version_refused(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream",
-     "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "application/octet-stream",
+     "image/gif", "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
 )  # fmt: skip
 def test_unsupported_content_type_refused(content_type: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):

@@ -46,7 +46,7 @@ def test_image_table_loads_from_file_body_and_variable(tmp_path: Path) -> None:
         ({"mean": [1, 1]}, "image.mean", "expected"),
         ({"labels": "/etc/passwd"}, "image.labels", "expected a file in the folder of the graph"),
         ({"labels": "../labels.txt"}, "image.labels", "expected a file in the folder of the graph"),
-        ({"layout": "chw"}, "image.layout", 'expected "nchw" or "nhwc"'),
+        ({"layout": "chw"}, "image.layout", 'expected one of "nchw", "nhwc"'),
     ],
 )
 def test_wrong_key_of_image_table_is_named(table: dict[str, Any], key: str, message: str) -> None:
