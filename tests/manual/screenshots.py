@@ -29,6 +29,8 @@ IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "page.sha256"
 """The hash of the files of the page that the pictures show."""
 
+SHAPES = f'[[models.onnx_models]]\nname = "shapes"\npath = "{MODELS / "shapes"}"\n'
+
 LOAD_S = 60.0
 PIXELS: dict[str, object] = {"batch_size": 1, "input_data": [0, 0, 9, 16, 10, 1, 0, 0] * 8}
 MESSAGES: dict[str, object] = {
@@ -87,6 +89,13 @@ def draw_digit(page: Page) -> None:
     page.locator(".waterfall").wait_for()
 
 
+def classify_pictures(page: Page) -> None:
+    page.get_by_label("Pictures", exact=True).set_input_files(MODELS / "shapes" / "example.jpg")
+    page.get_by_role("button", name="Draw an example").click()
+    page.get_by_role("button", name="Classify").click()
+    page.locator(".waterfall").wait_for()
+
+
 def run_in_browser(page: Page) -> None:
     page.get_by_role("button", name="Load the model").click()
     page.get_by_role("button", name="Run both").click()
@@ -101,6 +110,7 @@ SHOTS = (
     Shot("page-requests", "#/requests", 1200, 740, "light", open_first_request),
     Shot("playground-chat", "#/playground/tiny-llama", 1200, 800, "light", compare_chats),
     Shot("playground-similarity", "#/playground/minilm-onnx", 1200, 860, "light", compare_texts),
+    Shot("playground-pictures", "#/playground/shapes", 1200, 860, "light", classify_pictures),
     Shot("playground-draw", "#/playground/digits", 1200, 860, "dark", draw_digit),
     Shot("playground-browser", "#/playground/minilm-onnx?tool=browser", 1200, 860, "light", run_in_browser),
 )
@@ -118,7 +128,9 @@ def main() -> int:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = EMBEDDED.replace("path =", "downloadable = true\npath =") + versioned_entry(folder, "latest")
+        config = (EMBEDDED + SHAPES).replace("path =", "downloadable = true\npath =") + versioned_entry(
+            folder, "latest"
+        )
         config = config.replace(str(folder), ".")  # a path of this machine is not for the manual
         with serving(folder, f'[models]\nroots = ["{MODELS}"]\n{config}') as server:
             server.wait_ready()
