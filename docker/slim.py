@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-EVERYWHERE = ("**/tests", "**/*.pyi")
-"""Tests of packages, and stubs of types."""
+EVERYWHERE = ("**/tests", "torch/test", "**/*.pyi")
+"""Tests of packages, of torch only in its CPU build, and stubs of types."""
 UNUSED = {
     # Images are decoded, resized and converted: no AVIF, no fonts, no colour profiles, no windows.
     "PIL": (
@@ -24,7 +24,7 @@ UNUSED = {
     "onnxruntime": ("onnxruntime/transformers/models",),
     "simdjson": ("simdjson/simdjson.h", "simdjson/simdjson.cpp"),
     # Programs of tests, and headers for compilers, which no image has.
-    "torch": ("torch/bin/*", "torch/include", "torch/share", "torch/test"),
+    "torch": ("torch/bin/*", "torch/include", "torch/share"),
 }
 """Patterns by installed package, relative to site-packages."""
 KEPT = {
