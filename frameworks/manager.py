@@ -77,7 +77,8 @@ class MLFrameworkManager:
         self._loader = loader
         self.parts = SubRequests(self, scheduling.max_queue_size)
         """Sends the parts of requests to models: the steps of pipelines."""
-        loader.pipelines = PipelineLoader(self, self.parts)
+        self.pipelines = loader.pipelines = PipelineLoader(self, self.parts)
+        """Loads pipelines. It gets the collections of the server."""
         self.residency = ModelResidency(self._loader, self.devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)

@@ -91,7 +91,7 @@ _Side = Annotated[int, Field(ge=1, le=8192)]
 
 
 class StepEntry(BaseModel):
-    """One `[[pipelines.steps]]` entry: exactly one of `model`, `builtin` and `function`."""
+    """One `[[pipelines.steps]]` entry: exactly one of `model`, `builtin`, `function` and `collection`."""
 
     model_config = SETTINGS_RULES
 
@@ -105,10 +105,15 @@ class StepEntry(BaseModel):
     `crop`."""
     function: Annotated[str, Field(min_length=1)] | None = None
     """Name of an entry point of the group `roundhouse.steps` of an installed package: a Python function."""
+    collection: Annotated[str, Field(min_length=1)] | None = None
+    """Name of a collection of the server that the step searches for the records nearest to `vectors`."""
     inputs: _Wires
     """Where the values of the step's inputs come from: an input of the pipeline, `step`, or `step.output`."""
     top_k: Count | None = None
-    """`top_k` and `labels`: number of best values in each row. None: all of them for `labels`."""
+    """`top_k`, `labels` and collections: number of best results for each row. None: all for `labels`, 10 for
+    collections."""
+    filter: dict[str, Any] | None = None
+    """Collections: conditions on the metadata of the records, as of searches. None: all records."""
     labels: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(checked_items)] | None = None
     """`labels`: name of each column of the scores. None: those of `model`."""
     min_score: float | None = None

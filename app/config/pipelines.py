@@ -19,7 +19,7 @@ def check_pipelines(source: Source) -> None:
         if isinstance(entry, dict) and isinstance(entry.get("name"), str)
     ]
     names: list[str] = []
-    for index, content in _entries(source):
+    for index, content in _entries(source, "pipelines"):
         name = content.get("name") if isinstance(content, dict) else None
         if isinstance(name, str):
             if name in models or name in names:
@@ -28,16 +28,27 @@ def check_pipelines(source: Source) -> None:
                 )
                 source.add_issue(("pipelines", index, "name"), message, "duplicate")
             names.append(name)
-    for index, content in _entries(source):
+    collections = _dimensions(source)
+    for index, content in _entries(source, "pipelines"):
         try:
             entry = PipelineEntry.model_validate(content)
         except ValidationError:
             continue  # reported with all other settings
-        _, faults = check_pipeline(entry, models, pipelines=names)
+        _, faults = check_pipeline(entry, models, pipelines=names, collections=collections)
         for place, message in faults:
             source.add_issue(("pipelines", index, *place), message, "invalid")
 
 
-def _entries(source: Source) -> Iterator[tuple[int, Any]]:
-    entries = source.document.get("pipelines")
+def _dimensions(source: Source) -> dict[str, int]:
+    """Return collection → numbers of each vector; -1 where they are not valid, which is reported elsewhere."""
+    found: dict[str, int] = {}
+    for _, table in _entries(source, "collections"):
+        name, dimensions = (table.get(key) if isinstance(table, dict) else None for key in ("name", "dimensions"))
+        if isinstance(name, str):
+            found[name] = dimensions if type(dimensions) is int and dimensions > 0 else -1
+    return found
+
+
+def _entries(source: Source, table: str) -> Iterator[tuple[int, Any]]:
+    entries = source.document.get(table)
     return enumerate(entries if isinstance(entries, list | tuple) else [])

@@ -1,6 +1,6 @@
 """The collections of the server, and which of them a principal may use."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +75,21 @@ class Collections:
         ModelLoading before the end of the start.
         """
         self.entry(principal, name)
+        return self.opened(name)
+
+    def opened(self, name: str) -> Collection:
+        """Return an open collection, as `get`, for a step of a pipeline: the configuration authorises it."""
         collection = self._open.get(name)
         if name in self._failed:
             raise ModelFailed(f'collection "{name}" could not be opened; the log of the server has the reason')
         if collection is None:
             raise ModelLoading(f'collection "{name}" is being opened; try again later')
         return collection
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Collection → numbers of each vector."""
+        return {name: each.entry.dimensions for name, each in self._configured.items()}
 
     def states(self, principal: Principal) -> dict[str, str]:
         """Return `opening`, `ready` or `failed` for each collection that a principal may see."""

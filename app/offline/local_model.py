@@ -19,6 +19,7 @@ from app.server.build import Host, build_inference
 from frameworks.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.slot import ModelSlot
+from frameworks.pipeline_settings import PipelineModelEntry
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
 
@@ -37,6 +38,7 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
     observer = Observer("none", loaded.settings.logging.slow_ms)
     limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
     inference = build_inference(loaded, observer, Host(), limit)
+    _refuse_searches(inference.manager.slot(name))
     async with inference.manager as manager:
         try:
             slot = await manager.load(name)
@@ -47,6 +49,14 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
         finally:
             await inference.shadowing.close()
             inference.pipeline.close()
+
+
+def _refuse_searches(slot: ModelSlot) -> None:
+    """Raise RunFailed for a pipeline that searches a collection: the server has its files open."""
+    steps = slot.entry.pipeline.steps if isinstance(slot.entry, PipelineModelEntry) else ()
+    if any(step.collection is not None for step in steps):
+        message = "expected a pipeline without steps that search a collection, got one; send to the server with --url"
+        raise RunFailed(f"MODEL: {message}")
 
 
 class LocalModel:

@@ -226,6 +226,7 @@ def build_inference(
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
     collections = Collections(ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
     add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size), collections)
+    manager.pipelines.collections = collections
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 
 

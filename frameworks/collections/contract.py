@@ -1,6 +1,6 @@
 """Define what a collection offers: its records, searches, errors, and the protocol that the server calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -197,3 +197,14 @@ class Collection(Protocol):
 
     async def close(self) -> None:
         """Answer the calls that wait, stop the index build, close the files and release the lock."""
+
+
+class NamedCollections(Protocol):
+    """The collections of the server by name, for steps of pipelines. The configuration authorises these steps."""
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Collection → numbers of each vector. All configured collections, open or not."""
+
+    def opened(self, name: str) -> Collection:
+        """Return an open collection. Raises ModelFailed and ModelLoading for one that is not open."""

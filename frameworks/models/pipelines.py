@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from frameworks.collections.contract import NamedCollections
 from frameworks.cpus import usable_cpus
 from frameworks.errors import EvictionNeeded, InvalidModel
 from frameworks.models.contract import ServedModels
@@ -21,6 +22,8 @@ class PipelineLoader:
         """`parts`: sends the requests of steps to their models."""
         self._models = models
         self._parts = parts
+        self.collections: NamedCollections | None = None
+        """Those that steps search. Set before the first load; None where the server has none."""
         # For decoded images, functions and long arithmetic. Threads start when they are first needed.
         self._threads = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="steps")
 
@@ -39,10 +42,11 @@ class PipelineLoader:
             if step.model is not None and step.model in slots and step.model not in specs:
                 specs[step.model] = await self._parts.spec(step.model, f'step "{step.name}"')
         pipelines = [name for name, slot in slots.items() if slot.framework == FRAMEWORK]
-        typed, faults = check_pipeline(pipeline, list(slots), specs, pipelines)
+        dimensions = {} if self.collections is None else self.collections.dimensions
+        typed, faults = check_pipeline(pipeline, list(slots), specs, pipelines, dimensions)
         if typed is None:
             raise InvalidModel(f'pipeline "{pipeline.name}": {"; ".join(map(str, faults))}')
-        return PipelineEngine(typed, self._parts, self._threads)
+        return PipelineEngine(typed, self._parts, self._threads, self.collections)
 
     def close(self) -> None:
         """Start no more slow steps; do not wait for the current ones."""

@@ -7,15 +7,16 @@ from frameworks.pipeline_settings import AUTO, PipelineEntry, StepEntry
 from frameworks.pipelines.graph import Fault, Graph, Place, Source, check_graph, nearest
 from frameworks.pipelines.kinds import AnyType, Kind, PredictionsType, describe, fits, merged, parse_kind
 from frameworks.pipelines.model_calls import ModelCall, make_call
+from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.builtins import OPTIONS, make_builtin
 from frameworks.pipelines.steps.contract import BuiltinStep, Port, StepFault
 from frameworks.pipelines.steps.functions import FunctionStep
 from frameworks.types import ModelSpec, TensorType
 
-Work = BuiltinStep | ModelCall
+Work = BuiltinStep | ModelCall | SearchStep
 """The work of a step."""
 
-_KEYS = ("name", "model", "builtin", "function", "inputs")
+_KEYS = ("name", "model", "builtin", "function", "collection", "inputs")
 
 
 @dataclass(slots=True)
@@ -43,33 +44,41 @@ def check_pipeline(
     models: Collection[str],
     specs: Mapping[str, ModelSpec] = {},
     pipelines: Collection[str] = (),
+    collections: Mapping[str, int] = {},
 ) -> tuple[Typed | None, list[Fault]]:
     """Return the checked pipeline, and all faults. It is None where there are any.
 
     `models`: the names of all models. `specs`: of those that are loaded; the types of the others are not checked.
-    `pipelines`: the names of all pipelines, which no step may run.
+    `pipelines`: the names of all pipelines, which no step may run. `collections`: the dimensions of each collection, -1
+    where they are unknown.
     """
     faults = [fault for index, step in enumerate(entry.steps) for fault in _faults_of_keys(index, step)]
     faults += _unknown_models(entry, models, pipelines)
+    faults += _unknown_collections(entry, collections)
     graph, more = check_graph(entry)
     faults += more
     if graph is None or faults:
         return None, faults
-    checker = _Checker(graph, specs)
+    checker = _Checker(graph, specs, collections)
     checker.check()
     return (None, checker.faults) if checker.faults else (checker.typed, [])
 
 
 def _faults_of_keys(index: int, step: StepEntry) -> Iterator[Fault]:
     """Yield a fault where a step does not do exactly one thing, and for each key that it does not read."""
-    kinds = [key for key in ("builtin", "function") if getattr(step, key) is not None]
-    if len(kinds) == 2 or (step.model is None and not kinds) or (step.model is not None and step.function is not None):
-        yield Fault(("steps", index), "expected exactly one of model, builtin and function; keep one of them")
+    kinds = [key for key in ("builtin", "function", "collection", "model") if getattr(step, key) is not None]
+    # Some built-in steps read a model.
+    if len(kinds) != 1 and kinds != ["builtin", "model"]:
+        yield Fault(
+            ("steps", index), "expected exactly one of model, builtin, function and collection; keep one of them"
+        )
         return
     if step.builtin is not None:
         options, what = OPTIONS[step.builtin], f'the step "{step.builtin}"'
     elif step.function is not None:
         options, what = FunctionStep.options, "a function"
+    elif step.collection is not None:
+        options, what = SearchStep.options, "a collection"
     else:
         options, what = frozenset({"model", "normalize", "truncate"}), "a model"
     for key in type(step).model_fields:
@@ -94,14 +103,23 @@ def _unknown_models(entry: PipelineEntry, models: Collection[str], pipelines: Co
             )
 
 
+def _unknown_collections(entry: PipelineEntry, collections: Collection[str]) -> Iterator[Fault]:
+    for index, step in enumerate(entry.steps):
+        name = step.collection
+        if name is not None and name not in collections:
+            message = f'expected a collection of the server, got "{name[:200]}"; {nearest(name, collections)}'
+            yield Fault(("steps", index, "collection"), message)
+
+
 class _Checker:
     """Checks the steps in their order: the types of the inputs of a step are known before those of its outputs."""
 
-    def __init__(self, graph: Graph, specs: Mapping[str, ModelSpec]) -> None:
+    def __init__(self, graph: Graph, specs: Mapping[str, ModelSpec], collections: Mapping[str, int]) -> None:
         self.typed = Typed(graph)
         self.faults: list[Fault] = []
         self._graph = graph
         self._specs = specs
+        self._collections = collections
         self._ports: dict[str, Mapping[str, Port]] = {}
 
     def check(self) -> None:
@@ -136,6 +154,8 @@ class _Checker:
         try:
             if step.function is not None:
                 work = FunctionStep(step)
+            elif step.collection is not None:
+                work = SearchStep(step, self._collections[step.collection])
             elif step.builtin is not None and step.builtin != "tokenize":
                 work = make_builtin(step, spec)
             elif spec is not None:
@@ -241,7 +261,9 @@ class _Checker:
         return f'"{dict(step.inputs)[name]}"'
 
     def _step_fault(self, step: StepEntry, fault: StepFault) -> None:
-        self._fault(("steps", self._graph.index[step.name], *fault.key.split(".", 1)), fault.message)
+        # Names of inputs and outputs may have dots; keys of a filter are nested.
+        parts = fault.key.split(".", -1 if fault.key.startswith("filter.") else 1)
+        self._fault(("steps", self._graph.index[step.name], *parts), fault.message)
 
     def _fault(self, place: Place, message: str) -> None:
         self.faults.append(Fault(place, message))

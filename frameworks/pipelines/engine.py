@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from frameworks.collections.contract import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run, TokenTimes
 from frameworks.errors import Draining, InvalidInput
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
@@ -51,10 +52,15 @@ class PipelineEngine:
     outage: ClassVar = None
     references: ClassVar = 0
 
-    def __init__(self, typed: Typed, parts: Parts, threads: ThreadPoolExecutor) -> None:
-        """`typed`: a complete pipeline. `parts`: answers requests to its models. `threads`: for slow steps."""
+    def __init__(
+        self, typed: Typed, parts: Parts, threads: ThreadPoolExecutor, collections: NamedCollections | None = None
+    ) -> None:
+        """`typed`: a complete pipeline. `parts`: answers requests to its models. `threads`: for slow steps.
+
+        `collections`: those that its steps search; None for a pipeline without such steps.
+        """
         self._plan = make_plan(typed)
-        self._runner = Runner(typed, self._plan, parts, threads)
+        self._runner = Runner(typed, self._plan, parts, threads, collections)
         self.model = _Described(spec_of(typed))
         self._embeddings = embedding_output(typed)
         self._predictions = prediction_output(typed)

@@ -6,6 +6,7 @@ from frameworks.pipelines.checker import Typed, Work
 from frameworks.pipelines.graph import Source
 from frameworks.pipelines.kinds import Kind
 from frameworks.pipelines.model_calls import ModelCall
+from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import Port
 
 InputPort = tuple[str, int, Kind]
@@ -16,6 +17,7 @@ InputPort = tuple[str, int, Kind]
 class PlannedStep:
     """A step of a plan. `outputs`: the read ones and the positions of their values. `readers`: steps that read them.
 
+    `is_call`: it runs a model. `is_search`: it searches a collection. `is_slow`: it runs on a thread.
     `num_sources`: the steps that it waits for.
     """
 
@@ -25,6 +27,7 @@ class PlannedStep:
     outputs: tuple[tuple[str, int], ...]
     model: str = ""
     is_call: bool = False
+    is_search: bool = False
     is_slow: bool = False
     num_sources: int = 0
     readers: list["PlannedStep"] = field(default_factory=list)
@@ -35,7 +38,7 @@ class PlannedStep:
 class Plan:
     """A pipeline that can run. `inputs` and `outputs`: names, positions of their values, and types.
 
-    `is_serial`: no two steps that wait, for models or threads, can run at the same time.
+    `is_serial`: no two steps that wait, for models, collections or threads, can run at the same time.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -70,7 +73,10 @@ def make_plan(typed: Typed) -> Plan:
                 outputs.append((name, positions[source]))
         is_call = isinstance(work, ModelCall)
         is_slow = not isinstance(work, ModelCall) and work.is_slow
-        step = PlannedStep(entry.name, work, inputs, tuple(outputs), entry.model or "", is_call, is_slow, position=at)
+        is_search = isinstance(work, SearchStep)
+        step = PlannedStep(
+            entry.name, work, inputs, tuple(outputs), entry.model or "", is_call, is_search, is_slow, position=at
+        )
         sources = {source.step for source in wires.values() if source.step is not None}
         step.num_sources = len(sources)
         for source_name in sources:
@@ -109,7 +115,7 @@ def _is_serial(order: tuple[PlannedStep, ...]) -> bool:
     after: dict[PlannedStep, set[PlannedStep]] = {step: set() for step in order}
     waiting: list[PlannedStep] = []
     for step in order:
-        if step.is_call or step.is_slow:
+        if step.is_call or step.is_search or step.is_slow:
             if waiting and not set(waiting) <= after[step]:
                 return False
             waiting.append(step)

@@ -1,4 +1,7 @@
-"""Run the steps of a pipeline for one request: models by their queues, slow steps on threads, branches in parallel."""
+"""Run the steps of a pipeline for one request: models and collections by their queues, slow steps on threads.
+
+Branches run in parallel.
+"""
 
 import asyncio
 import time
@@ -8,6 +11,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from frameworks.collections.contract import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
 from frameworks.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.pipelines.checker import Typed
@@ -15,6 +19,7 @@ from frameworks.pipelines.kinds import Values
 from frameworks.pipelines.kinds import cast as cast_kind
 from frameworks.pipelines.model_calls import ModelCall, empty_values, make_call
 from frameworks.pipelines.plan import Plan, PlannedStep
+from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
 from frameworks.types import ModelSpec, StepTiming, Timings
 
@@ -40,11 +45,19 @@ class Parts(Protocol):
 class Runner:
     """Runs the plan of one pipeline. Owned by the event loop."""
 
-    def __init__(self, typed: Typed, plan: Plan, parts: Parts, threads: ThreadPoolExecutor) -> None:
-        """`threads`: for the steps that are slow."""
+    def __init__(
+        self,
+        typed: Typed,
+        plan: Plan,
+        parts: Parts,
+        threads: ThreadPoolExecutor,
+        collections: NamedCollections | None = None,
+    ) -> None:
+        """`threads`: for the steps that are slow. `collections`: those that steps search."""
         self._plan = plan
         self._parts = parts
         self._threads = threads
+        self._collections = collections
         self._entries = typed.graph.steps
         self._labels = {step.name: f'step "{step.name}"' for step in plan.steps}
         self._calls: dict[str, ModelCall] = {
@@ -62,6 +75,8 @@ class Runner:
                 read = _read(step, values)
                 if step.is_call:
                     await self._call(whole, step, read, values)
+                elif step.is_search:
+                    await self._search(whole, step, read, values)
                 elif step.is_slow or _is_long(read):
                     await self._compute_on_thread(whole, step, read, values)
                 else:
@@ -76,12 +91,13 @@ class Runner:
         missing = [step.num_sources for step in self._plan.steps]
 
         async def wait_for(step: PlannedStep, read: Values) -> None:
-            await (self._call if step.is_call else self._compute_on_thread)(whole, step, read, values)
+            run = self._call if step.is_call else self._search if step.is_search else self._compute_on_thread
+            await run(whole, step, read, values)
             finish(step)
 
         def start(step: PlannedStep) -> None:
             read = _read(step, values)
-            if step.is_call or step.is_slow or _is_long(read):
+            if step.is_call or step.is_search or step.is_slow or _is_long(read):
                 tasks.create_task(wait_for(step, read))
             else:
                 self._compute(whole, step, read, values)
@@ -137,6 +153,18 @@ class Runner:
                 f"{label}: its model has other inputs or outputs than at the start of the pipeline; load it again"
             )
         return call
+
+    async def _search(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
+        """Search the collection of a step. Without vectors it finds nothing."""
+        started_s = time.perf_counter()
+        whole.permit.begin()
+        assert self._collections is not None, "the checker knew the collection"
+        try:
+            answer = await cast(SearchStep, step.work).search(self._collections, read, self._labels[step.name])
+        finally:
+            _note(whole, step, started_s)
+            whole.timings.compute_s += time.perf_counter() - started_s
+        _write(step, answer, values)
 
     async def _compute_on_thread(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
         started_s = time.perf_counter()

@@ -49,7 +49,7 @@ _TYPES_WITHOUT_SCHEMA = {
     "std": "list of three numbers",
     "warm_up": "list of tables of values",
 }
-_TYPES_OF_STEPS = {"inputs": "table", "outputs": "table", "size": "list of two integers"}
+_TYPES_OF_STEPS = {"inputs": "table", "outputs": "table", "size": "list of two integers", "filter": "table"}
 _LARGEST_COUNT = 2**31 - 1
 
 

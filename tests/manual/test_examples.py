@@ -86,7 +86,7 @@ def pipelines_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
     folder = tmp_path_factory.mktemp("pipelines")
     (folder / "models").symlink_to(ROOT / "models")
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
-    (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    config = "".join(re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
     with serving(folder, config, {GRPC_PORT: free_port()}) as running:
         yield running.wait_ready()
 

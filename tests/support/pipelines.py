@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.collections.contract import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
 from frameworks.pipeline_settings import PipelineEntry
 from frameworks.pipelines.checker import Typed, check_pipeline
@@ -29,6 +30,11 @@ def call(name: str, model: str, inputs: Mapping[str, str], **options: Any) -> di
     return {"name": name, "model": model, "inputs": inputs, **options}
 
 
+def search(name: str, collection: str, vectors: str, **options: Any) -> dict[str, Any]:
+    """Return the table of a step that searches a collection."""
+    return {"name": name, "collection": collection, "inputs": {"vectors": vectors}, **options}
+
+
 def tensor_spec(columns: int, outputs: int, dtype: str = "float32") -> ModelSpec:
     """Return the spec of a model with the input x [-1, columns] and the output y [-1, outputs]."""
     x, y = TensorType(dtype, (-1, columns)), TensorType(dtype, (-1, outputs))
@@ -42,15 +48,20 @@ def text_spec(task: Any, labels: tuple[str, ...] = (), size: int | None = None) 
     return ModelSpec("onnx", task, (ids,), (), "cpu", "float32", 0, text=text)
 
 
-def faults_of(entry: PipelineEntry, specs: Mapping[str, ModelSpec] = {}, models: Any = None) -> list[str]:
+def faults_of(
+    entry: PipelineEntry,
+    specs: Mapping[str, ModelSpec] = {},
+    models: Any = None,
+    collections: Mapping[str, int] = {},
+) -> list[str]:
     """Return the faults of a pipeline as text."""
-    _, faults = check_pipeline(entry, list(specs) if models is None else models, specs)
+    _, faults = check_pipeline(entry, list(specs) if models is None else models, specs, collections=collections)
     return [str(fault) for fault in faults]
 
 
-def checked(entry: PipelineEntry, specs: Mapping[str, ModelSpec] = {}) -> Typed:
+def checked(entry: PipelineEntry, specs: Mapping[str, ModelSpec] = {}, collections: Mapping[str, int] = {}) -> Typed:
     """Return a pipeline without faults."""
-    typed, faults = check_pipeline(entry, list(specs), specs)
+    typed, faults = check_pipeline(entry, list(specs), specs, collections=collections)
     assert typed is not None, [str(Fault(*fault)) for fault in faults]
     return typed
 
@@ -77,9 +88,15 @@ class NumpyParts:
         return await answer if isinstance(answer, Awaitable) else answer
 
 
-def engine_of(entry: PipelineEntry, parts: NumpyParts, threads: ThreadPoolExecutor) -> PipelineEngine:
+def engine_of(
+    entry: PipelineEntry,
+    parts: NumpyParts,
+    threads: ThreadPoolExecutor,
+    collections: NamedCollections | None = None,
+) -> PipelineEngine:
     """Return the engine of a pipeline over numpy."""
-    return PipelineEngine(checked(entry, parts.specs), parts, threads)
+    dimensions = {} if collections is None else collections.dimensions
+    return PipelineEngine(checked(entry, parts.specs, dimensions), parts, threads, collections)
 
 
 async def ask(engine: PipelineEngine, request: Any, timings: Timings | None = None) -> Any:

@@ -91,3 +91,36 @@ steps = [{ name = "a.b", builtin = "chunk", inputs = {}, size = [0, 4] }]
         '6: pipelines[0].steps[0].inputs: expected a table like { text = "text" } or { x = "step.output" }',
         "6: pipelines[0].steps[0].size[0]: expected at least 1",
     ]
+
+
+def test_faults_of_collection_steps_are_reported(tmp_path: Path) -> None:
+    text = """
+[[collections]]
+name = "docs"
+dimensions = 4
+[[pipelines]]
+name = "p"
+inputs = { v = "float32[-1, 3]" }
+outputs = { a = "one", b = "two" }
+[[pipelines.steps]]
+name = "one"
+collection = "docs"
+inputs = { vectors = "v" }
+[[pipelines.steps]]
+name = "two"
+collection = "docs"
+inputs = { vectors = "v" }
+[pipelines.steps.filter]
+year = { gte = "x" }
+[[pipelines]]
+name = "q"
+inputs = ["v"]
+outputs = { a = "one" }
+steps = [{ name = "one", collection = "doc", inputs = { vectors = "v" } }]
+"""
+    wrong = 'expected float32[-1, 4], got float32[-1, 3] from "v"; wire another value'
+    assert _issues(tmp_path, text) == [
+        f"12: pipelines[0].steps[0].inputs.vectors: {wrong}",
+        "18: pipelines[0].steps[1].filter.year.gte: expected a number, got a string",
+        '23: pipelines[1].steps[0].collection: expected a collection of the server, got "doc"; did you mean "docs"?',
+    ]

@@ -31,7 +31,7 @@ class TestChecker:
         )
         assert faults_of(entry, AB) == [
             "steps[1].top_k: expected a key of a model, got top_k; its keys are model, normalize, truncate",
-            "steps[3]: expected exactly one of model, builtin and function; keep one of them",
+            "steps[3]: expected exactly one of model, builtin, function and collection; keep one of them",
             'steps[0].model: expected a model of the server, got "aa"; did you mean "a"?',
             'steps[2].name: expected a unique name, got "two" again; choose another',
             'steps[0].inputs.x: expected an input of the pipeline or a step, got "xx"; did you mean "x"?',
