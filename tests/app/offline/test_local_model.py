@@ -11,6 +11,7 @@ import pytest
 
 from app.cli.model_paths import with_models
 from app.config import LoadedSettings, load_settings
+from app.offline.errors import RunFailed
 from app.offline.files import find_files
 from app.offline.job import Job, JobResult, run_job
 from app.offline.local_model import QUEUED_ROWS, open_local_model
@@ -61,3 +62,22 @@ def test_server_bounds_do_not_end_run(tmp_path: Path) -> None:
 
     assert asyncio.run(run()) == JobResult(ROWS, 0)
     assert len(output.read_text().splitlines()) == ROWS
+
+
+def test_pipeline_with_search_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        """
+[[collections]]
+name = "docs"
+dimensions = 4
+[[pipelines]]
+name = "find"
+inputs = ["vectors"]
+outputs = { texts = "one" }
+steps = [{ name = "one", collection = "docs", inputs = { vectors = "vectors" } }]
+"""
+    )
+    with pytest.raises(RunFailed, match="send to the server with --url"):
+        asyncio.run(queued_rows(load_settings(file, {}, {}), "find"))
+    assert not (tmp_path / "collections").exists()
