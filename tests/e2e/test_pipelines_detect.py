@@ -31,7 +31,7 @@ def detector() -> onnx.ModelProto:
         helper.make_node("Mul", ["column", "zero"], ["zeros"]),
         helper.make_node("Add", ["zeros", "quadrants"], ["boxes"]),
     ]
-    values = {
+    values: dict[str, Any] = {
         "channel": np.array([1], np.int64),
         "last": np.array([2], np.int64),
         "zero": np.zeros((1, 1, 1), np.float32),
