@@ -151,7 +151,7 @@ def test_samples_count_the_requests(shared: RunningServer) -> None:
         hello = ops.events[0][1]
         assert hello["auth"] is True
         assert hello["caller"]["tenant"] == "ops"
-        assert hello["caller"]["scopes"] == ["infer", "manage", "read"]
+        assert hello["caller"]["scopes"] == ["infer", "manage", "read", "write"]
     with page(shared, OPERATOR) as again:
         columns = again.until("history")["columns"]
         assert {len(column) for column in columns.values()} == {len(columns["t"])}

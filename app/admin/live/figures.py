@@ -90,15 +90,14 @@ def latest_rates(row: list[float], span_s: float) -> dict[str, float]:
 
 def latest_times(row: list[float]) -> dict[str, float | None]:
     """As `times`, of one row of FIELDS values; None without a request."""
-    answered = row[ANSWERED]
-    if answered <= 0:
-        return dict(NO_TIMES)
-    shown: dict[str, float | None] = {
-        name: round(row[field] / answered * 1e3, _DIGITS) for name, field in _MEANS_MS.items()
-    }
-    counts = row[BUCKETS:]
-    for name, quantile in _QUANTILES_MS.items():
-        shown[name] = round(_quantile_of_s(counts, quantile) * 1e3, _DIGITS)
+    answered, counts = row[ANSWERED], row[BUCKETS:]
+    shown: dict[str, float | None] = {**NO_TIMES}
+    if answered > 0:
+        for name, field in _MEANS_MS.items():
+            shown[name] = round(row[field] / answered * 1e3, _DIGITS)
+    if any(counts):
+        for name, quantile in _QUANTILES_MS.items():
+            shown[name] = round(_quantile_of_s(counts, quantile) * 1e3, _DIGITS)
     return shown
 
 

@@ -11,7 +11,7 @@ export function Scroll({ label, children }) {
     observer.observe(element.current);
     if (element.current.firstElementChild) observer.observe(element.current.firstElementChild);
     return () => observer.disconnect();
-  }, []);
+  });  // After each rendering: the first child may be another one.
   return html`<div class="scroll-x" ref=${element} tabindex=${isWider ? 0 : null} role=${isWider ? "region" : null}
     aria-label=${isWider ? label : null}>${children}</div>`;
 }

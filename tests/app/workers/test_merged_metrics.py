@@ -43,6 +43,14 @@ RULES = {
     "tenant_inflight": OWN,  # of counters that all processes share
     "tls_certificate_expiry_timestamp_seconds": MIN,  # a process may be left with the old certificate
     "tls_reloads": MAX,
+    "collection_requests": OWN,  # collections need one process
+    "collection_seconds": OWN,
+    "collection_rows": OWN,
+    "collection_bytes": OWN,
+    "collection_queries": OWN,
+    "collection_batches": OWN,
+    "collection_waiting": OWN,
+    "pipeline_step_seconds": SUM,
     "inflight": SUM,
     "queue_depth": OWN,  # shared
     "queue_limit": OWN,

@@ -29,7 +29,10 @@ from tests.support.signing import signed_headers
 
 FULL = make_key("search", is_signed=True)
 READER = make_key("search", Scope.READ, is_signed=True)
-_PARTS = {"{name}": "absent", "{version}": "1", "{adapter}": "a", "{file}": "a", "{rest:path}": "a"}
+_PARTS = {
+    "{name}": "absent", "{version}": "1", "{adapter}": "a", "{file}": "a", "{rest:path}": "a",
+    "{collection}": "absent", "{id}": "a",
+}  # fmt: skip
 
 
 def _filled(path: str) -> str:
