@@ -211,6 +211,7 @@ def test_result_of_called_tool_is_sent(tab: Tab) -> None:
     page.get_by_label("Max tokens").fill("40")
     page.get_by_label("Message", exact=True).fill("Weather?")
     page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(1)
     call = page.get_by_label("Tool call", exact=True).inner_text()
     assert re.fullmatch(r'get_weather\(\{"city": ?"(Bern|Paris)"\}\)', call)
     result = page.get_by_label("Result of get_weather")
