@@ -1,10 +1,8 @@
 """Copy ``shapes`` from this package: a small classifier of images, as an ONNX graph with the files of its images."""
 
-import hashlib
-import shutil
 from pathlib import Path
 
-from app.embedded.folder import PreparationError, prepare_folder
+from app.embedded.folder import copy_committed
 
 NAME = "shapes"
 COMMITTED = Path(__file__).parent / NAME
@@ -13,6 +11,7 @@ PREPROCESSOR = "preprocessor_config.json"
 CONFIG = "config.json"
 EXAMPLE = "example.jpg"
 FILES = (GRAPH, PREPROCESSOR, CONFIG, EXAMPLE)
+_TRAINING = "python -m app.embedded.training.train_shapes"
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:
@@ -21,16 +20,4 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     Returns: True if they were copied, False if they exist.
     Raises: PreparationError if a committed file is missing.
     """
-    missing = [name for name in FILES if not (source / name).is_file()]
-    if missing:
-        raise PreparationError(
-            f"{source}: expected {', '.join(missing)}, got none; restore them, or run: "
-            "python -m app.embedded.training.train_shapes"
-        )
-    recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
-    return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))
-
-
-def _copy(source: Path, folder: Path) -> None:
-    for name in FILES:
-        shutil.copyfile(source / name, folder / name)
+    return copy_committed(into / NAME, source, FILES, _TRAINING)

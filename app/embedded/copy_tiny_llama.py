@@ -1,10 +1,8 @@
 """Copy ``tiny-llama`` from this package: a very small language model trained on Python's documentation."""
 
-import hashlib
-import shutil
 from pathlib import Path
 
-from app.embedded.folder import PreparationError, prepare_folder
+from app.embedded.folder import copy_committed
 
 NAME = "tiny-llama"
 COMMITTED = Path(__file__).parent / "tiny_llama"
@@ -17,6 +15,7 @@ FILES = (
     "chat_template.jinja",
     "README.md",
 )
+_TRAINING = "python -m app.embedded.training.train_tiny_llama, then train_tiny_llama_tools"
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:
@@ -25,16 +24,4 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     Returns: True if they were copied, False if they exist.
     Raises: PreparationError if a committed file is missing.
     """
-    missing = [name for name in FILES if not (source / name).is_file()]
-    if missing:
-        raise PreparationError(
-            f"{source}: expected {', '.join(missing)}, got none; restore them, or run: "
-            "python -m app.embedded.training.train_tiny_llama, then train_tiny_llama_tools"
-        )
-    recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
-    return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))
-
-
-def _copy(source: Path, folder: Path) -> None:
-    for name in FILES:
-        shutil.copyfile(source / name, folder / name)
+    return copy_committed(into / NAME, source, FILES, _TRAINING)

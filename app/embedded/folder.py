@@ -2,11 +2,12 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 MANIFEST = "prepared.json"
@@ -53,6 +54,26 @@ def prepare_folder(folder: Path, recipe: Mapping[str, str], make: Callable[[Path
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return True
+
+
+def copy_committed(folder: Path, source: Path, files: Sequence[str], training: str) -> bool:
+    """Copy ``files`` of ``source`` to ``folder``, unless the current ones were copied before.
+
+    ``training``: the command that makes them again, for the message.
+
+    Returns: True if they were copied, False if they exist.
+    Raises: PreparationError if a file is missing.
+    """
+    missing = [name for name in files if not (source / name).is_file()]
+    if missing:
+        raise PreparationError(f"{source}: expected {', '.join(missing)}, got none; restore them, or run: {training}")
+    recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in files}
+
+    def copy(into: Path) -> None:
+        for name in files:
+            shutil.copyfile(source / name, into / name)
+
+    return prepare_folder(folder, recipe, copy)
 
 
 def _put_in_place(making: Path, folder: Path, recipe: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -96,19 +96,16 @@ class Reader:
 
     def by_rows(self, rows: Sequence[int]) -> dict[int, StoredRecord]:
         """Return the records of these row numbers."""
-        found: dict[int, StoredRecord] = {}
-        for marks, part in _parts(rows):
-            query = f"SELECT row, id, text, metadata FROM records WHERE row IN ({marks})"  # noqa: S608 - only "?"
-            found.update((record[0], StoredRecord(*record)) for record in self._connection.execute(query, part))
-        return found
+        return {record.row: record for record in self._records("row", rows)}
 
     def by_ids(self, ids: Sequence[str]) -> dict[str, StoredRecord]:
         """Return the records of these ids."""
-        found: dict[str, StoredRecord] = {}
-        for marks, part in _parts(ids):
-            query = f"SELECT row, id, text, metadata FROM records WHERE id IN ({marks})"  # noqa: S608 - only "?"
-            found.update((record[1], StoredRecord(*record)) for record in self._connection.execute(query, part))
-        return found
+        return {record.id: record for record in self._records("id", ids)}
+
+    def _records(self, column: Literal["row", "id"], values: Sequence[int] | Sequence[str]) -> Iterator[StoredRecord]:
+        for marks, part in _parts(values):
+            query = f"SELECT row, id, text, metadata FROM records WHERE {column} IN ({marks})"  # noqa: S608 - only "?"
+            yield from (StoredRecord(*record) for record in self._connection.execute(query, part))
 
     def vectors(self, rows: Sequence[int]) -> dict[int, Vectors]:
         """Return the vectors of these row numbers as they were upserted."""

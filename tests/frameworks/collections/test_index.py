@@ -180,3 +180,6 @@ def test_close_stops_a_build(tmp_path: Path) -> None:
 
     opened.run(upsert_and_close())
     opened.close()
+    again = Opened(settings_of(tmp_path, _DIMENSIONS))
+    assert again.run(again.collection.info()).rows == 4000
+    again.close()
