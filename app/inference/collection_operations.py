@@ -36,9 +36,6 @@ class CollectionOperations:
         self.collections = collections
         self.parts = parts
 
-    def close(self) -> None:
-        """Do nothing: the collections have the threads."""
-
     async def embed(
         self, context: RequestContext, collection: Collection, contents: Contents, field_of: FieldOf
     ) -> EmbedAnswer:
@@ -78,9 +75,6 @@ class Searches:
 
     def __init__(self, operations: CollectionOperations) -> None:
         self._operations = operations
-
-    def close(self) -> None:
-        """Do nothing."""
 
     async def __call__(self, context: RequestContext, request: SearchRequest) -> SearchAnswer:
         """Raises InvalidInput, CollectionNotFound, and the errors of the models and of the collection."""
@@ -150,9 +144,6 @@ class Upserts:
     def __init__(self, operations: CollectionOperations) -> None:
         self._operations = operations
 
-    def close(self) -> None:
-        """Do nothing."""
-
     async def __call__(self, context: RequestContext, request: UpsertRequest) -> ChangeAnswer:
         """Return when the records are durable.
 
@@ -199,9 +190,6 @@ class Deletes:
 
     def __init__(self, operations: CollectionOperations) -> None:
         self._operations = operations
-
-    def close(self) -> None:
-        """Do nothing."""
 
     async def __call__(self, context: RequestContext, request: DeleteRequest) -> ChangeAnswer:
         """Return when the records are deleted on disk. Raises CollectionNotFound and the errors of the collection."""

@@ -13,7 +13,8 @@ def add_operations(pipeline: Pipeline, parts: SubRequests, collections: Collecti
 
     `collections`: those of the process; None: it has none.
     """
-    pipeline.operations[SimilarityRequest] = Similarities(parts)
+    similarities = pipeline.operations[SimilarityRequest] = Similarities(parts)
+    pipeline.at_close(similarities.close)
     if collections is not None:
         pipeline.collections = collections
     operations = CollectionOperations(pipeline.collections, parts)

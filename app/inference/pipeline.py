@@ -73,10 +73,6 @@ class Operation(Protocol):
         """Return the answer, which the exchange encodes. Cancelled at the deadline, or if the client disconnects."""
         ...
 
-    def close(self) -> None:
-        """End the threads; queued work is dropped."""
-        ...
-
 
 class TextStream(Protocol):
     """A response that is sent while it is generated."""
@@ -153,14 +149,19 @@ class Pipeline:
         self.collections = Collections()
         self.operations: dict[type[Any], Operation] = {}
         """The operations by the class of their requests; filled when the server is built."""
+        self._at_close: list[Callable[[], None]] = []
         # One thread: several would only compete for the interpreter's lock.
         self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
 
     def close(self) -> None:
         """End the thread for long bodies and those of the operations; queued work is dropped."""
-        for operation in self.operations.values():
-            operation.close()
+        for close in self._at_close:
+            close()
         self._long_work.shutdown(wait=False, cancel_futures=True)
+
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Call `close` when the pipeline is closed: it ends the threads of an operation."""
+        self._at_close.append(close)
 
     def admit(self, record: RequestRecord) -> RequestContext:
         """Give the request a place at the server; its permit must be released.

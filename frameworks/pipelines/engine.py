@@ -1,5 +1,6 @@
 """The engine of a pipeline: it decodes requests into values, runs the steps, and answers with the outputs."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,13 +12,13 @@ from frameworks.collections.contract import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run, TokenTimes
 from frameworks.errors import Draining, InvalidInput
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
 from frameworks.pipelines.checker import Typed
 from frameworks.pipelines.kinds import ImagesType, Kind, PredictionsType, fits
 from frameworks.pipelines.plan import make_plan
 from frameworks.pipelines.runs import Parts, Runner
 from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
-from frameworks.pipelines.steps.images import read_image
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
@@ -36,6 +37,9 @@ from frameworks.types import (
     TextRequest,
     Timings,
 )
+
+_MANY_CHARACTERS = 256 * 1024
+"""Of base64: decoding them would block the event loop for about a millisecond."""
 
 
 class _Described:
@@ -59,6 +63,7 @@ class PipelineEngine:
 
         `collections`: those that its steps search; None for a pipeline without such steps.
         """
+        self._threads = threads
         self._plan = make_plan(typed)
         self._runner = Runner(typed, self._plan, parts, threads, collections)
         self.model = _Described(spec_of(typed))
@@ -106,7 +111,7 @@ class PipelineEngine:
             run.timings.steps = []
         values: list[Any] = [None] * self._plan.num_values
         if isinstance(request, TensorBatch):
-            self._read_tensors(request, values)
+            await self._read_tensors(request, values)
         elif isinstance(request, TextRequest):
             self._read_texts(request, values)
         elif isinstance(request, ImageRequest):
@@ -142,11 +147,16 @@ class PipelineEngine:
     def check_integrity(self) -> None:
         assert not self._num_running, f"{self._num_running} requests run in an idle pipeline"
 
-    def _read_tensors(self, request: TensorBatch, values: list[Any]) -> None:
+    async def _read_tensors(self, request: TensorBatch, values: list[Any]) -> None:
         for name, position, kind in self._plan.inputs:
             if name not in request.inputs:
                 raise InvalidInput(f"inputs.{name}", "expected a value, got nothing; send all inputs of the pipeline")
-            values[position] = _input(name, request.inputs[name], kind)
+            value: Any = request.inputs[name]
+            if isinstance(kind, ImagesType) and sum(len(text) for text in np.ravel(value)) > _MANY_CHARACTERS:
+                loop = asyncio.get_running_loop()
+                values[position] = await loop.run_in_executor(self._threads, _input, name, value, kind)
+            else:
+                values[position] = _input(name, value, kind)
 
     def _read_texts(self, request: TextRequest, values: list[Any]) -> None:
         [(_, position, _)] = self._plan.inputs
@@ -190,7 +200,7 @@ class PipelineEngine:
 def _input(name: str, value: Any, kind: Kind) -> Any:
     """Return a value of a request as the steps read it. Raises InvalidInput."""
     if isinstance(kind, ImagesType):
-        return [read_image(text, f"inputs.{name}[{at}]") for at, text in enumerate(np.ravel(value).tolist())]
+        return [read_encoded(text, f"inputs.{name}[{at}]") for at, text in enumerate(np.ravel(value).tolist())]
     assert isinstance(kind, TensorType)
     if not isinstance(value, np.ndarray) or not fits(kind, replace(kind, shape=value.shape)):
         shape = list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
-from frameworks.pytorch.device_errors import map_device_error
-from frameworks.pytorch.openmp import release_threads
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
 
 
-class EncoderModel:
+class EncoderModel(DeviceModel):
     """One thread at a time calls `infer`.
 
     `pooling`: how the model's output becomes one row per text; `pooler` is its own pooler's output, `logits` a
@@ -42,13 +41,10 @@ class EncoderModel:
         """`pad_token_id`: None where each text is to run alone. `intra_op_threads`: CPU threads of one run. `pool`: of
         the pinned memory through which tokens reach a GPU.
         """
-        self._model: torch.nn.Module | None = model
-        self._device = torch.device(spec.device)
+        super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._pooling = pooling
         self._pad_token_id = pad_token_id
-        self._intra_op_threads = intra_op_threads
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
-        self._pool = pool if self._device.type == "cuda" else None
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
 
@@ -56,24 +52,12 @@ class EncoderModel:
         """As BatchModel.infer; takes a TokenBatch, returns float32 [texts, size or labels] under TEXT_OUTPUT."""
         if not isinstance(batch, TokenBatch):
             raise InvalidInput("inputs", "expected text for this model, got tensors; send the field text")
-        if self._model is None:
-            raise ModelFailed("the model is closed")
-        if torch.get_num_threads() != self._intra_op_threads:
-            # The number is a property of the calling thread, and every instance has a thread of its own.
-            torch.set_num_threads(self._intra_op_threads)
-        try:
-            rows = [self._run(self._model, part) for part in self._runs(batch)]
+
+        def run(model: torch.nn.Module) -> dict[str, Value]:
+            rows = [self._run(model, part) for part in self._runs(batch)]
             return {TEXT_OUTPUT: np.concatenate(rows) if len(rows) > 1 else rows[0]}
-        except RuntimeError as error:
-            what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
-            longest = max(map(len, batch.token_ids), default=1)
-            ours = map_device_error(error, f"a batch of {what} of {longest} tokens", self._device)
-            if ours is None:
-                raise
-        # The error is released here, and with it the frames that held the run's tensors. Their memory can be freed, and
-        # the next run, half of this batch, finds it in one piece.
-        self._empty_cache()
-        raise ours
+
+        return self._run_on_device(run, lambda: _described(batch))
 
     def warm_up(self) -> None:
         """Run an empty text and a longer one, which includes padding. Raises InvalidModel."""
@@ -82,15 +66,6 @@ class EncoderModel:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
-
-    def on_idle(self) -> None:
-        """As BatchModel.on_idle."""
-        if self._device.type == "cpu":
-            release_threads()
-
-    def close(self) -> None:
-        self._model = None
-        self._empty_cache()
 
     def _runs(self, batch: TokenBatch) -> list[TokenBatch]:
         if self._pad_token_id is not None or batch.rows <= 1:
@@ -118,12 +93,6 @@ class EncoderModel:
             rows: Array = self._rows(output, mask).float().cpu().numpy()
         return rows
 
-    def _empty_cache(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self._device.type == "mps":
-            torch.mps.empty_cache()
-
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
         """Return one row per text from the model's output; `pooler` and `logits` are the model's own, the others
         those of sentence-transformers' Pooling.
@@ -148,3 +117,8 @@ class EncoderModel:
         # The sum is float32 even if the states are f16: 512 of them would lose the last digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
+
+
+def _described(batch: TokenBatch) -> str:
+    texts = f"{batch.rows} texts" if batch.rows > 1 else "one text"
+    return f"a batch of {texts} of {max(map(len, batch.token_ids), default=1)} tokens"

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
+from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
-from frameworks.pytorch.device_errors import map_device_error
-from frameworks.pytorch.openmp import release_threads
+from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.text.tokenizer import TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TensorBatch, TokenBatch, Value
@@ -40,7 +39,7 @@ class TextTower:
         return inputs
 
 
-class ImageModel:
+class ImageModel(DeviceModel):
     """One thread at a time calls `infer`. Takes the pixels of images as TensorBatch, and texts as TokenBatch."""
 
     def __init__(
@@ -54,13 +53,10 @@ class ImageModel:
         pool: TensorPool | None = None,
     ) -> None:
         """`rows`: one row for each image from pixels. `pool`: of the pinned memory through which pixels reach a GPU."""
-        self._model: torch.nn.Module | None = model
+        super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._rows: Rows | None = rows
-        self._device = torch.device(spec.device)
         self._dtype = next(model.parameters()).dtype
-        self._intra_op_threads = intra_op_threads
         self._texts = texts
-        self._pool = pool if self._device.type == "cuda" else None
         self.image_processor: ImageProcessor | None = processor
         self.tokenizer: TextTokenizer | None = None if texts is None else texts.tokenizer
         self.spec = spec
@@ -69,24 +65,15 @@ class ImageModel:
         """As BatchModel.infer; returns float32 [images, size or labels] under the name of the only output, and
         float32 [texts, size] under TEXT_OUTPUT.
         """
-        if self._model is None:
-            raise ModelFailed("the model is closed")
-        if torch.get_num_threads() != self._intra_op_threads:
-            # The number is a property of the calling thread, and every instance has a thread of its own.
-            torch.set_num_threads(self._intra_op_threads)
-        what = f"{batch.rows} {'texts' if isinstance(batch, TokenBatch) else 'images'}"
-        try:
+
+        def run(model: torch.nn.Module) -> dict[str, Value]:
             with torch.inference_mode():
                 if isinstance(batch, TokenBatch):
-                    return {TEXT_OUTPUT: self._embed_texts(self._model, batch)}
+                    return {TEXT_OUTPUT: self._embed_texts(model, batch)}
                 return {self._output_of(batch): self._compute(self._pixels_of(batch))}
-        except RuntimeError as error:
-            ours = map_device_error(error, f"a batch of {what}", self._device)
-            if ours is None:
-                raise
-        # The error is released here, and with it the frames that held the run's tensors.
-        self._empty_cache()
-        raise ours
+
+        kind = "texts" if isinstance(batch, TokenBatch) else "images"
+        return self._run_on_device(run, lambda: f"a batch of {batch.rows} {kind}")
 
     def warm_up(self) -> None:
         """Run two black images, and two texts. Raises InvalidModel."""
@@ -103,14 +90,10 @@ class ImageModel:
         if expected is not None and output.shape[1:] != expected[1:]:
             raise InvalidModel(f"the model has outputs of {output.shape[1:]}, expected {expected[1:]} by its config")
 
-    def on_idle(self) -> None:
-        """As BatchModel.on_idle."""
-        if self._device.type == "cpu":
-            release_threads()
-
     def close(self) -> None:
-        self._model = self._rows = None
-        self._empty_cache()
+        # It holds the module too.
+        self._rows = None
+        super().close()
 
     def _output_of(self, batch: TensorBatch) -> str:
         name = self.spec.outputs[0].name
@@ -149,12 +132,6 @@ class ImageModel:
             raise InvalidInput("text", "expected images for this model, got text; send the field image")
         rows: Array = pooled(model.get_text_features(**self._texts.inputs(batch, self._device))).float().cpu().numpy()
         return rows
-
-    def _empty_cache(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self._device.type == "mps":
-            torch.mps.empty_cache()
 
 
 def pooled(output: Any) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Steps over images: decode and resize them, and crop boxes out of them."""
 
-from base64 import b64decode
-from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -148,15 +146,6 @@ class Crop:
         first_x, last_x = _within(left, right, width)
         first_y, last_y = _within(top, bottom, height)
         return image[first_y:last_y, first_x:last_x]
-
-
-def read_image(text: Any, field: str) -> bytes:
-    """Return the file that a text holds in base64, or as a data URL. Raises InvalidInput."""
-    try:
-        head, comma, tail = text.partition(",")
-        return b64decode(tail if comma and head.startswith("data:") else text, validate=True)
-    except (AttributeError, Base64Error, ValueError):
-        raise InvalidInput(field, "expected a file in base64, got another text; encode the bytes of the file") from None
 
 
 def decoded(images: Sequence[Any]) -> list[Array]:

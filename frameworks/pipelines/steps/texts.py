@@ -1,5 +1,6 @@
 """Cut texts into pieces."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -10,6 +11,8 @@ from frameworks.pipeline_settings import StepEntry
 from frameworks.pipelines.kinds import TEXTS, Kind, Values
 from frameworks.pipelines.steps.contract import MAX_ROWS, Port, StepFault
 from frameworks.types import TensorType
+
+_WORD = re.compile(r"\S")
 
 
 class Chunk:
@@ -60,14 +63,24 @@ def _pieces(text: str, size: int, overlap: int) -> Iterator[str]:
     while start < length:
         end = min(start + size, length)
         if end < length and not text[end].isspace():
-            cut = next((at for at in range(end, start, -1) if text[at - 1].isspace()), start)
+            window = text[start:end]
+            words = window.rsplit(None, 1)
             # A word that is longer than a piece is cut.
-            end = cut if cut > start and text[start:cut].strip() else end
+            if len(words) == 2 and not window[-1].isspace():
+                end -= len(words[1])
         piece = text[start:end].strip()
         if piece:
             yield piece
         if end == length:
             return
+        if not piece:
+            # To the first window that has a word: one after the other would take a step for each space.
+            step = size - overlap
+            word = _WORD.search(text, end)
+            if word is None:
+                return
+            start += ((word.start() - end) // step + 1) * step
+            continue
         start = max(end - overlap, start + 1) if overlap else end
-        while overlap and 0 < start < end and not text[start - 1].isspace() and not text[start].isspace():
-            start += 1  # to the beginning of a word
+        if overlap and 0 < start < end and not text[start - 1].isspace() and not text[start].isspace():
+            start += len(text[start:end].split(None, 1)[0])  # to the beginning of a word
