@@ -72,7 +72,6 @@ from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.starters import Starter
-from frameworks.models.subrequests import SubRequests
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -225,7 +224,7 @@ def build_inference(
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
     collections = Collections(ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
-    add_operations(pipeline, SubRequests(manager, settings.scheduling.max_queue_size), collections)
+    add_operations(pipeline, manager.parts, collections)
     manager.pipelines.collections = collections
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 

@@ -50,7 +50,6 @@ from app.workers.tallies_sender import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.devices import DeviceManager, SystemProbe
-from frameworks.models.subrequests import SubRequests
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
@@ -174,7 +173,7 @@ class _Worker:
         self._shadowing = ShadowTraffic(service, self._observer.shadow_outcomes)
         bounds = build_bounds(settings, self._connections.byte_limit, inherited.limits)
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
-        add_operations(self._pipeline, SubRequests(self._replica, settings.scheduling.max_queue_size))
+        add_operations(self._pipeline, self._replica.parts)
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(
