@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,8 +30,8 @@ def main() -> int:
     requests = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # The processes that wait for the servers are reaped by the kernel.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Not ignored: the kernel would not add the CPU time of the servers to that of this process.
+    signal.signal(signal.SIGCHLD, _reap)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 2)
         if not message:
@@ -41,6 +42,13 @@ def main() -> int:
             return _start_and_wait(json.loads(message), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _reap(_signal: int, _frame: object) -> None:
+    """Reap the processes that waited for servers which have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _start_and_wait(request: dict[str, Any], stderr: int, status: int) -> int:
