@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 SHARED_SERVER = "files with the shared server"
 SHARED_CLUSTER = "files with the Ray cluster"
 SHARED_SITE = "files with the page"
+SHARED_PLAYGROUND = "files with the playground"
 RAY_MARK = "pytest.mark.ray"
 
 
@@ -52,7 +53,8 @@ class SharedServerScheduling(CrashTolerantScheduling):
     """Run whole files in one process, and all files that share the server of tests/e2e/conftest.py in the same one.
 
     Each process that runs such a file starts that server, which takes 8 to 11 s of CPU time. The files that share the
-    Ray cluster of tests/conftest.py also run in one process, and so do the files of tests/web that share a server.
+    Ray cluster of tests/conftest.py also run in one process. The files of tests/web run in two: those with the
+    playground, whose server takes 30 s, and the others.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -63,8 +65,8 @@ def scope_of(file: str) -> str:
     """Return the name of the tests that run in one process with those of this file."""
     if shares_cluster(file):
         return SHARED_CLUSTER
-    if shares_site(file):
-        return SHARED_SITE
+    if site := site_of(file):
+        return site
     return SHARED_SERVER if shares_server(file) else file
 
 
@@ -75,11 +77,11 @@ def shares_cluster(file: str) -> bool:
 
 
 @cache
-def shares_site(file: str) -> bool:
-    """Return whether tests of a file below tests/web use the server with all embedded models, which is named `site`."""
-    return file.startswith("tests/web/test_") and "(site: " in (ROOT / file).read_text(encoding="utf-8").replace(
-        ", site: ", "(site: "
-    )
+def site_of(file: str) -> str | None:
+    """Return the name of the files of tests/web that share a server and a browser with this file of tests/web."""
+    if not file.startswith("tests/web/"):
+        return None
+    return SHARED_PLAYGROUND if "playground: " in (ROOT / file).read_text(encoding="utf-8") else SHARED_SITE
 
 
 @cache

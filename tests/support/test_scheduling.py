@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scheduling import SHARED_PLAYGROUND, SHARED_SITE, scope_of
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
 import pytest
+
+from tests.support.scheduling import SHARED_PLAYGROUND, SHARED_SITE, scope_of
 from tests.support.scheduling import CrashTolerantScheduling
 
 @pytest.hookimpl
@@ -68,3 +72,9 @@ def test_run_ends_after_two_crashes(tmp_path: Path) -> None:
     ran, output = run(tmp_path, "--numprocesses", "1", "--max-worker-restart", "4")
     assert ran == ["a0", "b0", "b1"]
     assert "2 failed, 1 passed" in output
+
+
+def test_files_of_page_run_in_two_groups() -> None:
+    files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "web").glob("test_*.py"))
+    assert {scope_of(file) for file in files} == {SHARED_SITE, SHARED_PLAYGROUND}
+    assert scope_of("tests/web/test_playground.py") == scope_of("tests/web/test_in_browser.py") == SHARED_PLAYGROUND

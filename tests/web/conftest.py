@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
 
-from tests.e2e.configs import DIGITS, EMBEDDED
+from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
 from tests.support.chromium import CHROMIUM
 from tests.support.models import onnx_costly_graphs, onnx_graphs
+from tests.web.browsers import FOLDER, SharedBrowser
 from tests.web.playgrounds import playground_entries
-from tests.web.tabs import Open, Tab, chromium_options
+from tests.web.tabs import Open, Tab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,32 +24,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.web)
 
 
+_BROWSER = SharedBrowser()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the browser before other tests run in this process, as its event loop would disturb them."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or FOLDER not in nextitem.path.parents:
+            _BROWSER.close()
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Run a browser without a window. Of a module: its event loop would disturb other tests of this process."""
+def browser() -> SharedBrowser:
+    """The browser of all files; without a window."""
     if CHROMIUM is None:
         message = "chromium: expected a browser in PATH, got none; install the package chromium"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=chromium_options())
-        yield browser
-        browser.close()
+    return _BROWSER
 
 
 @pytest.fixture
-def open_tab(browser: Browser) -> Iterator[Open]:
-    """Open tabs, each with a session of its own, and close them. A tab with an error in its console fails the test."""
-    tabs: list[Tab] = []
+def open_tab(browser: SharedBrowser) -> Iterator[Open]:
+    """Open tabs, and close them. A tab with an error in its console fails the test."""
+    with ExitStack() as stack:
 
-    def open_one(url: str, width: int = 1280, scheme: str = "light", key: str | None = None) -> Tab:
-        tabs.append(Tab(browser, url, width, scheme, key))
-        return tabs[-1]
+        def open_one(url: str, **options: Any) -> Tab:
+            tab = browser.open_tab(url, **options)
+            stack.callback(browser.close_tab, tab)
+            return tab
 
-    yield open_one
-    for tab in tabs:
-        tab.close()
+        yield open_one
 
 
 @pytest.fixture(scope="session")
@@ -55,16 +66,6 @@ def small_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
     """A server for tests that leave it as it is, and need no text models: digits, and a model with two versions."""
     folder = tmp_path_factory.mktemp("small")
     with serving(folder, DIGITS + versioned_entry(folder, "all")) as running:
-        yield running.wait_ready()
-        running.check_log()
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server for tests that leave it as it is: the embedded models, and one with two versions."""
-    folder = tmp_path_factory.mktemp("site")
-    entries = EMBEDDED.replace("path =", "downloadable = true\npath =") + versioned_entry(folder, "all")
-    with serving(folder, entries) as running:
         yield running.wait_ready()
         running.check_log()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
+from playwright.sync_api import ConsoleMessage, Error, Locator, Page, expect
 
 WAIT_S = 60.0
 """How long tests wait for a condition. Only an error takes as long, on any machine."""
@@ -18,28 +18,36 @@ expect.set_options(timeout=WAIT_S * 1000)
 
 
 class Tab:
-    """A tab in a context of its own: no storage of other tests.
+    """A page of the browser, without storage of other tests.
 
     `errors`: what the page wrote to the console as an error, and its uncaught exceptions.
     """
 
-    def __init__(self, browser: Browser, url: str, width: int, scheme: str, key: str | None) -> None:
+    def __init__(self, page: Page, url: str, width: int, scheme: str, key: str | None = None) -> None:
         """`url`: of the server, with a hash of the view. `key`: in the session storage before the page starts."""
         dark: Scheme = "dark" if scheme == "dark" else "light"
-        self._context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=dark)
-        self._context.set_default_timeout(WAIT_S * 1000)
+        self.page = page
+        page.set_default_timeout(WAIT_S * 1000)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=dark)
         if key is not None:
-            self._context.add_init_script(f"sessionStorage.setItem('roundhouse.key', '{key}')")
-        self.page = self._context.new_page()
+            page.add_init_script(f"sessionStorage.setItem('roundhouse.key', '{key}')")
         self.errors: list[str] = []
         self.allowed: tuple[str, ...] = ()
-        self.page.on("console", self._note)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(url)
+        page.on("console", self._note)
+        page.on("pageerror", self._note_exception)
+        page.goto(url)
 
-    def close(self) -> None:
-        """Close the tab and check that it had no errors, except those with a text of `allowed`."""
-        self._context.close()
+    def empty(self) -> None:
+        """Remove listeners, routes and storage, so that another test can use the page."""
+        # Its answer comes after all events of the page.
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.page.remove_listener("console", self._note)
+        self.page.remove_listener("pageerror", self._note_exception)
+        self.page.unroute_all(behavior="ignoreErrors")
+
+    def check(self) -> None:
+        """Check that the page had no errors, except those with a text of `allowed`."""
         unexpected = [error for error in self.errors if not any(text in error for text in self.allowed)]
         assert not unexpected, unexpected
 
@@ -75,6 +83,9 @@ class Tab:
         if message.type == "error":
             self.errors.append(f"{message.text} {message.location.get('url', '')}")
 
+    def _note_exception(self, error: Error) -> None:
+        self.errors.append(str(error))
+
 
 def chromium_options() -> list[str]:
     """Return the arguments of the browser; its sandbox does not start for root."""
@@ -82,4 +93,4 @@ def chromium_options() -> list[str]:
 
 
 Open = Callable[..., Tab]
-"""open_tab(url, width=1280, scheme="light", key=None): see `Tab`."""
+"""open_tab(url, width=1280, scheme="light", key=None, is_fresh=False): see `Tab` and `SharedBrowser.open_tab`."""

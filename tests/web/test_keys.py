@@ -34,7 +34,7 @@ def enter(page: Page, text: str) -> None:
 
 
 def test_wrong_key_is_refused_and_right_one_works(open_tab: Open, keyed: RunningServer) -> None:
-    tab = open_tab(f"{keyed.url}/#/models")
+    tab = open_tab(f"{keyed.url}/#/models", is_fresh=True)
     tab.allowed = ("401",)
     page = tab.page
     addresses: list[str] = []

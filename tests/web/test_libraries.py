@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
 
 from tests.e2e.server import RunningServer
-from tests.web.tabs import Tab
+from tests.web.browsers import SharedBrowser
 
 Run = Callable[..., Any]
 
@@ -17,9 +16,9 @@ DAY_S, INTERVAL_S, HISTORY_S = 86_400, 2, 900
 
 
 @pytest.fixture(scope="module")
-def run(browser: Browser, small_site: RunningServer) -> Iterator[Run]:
+def run(browser: SharedBrowser, small_site: RunningServer) -> Iterator[Run]:
     """Return run(module, script, argument): the script's value, where `m` is the module of the page."""
-    tab = Tab(browser, small_site.url, width=1280, scheme="light", key=None)
+    tab = browser.open_tab(small_site.url)
     tab.allowed = ("404",)  # one script asks for a model that is not there
 
     def in_page(module: str, script: str, argument: Any = None) -> Any:
@@ -31,7 +30,7 @@ def run(browser: Browser, small_site: RunningServer) -> Iterator[Run]:
         )
 
     yield in_page
-    tab.close()
+    browser.close_tab(tab)
 
 
 def test_durations_have_fitting_units(run: Run) -> None:

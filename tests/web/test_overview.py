@@ -60,7 +60,7 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
 
 
 def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningServer) -> None:
-    tab = open_tab("about:blank")
+    tab = open_tab("about:blank", is_fresh=True)
     tab.page.add_init_script(FED_EVENTS)
     tab.page.goto(small_site.url)
     script = "events => { for (const event of events) feed(event) }"
@@ -87,7 +87,7 @@ def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningSer
 
 
 def test_requests_never_exceed_two_hundred(open_tab: Open, small_site: RunningServer) -> None:
-    tab = open_tab("about:blank")
+    tab = open_tab("about:blank", is_fresh=True)
     tab.page.route("**/events", lambda route: stream(route, 20, of_requests=50))
     tab.page.goto(f"{small_site.url}/#/requests")
     expect(tab.page.locator("tbody tr")).to_have_count(200)

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from tokenizers import Tokenizer
 
 from tests.e2e.server import MODELS, RunningServer
 from tests.support.models.text_files import TEXTS
+from tests.web.browsers import SharedBrowser
 from tests.web.playgrounds import run_module
-from tests.web.tabs import Open, Tab
+from tests.web.tabs import Tab
 
 # Blocks of Unicode, of which the first is drawn from most: Latin, Greek, Cyrillic, Hebrew, Arabic, Devanagari, Thai,
 # marks and signs, Japanese, Chinese, Korean, compatibility forms, emoji, and controls.
@@ -41,9 +43,12 @@ def texts() -> list[str]:
     return written
 
 
-@pytest.fixture
-def tab(open_tab: Open, playground: RunningServer) -> Tab:
-    return open_tab(f"{playground.url}/#/playground")
+@pytest.fixture(scope="module")
+def tab(browser: SharedBrowser, playground: RunningServer) -> Iterator[Tab]:
+    """Load the page once: modules keep nothing."""
+    tab = browser.open_tab(f"{playground.url}/#/playground")
+    yield tab
+    browser.close_tab(tab)
 
 
 def test_wordpiece_gives_ids_of_tokenizers(tab: Tab, texts: list[str]) -> None:
