@@ -46,7 +46,8 @@ step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 # One more than there are CPUs: tests of servers wait for timeouts and restarts.
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)))
 # A report of the first failures beats a run that is ended at the time limit of CI.
-PYTEST  := $(BIN)/python -m tests.support.attempts --numprocesses $(WORKERS) --maxprocesses 8 --maxfail 10 --dist loadfile --no-loadscope-reorder
+PYTEST  := $(BIN)/python -m tests.support.attempts -p tests.support.file_items --numprocesses $(WORKERS) --maxprocesses 8 \
+	--maxfail 10 --dist loadfile --no-loadscope-reorder -o console_output_style=classic
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
