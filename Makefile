@@ -56,9 +56,12 @@ NIGHTLY := --nightly -o faulthandler_timeout=0
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
-# Only the files that hold such tests, because each worker imports every file. tests/test_markers.py checks the rule. Few
-# workers: more would spend longer on their imports than on the tests.
+# Only the files that hold such tests, because all others would be imported to find none. tests/test_markers.py checks the
+# rule. Few workers: more would spend longer on their imports than on the tests.
 ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
+# For this CPU and for an older one, beside each other: each compiles in one thread.
+COMPILE := $(BIN)/python -m tests.support.compiled_code & ours=$$!; \
+	$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code && wait $$ours
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -88,15 +91,13 @@ serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
 test: dev models check web-runtime
-	@$(BIN)/python -m tests.support.compiled_code
+	@$(COMPILE)
 	$(PYTEST)
-	@$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code
 	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
 
 test-all: dev models check web-runtime
-	@$(BIN)/python -m tests.support.compiled_code
+	@$(COMPILE)
 	$(PYTEST) $(NIGHTLY)
-	@$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code
 	$(OLDER_CPU) $(PYTEST) $(NIGHTLY) $(ISA_TESTS)
 	$(BIN)/python -m tests.clients.run
 
@@ -107,8 +108,8 @@ test-clients: $(STAMPS)/dev models
 check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@echo mypy and lint-imports, beside each other: each runs in one thread
+	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$types && exit $$imports
 
 gpu-kit: dev models
 	@$(BIN)/python -m tests.gpu_kit.build $(KIT) --python $(KIT_PYTHON)

@@ -40,7 +40,7 @@ NIGHTLY_EXAMPLES = 25
 
 _NIGHTLY_REASON = "nightly: make test-all runs it"
 # Files that wait for processes run first, so that no worker is left alone with them in the end.
-_SLOW_FIRST = ("tests/e2e/", "tests/docker/", "tests/app/embedded/")
+_SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,7 +64,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip nightly tests unless --nightly is given, and sort slow files first where workers share the files."""
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: not item.nodeid.startswith(_SLOW_FIRST))
+        items.sort(key=_place)
     if config.getoption("--nightly"):
         _try_more_examples(items)
         return
@@ -120,6 +120,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             f"left out: {count} nightly tests, and {NIGHTLY_EXAMPLES} times the examples of properties; "
             "`make test-all` runs them"
         )
+
+
+def _place(item: pytest.Item) -> int:
+    """Return the place of a test in the order: files that share a server or a cluster, other slow files, the rest.
+
+    Files that share run in one process, for minutes.
+    """
+    from tests.support.scheduling import scope_of
+
+    file = item.nodeid.partition("::")[0]
+    if scope_of(file) != file:
+        return 0
+    return 1 if file.startswith(_SLOW) else 2
 
 
 def _try_more_examples(items: list[pytest.Item]) -> None:
