@@ -59,9 +59,12 @@ OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=a
 # Only the files that hold such tests, because all others would be imported to find none. tests/test_markers.py checks the
 # rule. Few workers: more would spend longer on their imports than on the tests.
 ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
+# Empty on a CPU that is such an older one: the second run would repeat the first.
+NEWER_CPU := $(shell { grep -sqwE 'avx512f|avx_vnni' /proc/cpuinfo || ! grep -sqw avx2 /proc/cpuinfo; } && echo yes)
+RUN_ISA_TESTS = $(if $(NEWER_CPU),$(OLDER_CPU) $(PYTEST) $(1) $(ISA_TESTS),@echo 'no instructions beyond AVX2: isa tests ran once')
 # For this CPU and for an older one, beside each other: each compiles in one thread.
-COMPILE := $(BIN)/python -m tests.support.compiled_code & ours=$$!; \
-	$(OLDER_CPU) $(BIN)/python -m tests.support.compiled_code && wait $$ours
+COMPILED := $(BIN)/python -m tests.support.compiled_code
+COMPILE := $(if $(NEWER_CPU),$(COMPILED) & ours=$$!; $(OLDER_CPU) $(COMPILED) && wait $$ours,$(COMPILED))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -93,12 +96,12 @@ serve: models
 test: dev models check web-runtime
 	@$(COMPILE)
 	$(PYTEST)
-	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
+	$(call RUN_ISA_TESTS)
 
 test-all: dev models check web-runtime
 	@$(COMPILE)
 	$(PYTEST) $(NIGHTLY)
-	$(OLDER_CPU) $(PYTEST) $(NIGHTLY) $(ISA_TESTS)
+	$(call RUN_ISA_TESTS,$(NIGHTLY))
 	$(BIN)/python -m tests.clients.run
 
 # In environments of their own below .cache/clients.

@@ -81,7 +81,8 @@ def site_of(file: str) -> str | None:
     """Return the name of the files of tests/web that share a server and a browser with this file of tests/web."""
     if not file.startswith("tests/web/"):
         return None
-    return SHARED_PLAYGROUND if "playground: " in (ROOT / file).read_text(encoding="utf-8") else SHARED_SITE
+    has_playground = "playground: RunningServer" in (ROOT / file).read_text(encoding="utf-8")
+    return SHARED_PLAYGROUND if has_playground else SHARED_SITE
 
 
 @cache

@@ -78,3 +78,4 @@ def test_files_of_page_run_in_two_groups() -> None:
     files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "web").glob("test_*.py"))
     assert {scope_of(file) for file in files} == {SHARED_SITE, SHARED_PLAYGROUND}
     assert scope_of("tests/web/test_playground.py") == scope_of("tests/web/test_in_browser.py") == SHARED_PLAYGROUND
+    assert scope_of("tests/web/test_playground_images.py") == SHARED_SITE

@@ -25,7 +25,9 @@ class SharedBrowser:
         self._numbers = count(1)
 
     def get(self) -> Browser:
-        """Return the browser; start it if it does not run."""
+        """Return the browser; start it if it does not run, or has crashed."""
+        if self._browser is not None and not self._browser.is_connected():
+            self.close()
         if self._browser is None:
             self._playwright = sync_playwright().start()
             self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=chromium_options())
@@ -60,9 +62,12 @@ class SharedBrowser:
 
     def close(self) -> None:
         """End the browser if it runs."""
-        self._idle.clear()
-        if self._browser is not None:
-            self._browser.close()
-        if self._playwright is not None:
-            self._playwright.stop()
+        browser, playwright = self._browser, self._playwright
         self._playwright = self._browser = self._context = None
+        self._idle.clear()
+        try:
+            if browser is not None:
+                browser.close()
+        finally:
+            if playwright is not None:
+                playwright.stop()

@@ -37,6 +37,12 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
             _BROWSER.close()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """End the browser of a run that was interrupted."""
+    _BROWSER.close()
+
+
 @pytest.fixture(scope="module")
 def browser() -> SharedBrowser:
     """The browser of all files; without a window."""
