@@ -57,7 +57,7 @@ def test_step_on_terminal_rewrites_one_line(tmp_path: Path) -> None:
 def test_failed_step_prints_end_of_log(tmp_path: Path) -> None:
     script = "seq 100; echo 'no such package' >&2; exit 3"
     with start(tmp_path, script, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as step:
-        printed, complaint = step.communicate(timeout=30)
+        printed, complaint = step.communicate(timeout=300)
     assert step.returncode == 3
     assert printed == b"[2/3] installing packages ...\n"
     lines = complaint.decode().splitlines()
@@ -68,7 +68,7 @@ def test_failed_step_prints_end_of_log(tmp_path: Path) -> None:
 
 def test_step_summary_is_last_line_without_packages(tmp_path: Path) -> None:
     with start(tmp_path, "echo 'prometheus is installed'", "models", stdout=subprocess.PIPE) as step:
-        printed, _ = step.communicate(timeout=30)
+        printed, _ = step.communicate(timeout=300)
     assert re.fullmatch(rb"\[3/3\] .*\n\[3/3\] done in \d+ s: prometheus is installed\n", printed)
 
 

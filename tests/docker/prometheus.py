@@ -34,7 +34,7 @@ def program(name: str) -> str:
 
 def promtool(*arguments: str) -> str:
     """Return the output of promtool, which must succeed."""
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -23,7 +23,7 @@ VARIANTS = ("onnx", "cpu", "ray", "cuda")
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program in the repository's root."""
     return subprocess.run(
-        words, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
+        words, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=300, check=False
     )
 
 

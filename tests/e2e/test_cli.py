@@ -140,6 +140,6 @@ def test_config_of_repository_is_valid(capsys: pytest.CaptureFixture[str]) -> No
 def test_module_is_command() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "app", "check", "config.toml"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "config.toml: no issues\n")

@@ -80,7 +80,7 @@ def test_curl_calls_of_triton_manual(server: RunningServer) -> None:
     for path, body in calls:
         url = f"{server.url}/v2/models/{MODEL}/{path}"
         curl = ["curl", "-sfN", "--noproxy", "*", "-X", "POST", url, "-d", json.dumps(body)]
-        said = subprocess.run(curl, capture_output=True, check=True, timeout=30).stdout.decode()
+        said = subprocess.run(curl, capture_output=True, check=True, timeout=300).stdout.decode()
         first, *_ = said.split("\n\n")
         assert json.loads(first.removeprefix("data: "))["text_output"]
 

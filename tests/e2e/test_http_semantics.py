@@ -76,7 +76,7 @@ class TestUpgrade:
     @pytest.mark.skipif(shutil.which("curl") is None, reason="wants curl")
     def test_curl_with_http2_posts_body(self, server: RunningServer) -> None:
         command = ["curl", "--silent", "--http2", "-H", "content-type: application/json", "-d", BODY.decode()]
-        done = subprocess.run([*command, f"{server.url}/infer"], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([*command, f"{server.url}/infer"], capture_output=True, check=True, timeout=300)
         assert json.loads(done.stdout)["output_data"] == [1, 2]
 
 

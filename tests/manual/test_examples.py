@@ -102,7 +102,7 @@ def test_shell_example_prints_expected_json(request: pytest.FixtureRequest, exam
     server = server_of(example, request)
     assert "http://127.0.0.1:8080" in example.code
     words = ["sh", "-ec", example.code.replace("http://127.0.0.1:8080", server.url)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     check_agrees(json.loads(done.stdout), read_elided(example.output))
 
 
@@ -113,7 +113,7 @@ def test_python_example_prints_expected_text(request: pytest.FixtureRequest, exa
     code = example.code.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
     code = code.replace("127.0.0.1:8081", f"127.0.0.1:{server.grpc_port}")
     words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     expected = re.escape(example.output.strip()).replace(ANY, ".+")
     assert re.fullmatch(expected, done.stdout.strip(), flags=re.DOTALL), done.stdout
 

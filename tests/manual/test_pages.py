@@ -72,7 +72,7 @@ def test_site_is_built_without_other_hosts(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     words = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) >= len(PAGES)

@@ -43,7 +43,7 @@ class Peer:
     def kill(self) -> None:
         """End the process with SIGKILL."""
         self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=300)
 
 
 def reference(block: Block, array: Array) -> list[Any]:

@@ -21,7 +21,7 @@ def run_shell(text: str, folder: Path, **environ: str) -> str:
     """Paste a text into a shell; return what it printed."""
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environ}
     done = subprocess.run(
-        ["sh", "-c", text], cwd=folder, env=variables, capture_output=True, text=True, check=True, timeout=60
+        ["sh", "-c", text], cwd=folder, env=variables, capture_output=True, text=True, check=True, timeout=300
     )
     return done.stdout
 

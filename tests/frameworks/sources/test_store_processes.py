@@ -53,7 +53,7 @@ def part_bytes(folder: Path) -> int:
 
 
 def result(process: subprocess.Popen[str]) -> tuple[int, Path]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     size, folder = output.splitlines()[-1].split(" ", 1)
     return int(size), Path(folder)
