@@ -1,11 +1,9 @@
 """Compile the products of language models once, before tests start many processes that would all compile them."""
 
 import os
-from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".cache" / "compiled"
-_MODULES = ("float32", "float16", "bfloat16", "int8", "int4", "int8_groups", "step")
 
 
 def keep_compiled_code() -> None:
@@ -19,8 +17,10 @@ def main() -> None:
     from frameworks.pytorch.compiled.vectors import lanes
 
     if lanes():
-        for name in _MODULES:
-            import_module(f"frameworks.pytorch.compiled.{name}")
+        from frameworks.pytorch.compiling.parts import PARTS, compile_part
+
+        for part in PARTS:
+            compile_part(part)
 
 
 if __name__ == "__main__":

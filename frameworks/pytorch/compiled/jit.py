@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from frameworks.pytorch.compiled.code_cache import cache_folder
+from frameworks.pytorch.compiled.code_cache import cache_folder, is_temporary, mark_made
 
 log = structlog.get_logger(__name__)
 
@@ -54,9 +54,10 @@ def address_of(function: Callable[[Any], None], *, keeps_order: bool = False) ->
     with cache_folder() as is_cached:
         try:
             made = numba.cfunc(signature, cache=is_cached, **options)(function)
+            mark_made(code_name(function.__module__, function.__name__))
         except OSError as error:
-            if not is_cached:
-                raise
+            if not is_cached or is_temporary():
+                raise  # it was compiled only to be kept
             log.warning("compiled code could not be kept", error=str(error), remedy="make room in models.cache_dir")
             made = numba.cfunc(signature, **options)(function)
     _kept.append(made)
@@ -64,6 +65,11 @@ def address_of(function: Callable[[Any], None], *, keeps_order: bool = False) ->
 
 
 _kept: list[Any] = []
+
+
+def code_name(module: str, function: str) -> str:
+    """Return the name of a function's code in the cache."""
+    return f"{module.rpartition('.')[2]}.{function}"
 
 
 @llvm_function

@@ -1,0 +1,41 @@
+"""The parts of the compiled code, by name: `int8` and the other formats, `step`, and the adapters of each dtype.
+
+A part is compiled when its module is imported, unless its code is in the cache. Importing this module compiles nothing.
+"""
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from frameworks.pytorch.compiled import code_cache
+
+ADAPTERS = "low_rank"
+_FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int8_groups")
+STEP = "step"
+PARTS = (*_FORMATS, STEP)
+"""Parts that every model may need."""
+
+
+def adapters_of(dtype: str) -> str:
+    """Return the part that adapters of a dtype of torch need, such as `bfloat16`."""
+    return f"{ADAPTERS}.{dtype}"
+
+
+def compile_part(part: str) -> None:
+    """Compile a part, or read it from the cache. Raises OSError, and errors of numba."""
+    module = import_module(f"frameworks.pytorch.compiled.{part.partition('.')[0]}")
+    if part.startswith(ADAPTERS):
+        import torch
+
+        module.region_address(getattr(torch, part.partition(".")[2]))
+
+
+def missing_parts(parts: Iterable[str]) -> list[str]:
+    """Return the parts whose code is not in the cache, in order of their names."""
+    names = {_code_of(part): part for part in sorted(parts)}
+    return [names[each] for each in code_cache.missing(names)]
+
+
+def _code_of(part: str) -> str:
+    """As jit.code_name, which needs numba."""
+    module, _, dtype = part.partition(".")
+    return f"{module}._region_{dtype}" if dtype else f"{module}._region"

@@ -1,0 +1,56 @@
+"""The process that compiles for a server: it fills a folder with code, at low priority, and ends with the server.
+
+Type inference and LLVM would hold the server's interpreter for most of the time.
+"""
+
+import fcntl
+import os
+import sys
+import threading
+from pathlib import Path
+
+_NICENESS = 10
+_LOCK = "compiling.lock"
+NOT_KEPT = 3
+"""Exit status where the folder does not take the code."""
+
+
+def main() -> None:
+    """Compile the parts that the arguments name behind the folder. The last line that it prints is the reason of a
+    failure.
+    """
+    folder, *parts = sys.argv[1:]
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    os.nice(_NICENESS)
+    try:
+        # Processes that need the same code wait here, before they take memory for torch and numba.
+        with (Path(folder) / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _compile(Path(folder), parts)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        sys.exit(NOT_KEPT)
+
+
+def _compile(folder: Path, parts: list[str]) -> None:
+    from frameworks.pytorch.compiled import code_cache
+    from frameworks.pytorch.compiling.parts import compile_part, missing_parts
+
+    code_cache.use_folder(folder)
+    for part in missing_parts(parts):
+        compile_part(part)
+    left = missing_parts(parts)
+    if left:
+        raise OSError(f"the code of {', '.join(left)} could not be kept in {folder}")
+
+
+def _end_with_server() -> None:
+    """End this process when the server closes its end of the pipe, also by its own end."""
+    # Not sys.stdin, whose lock the thread would keep from the end of the interpreter.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
