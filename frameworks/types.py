@@ -202,7 +202,8 @@ class ModelSpec:
     without a declared sequence axis.
     `quantization`: None for a model that is not quantised. `quantized_graph`: path of the ONNX graph that runs in place
     of that of the model. `generation`: only of a generating model. `products`: of a
-    generating model on a CPU, the kernels of its linear layers.
+    generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
+    they have been compiled.
     """
 
     framework: str
@@ -225,6 +226,7 @@ class ModelSpec:
     quantized_graph: str | None = None
     generation: GenerationSpec | None = None
     products: tuple[ProductTrial, ...] = ()
+    awaits_kernels: bool = False
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

@@ -105,6 +105,9 @@ class ModelDescription(ResponseBody):
     kernels: list[ProductTiming] = Field(
         description="Kernels of a language model on a CPU, most weights first; empty for other models."
     )
+    awaits_kernels: bool = Field(
+        description="Whether kernels are being compiled for this CPU, which may replace those in `kernels`."
+    )
     memory_bytes: int | None
     attention: str | None = Field(
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
@@ -234,6 +237,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "downloadable": slot.entry.downloadable,
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "kernels": [asdict(each) for each in spec.products] if spec else [],
+        "awaits_kernels": bool(spec and spec.awaits_kernels),
         "memory_bytes": slot.memory_bytes if spec else None,
         "attention": _attention(spec),
         "warm_up": _warm_up(spec),

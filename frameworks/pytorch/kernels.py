@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from frameworks.pytorch.openmp import single_threaded
+from frameworks.pytorch.openmp import alone_beside_steps, single_threaded
 
 # oneDNN chooses the order of the weights by a number of rows; what is best for 64 is as good for 1 to 256, while what
 # is chosen for 1 is half as fast at 16.
@@ -81,12 +81,22 @@ def _seconds(first: Callable[[], object], second: Callable[[], object]) -> tuple
 
 def shortest_seconds(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Return the shortest time of each on one thread, measured by turns: another process delays all alike."""
-    best = dict.fromkeys(runs, float("inf"))
     with torch.inference_mode(), single_threaded():
-        for turn in range(_ROUNDS + 1):
-            for name, run in runs.items():
-                started_s = time.perf_counter()
-                run()
-                if turn:  # the first makes machine code
-                    best[name] = min(best[name], time.perf_counter() - started_s)
+        return _shortest(runs)
+
+
+def shortest_seconds_beside_steps(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """As `shortest_seconds`, while other threads compute."""
+    with torch.inference_mode(), alone_beside_steps():
+        return _shortest(runs)
+
+
+def _shortest(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    best = dict.fromkeys(runs, float("inf"))
+    for turn in range(_ROUNDS + 1):
+        for name, run in runs.items():
+            started_s = time.perf_counter()
+            run()
+            if turn:  # the first makes machine code
+                best[name] = min(best[name], time.perf_counter() - started_s)
     return best

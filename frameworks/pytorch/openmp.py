@@ -39,6 +39,24 @@ def single_threaded() -> Iterator[None]:
 
 
 @contextmanager
+def alone_beside_steps() -> Iterator[None]:
+    """As `single_threaded`, for a thread beside others that compute: torch would set MKL's number for all of them."""
+    library = parallel_library()
+    if library is None:
+        with single_threaded():
+            yield
+        return
+    # The first call of a thread gives it torch's number, so it comes before the change.
+    threads = torch.get_num_threads()
+    library.omp_set_num_threads(1)
+    try:
+        with single_threaded_mkl():
+            yield
+    finally:
+        library.omp_set_num_threads(threads)
+
+
+@contextmanager
 def single_threaded_mkl() -> Iterator[None]:
     """Compute MKL's products on the calling thread alone within the block: those of float32, where torch has MKL.
 

@@ -260,6 +260,7 @@ _MEASURED = {
     "latency_ms",
     "loaded_at",
     "kernels",
+    "awaits_kernels",
 }
 
 

@@ -19,6 +19,8 @@ from frameworks.types import ModelSpec
 
 COUNTS_S = 0.05
 """The interval of counts while requests run."""
+KERNELS_S = 0.5
+"""The interval of looks at the spec of a model whose kernels may change without a request."""
 
 
 class HostedEngine:
@@ -95,13 +97,7 @@ class HostedEngine:
             counts = self._growth.take(self.engine.stats)
             if counts is not None:
                 reporter.sender.send(counts)
-        spec = self.engine.model.spec
-        if spec is not self._sent_spec:
-            self._sent_spec = spec
-            for client in self.clients:
-                # A channel that opens gets it from `describe`.
-                if client.sender.is_open:
-                    client.sender.send(SpecLearned(spec_to_plain(spec)))
+        self._send_spec()
 
     def stop_reports(self) -> None:
         """Send no more counts: the engine is being closed, and its end is no death."""
@@ -120,7 +116,27 @@ class HostedEngine:
         engine = start_local_engine(settings, hosted.instances, self._growth.counts, hosted.device, self._threads)
         self.engine, self.name = engine, settings.name
         self._loaded_spec = self._sent_spec = engine.model.spec
+        self._look_at_kernels()
         return Loaded(spec_to_plain(engine.model.spec), hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
+
+    def _send_spec(self) -> None:
+        """Send a spec that was learned to all clients."""
+        assert self.engine is not None
+        spec = self.engine.model.spec
+        if spec is not self._sent_spec:
+            self._sent_spec = spec
+            for client in self.clients:
+                # A channel that opens gets it from `describe`.
+                if client.sender.is_open:
+                    client.sender.send(SpecLearned(spec_to_plain(spec)))
+
+    def _look_at_kernels(self) -> None:
+        if self._is_over:
+            return
+        self._send_spec()
+        assert self._sent_spec is not None
+        if self._sent_spec.awaits_kernels:
+            self._loop.call_later(KERNELS_S, self._look_at_kernels)
 
     def _report(self) -> None:
         self.send_counts()

@@ -56,6 +56,8 @@ class CpuKernel:
     without a loss that the dtype does not have. `weights`: name of the range that int8 weights are rounded to.
     `shares`: the layer reads the given weights, and holds no copy. `max_rival_time`: another kernel is chosen
     only if it takes less than this share of the time. `prepare`: what the first layer of all would take time for.
+    `code`: the part of compiling/parts.py that it needs; None for a kernel of torch. `restores`: its layers are
+    RestorableLinear.
     """
 
     name: str
@@ -66,15 +68,17 @@ class CpuKernel:
     shares: bool = False
     max_rival_time: float = 0.9
     prepare: Callable[[], object] = lambda: None
+    code: FormatName | None = None
+    restores: bool = False
 
 
 def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
     """Return the products of weights of this dtype that are not quantised, the usual one first."""
     size = dtype.itemsize
-    plain = CpuKernel("plain", PlainLinear, partial(_dense_bytes, size), shares=True)
+    plain = CpuKernel("plain", PlainLinear, partial(_dense_bytes, size), shares=True, restores=True)
     found = [plain]
     if kernels.packs(dtype):
-        found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size)))
+        found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size), restores=True))
     if dtype == torch.float32:
         found.append(CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)))
     if dtype in (torch.float32, torch.float16):
@@ -87,6 +91,11 @@ def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
         # For many rows nearly as fast as those of float32 weights, for one more than twice as fast.
         found.insert(0, COMPILED_HALF)
     return tuple(found)
+
+
+def float_format(dtype: torch.dtype) -> FormatName:
+    """Return the format of compiled products of weights of this dtype."""
+    return _FLOAT_FORMATS[dtype]
 
 
 def int8_kernels() -> tuple[CpuKernel, ...]:
@@ -120,7 +129,9 @@ def _compiled(
     weights: str = "",
 ) -> CpuKernel:
     held_bytes, prepare = partial(compiled_bytes, format_name), partial(packed_format, format_name)
-    return CpuKernel(name, make, held_bytes, fits, weights, max_rival_time=_MAX_TIME_OF_CALLS, prepare=prepare)
+    return CpuKernel(
+        name, make, held_bytes, fits, weights, max_rival_time=_MAX_TIME_OF_CALLS, prepare=prepare, code=format_name
+    )
 
 
 def _has_whole_groups(weight: torch.Tensor) -> bool:
@@ -158,7 +169,7 @@ def _int8_bytes(outputs: int, inputs: int) -> int:
     return outputs * (inputs + torch.float32.itemsize + torch.bfloat16.itemsize)
 
 
-HALF = CpuKernel("fbgemm", HalfLinear, _half_bytes, half_is_exact)
+HALF = CpuKernel("fbgemm", HalfLinear, _half_bytes, half_is_exact, restores=True)
 INT8_WEIGHT_ONLY = CpuKernel(
     "weight-only", Int8WeightLinear, _int8_bytes, lambda weight: weight.shape[1] % INT8_INPUTS_MULTIPLE == 0, "whole"
 )

@@ -9,6 +9,7 @@ import torch
 from frameworks.errors import InvalidModel
 from frameworks.generation.speculation.draft_texts import DraftTexts
 from frameworks.pytorch.generation.drafting import DraftModel
+from frameworks.pytorch.generation.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.paged_loading import load_paged
 from frameworks.pytorch.generation.served import GeneratorLoad
@@ -23,10 +24,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """`memory_bytes`: of its weights, and of the keys and values of all texts."""
+    """`memory_bytes`: of its weights, and of the keys and values of all texts. `switch`: as of a ServedModel."""
 
     model: DraftModel
     memory_bytes: int
+    switch: KernelSwitch | None = None
 
 
 def draft_kv_bytes(
@@ -64,7 +66,7 @@ def load_draft(load: GeneratorLoad, tokenizer: HuggingFaceTokenizer, device: tor
     most = _MAX_READ_TOKENS[load.device.kind]
     model = DraftModel(folder.name, served.runner, texts, served.max_context_tokens, vocabulary_size, most, device)
     log.info("draft model loaded", model=load.entry.name, draft_model=folder.name, memory_bytes=served.memory_bytes)
-    return LoadedDraft(model, served.memory_bytes)
+    return LoadedDraft(model, served.memory_bytes, served.switch)
 
 
 def check_tokens(tokenizer: HuggingFaceTokenizer, other: HuggingFaceTokenizer, folder: Path) -> None:

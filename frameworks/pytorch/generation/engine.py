@@ -1,7 +1,9 @@
 """A generating model's step: schedule, compute, sample."""
 
+import threading
 import time
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from frameworks.generation.types import (
 )
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
+from frameworks.pytorch.generation.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.near_ties import TieCheck
 from frameworks.pytorch.generation.prompt_scoring import PromptScorer
@@ -35,7 +38,7 @@ from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.speculating import NO_DRAWS, Speculation, states_of
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
-from frameworks.types import DEFAULT_PRIORITY, ModelSpec
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial
 
 # Two prompts, prefilled together in parts, and a few decodes.
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
@@ -70,9 +73,14 @@ class _Outcome:
 class GeneratingModel:
     """A StepModel. One thread at a time uses it, except for `constrain`."""
 
-    def __init__(self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int) -> None:
-        """`intra_op_threads`: CPU threads of a step."""
+    def __init__(
+        self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int, switches: SequenceOf[KernelSwitch] = ()
+    ) -> None:
+        """`intra_op_threads`: CPU threads of a step. `switches`: to compiled kernels, which end with the model."""
         self.spec = spec
+        # Adapters are listed by the event loop, and kernels noted by the thread that changes them.
+        self._spec_lock = threading.Lock()
+        self._switches = switches
         self.tokenizer = parts.tokenizer
         self._parts: EngineParts | None = parts
         self._masks = parts.masks
@@ -101,14 +109,20 @@ class GeneratingModel:
 
     def list_adapters(self, adapters: tuple[AdapterSpec, ...]) -> None:
         """As StepModel.list_adapters."""
-        before = self.spec.generation
-        assert before is not None
-        bare_bytes = self.spec.memory_bytes - sum(each.memory_bytes for each in before.adapters)
-        self.spec = replace(
-            self.spec,
-            generation=replace(before, adapters=adapters),
-            memory_bytes=bare_bytes + sum(each.memory_bytes for each in adapters),
-        )
+        with self._spec_lock:
+            before = self.spec.generation
+            assert before is not None
+            bare_bytes = self.spec.memory_bytes - sum(each.memory_bytes for each in before.adapters)
+            self.spec = replace(
+                self.spec,
+                generation=replace(before, adapters=adapters),
+                memory_bytes=bare_bytes + sum(each.memory_bytes for each in adapters),
+            )
+
+    def note_products(self, products: tuple[ProductTrial, ...]) -> None:
+        """Note the kernels after the change to compiled ones. Any thread."""
+        with self._spec_lock:
+            self.spec = replace(self.spec, products=products, awaits_kernels=False)
 
     def unload_adapter(self, number: int) -> None:
         """As StepModel.unload_adapter."""
@@ -218,6 +232,8 @@ class GeneratingModel:
 
     def close(self) -> None:
         """As StepModel.close."""
+        for switch in self._switches:
+            switch.close()
         self._parts = None
         self._sequences.clear()
         self._empty_cache()

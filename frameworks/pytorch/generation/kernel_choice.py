@@ -96,7 +96,7 @@ class KernelChooser:
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that `fits` accepts, [outputs, inputs]."""
         usable = [each for each in self._kernels if each.fits(weight)]
-        most = self._max_bytes * -(-weight.shape[0] // _BLOCK) * _BLOCK * weight.shape[1]
+        most = packed_bytes(weight, self._max_bytes)
         usable = [each for each in usable if each.held_bytes(*weight.shape) <= most] or usable[:1]
         key = (*weight.shape, weight.dtype, *(each.name for each in usable))
         if key not in self._choices:
@@ -150,6 +150,11 @@ class KernelChooser:
         if key not in _measured:
             _measured[key] = time_layers(layers, inputs, dtype, shortest_seconds)
         return _measured[key]
+
+
+def packed_bytes(weight: torch.Tensor, bytes_per_weight: float) -> int:
+    """Return the most bytes that a layer of the weights, [outputs, inputs], takes in whole blocks."""
+    return int(bytes_per_weight * -(-weight.shape[0] // _BLOCK) * _BLOCK * weight.shape[1])
 
 
 def fastest(usable: Sequence[CpuKernel], times: Times) -> CpuKernel:

@@ -7,7 +7,7 @@ torch.compile packs weights by the same operators when it freezes a model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -59,6 +59,17 @@ class Linear(Protocol):
         ...
 
 
+@runtime_checkable
+class RestorableLinear(Linear, Protocol):
+    """A Linear that can return the weights that it was made of, so that another one can take its place."""
+
+    bias: torch.Tensor | None
+
+    def dense(self) -> torch.Tensor:
+        """Return the weights [outputs, inputs], in the dtype that they were given in."""
+        ...
+
+
 class UnfusedLinear(ABC):
     """A product whose following operation is a second pass over it."""
 
@@ -85,6 +96,9 @@ class PlainLinear(UnfusedLinear):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(rows, self.weight, self.bias)
 
+    def dense(self) -> torch.Tensor:
+        return self.weight
+
 
 class PackedLinear:
     """Weights in oneDNN's order; the following operation is applied while the product is written."""
@@ -93,6 +107,9 @@ class PackedLinear:
         """`weight`: [outputs, inputs], float32 or bfloat16 on a CPU."""
         self.weight = kernels.pack(weight)
         self.bias = bias
+
+    def dense(self) -> torch.Tensor:
+        return self.weight.to_dense()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
@@ -134,10 +151,17 @@ class HalfLinear(UnfusedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs]. Raises RuntimeError where torch has no FBGEMM."""
+        self.bias = bias
+        self._dtype = weight.dtype
         with fbgemm_engine():
             self._packed = torch.ops.quantized.linear_prepack_fp16(
                 weight.float().contiguous(), None if bias is None else bias.float()
             )
+
+    def dense(self) -> torch.Tensor:
+        with fbgemm_engine():
+            weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return weight.to(self._dtype)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)

@@ -17,11 +17,12 @@ from frameworks.pytorch.generation.cpu_kernels import (
 )
 from frameworks.pytorch.generation.group_linear import int8_chooser, make_group_linear
 from frameworks.pytorch.generation.group_weights import GroupWeights
-from frameworks.pytorch.generation.kernel_choice import KernelChooser
+from frameworks.pytorch.generation.kernel_choice import KernelChooser, packed_bytes
 from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
 from frameworks.pytorch.generation.packed.weight import held_bytes
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
 from frameworks.pytorch.int8_products import Int8Kernel, TorchProduct
+from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 from frameworks.types import ProductTrial
 
 Bits = Literal["int8", "int4"]
@@ -33,8 +34,12 @@ class LinearMaker:
     The head of a model of 4 bits has 8: its errors are those of the logits.
     """
 
-    def __init__(self, model: Any, folder: Path, bits: Bits | None, kernels: str = "auto") -> None:
+    def __init__(
+        self, model: Any, folder: Path, bits: Bits | None, kernels: str = "auto", *, defers_compiled: bool = False
+    ) -> None:
         """`model`: of transformers, on its device. `bits`: None for its dtype. `kernels`: the setting.
+        `defers_compiled`: make the layers without compiled kernels, which `later` chooses among. Only for a CPU,
+        without bits and a named kernel.
 
         Raises InvalidModel for a kernel that this CPU or this dtype does not have.
         """
@@ -45,7 +50,7 @@ class LinearMaker:
         head = model.get_output_embeddings()
         # A packed head has no weight of its own.
         self._head = head.weight.data_ptr() if hasattr(head, "weight") else None
-        products = _products(model)
+        products = product_weights(model)
         tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         replaced = {id(each): each for each in products if each.data_ptr() not in tables}
         # Transposed weights of GPT-2's layers are views.
@@ -56,6 +61,12 @@ class LinearMaker:
         self._group_int8 = int8_chooser()
         self._group_bytes = 0
         usual = list(float_kernels(model.dtype)) if self._is_on_cpu else []
+        self._all_kernels = tuple(usual)
+        self._itemsize: int = model.dtype.itemsize
+        self._is_deferred = defers_compiled
+        self._later_bytes = 0
+        if defers_compiled:
+            usual = [each for each in usual if each.code is None and each.restores]
         self._is_tied_copied = bool(usual) and not usual[0].shares
         self._choosers: list[KernelChooser] = []
         if self._is_on_cpu:
@@ -68,6 +79,8 @@ class LinearMaker:
         """Make a layer of weights [outputs, inputs]."""
         if not self._is_on_cpu:
             return self._make_on_accelerator(weight, bias)
+        if self._is_deferred:
+            self._later_bytes += packed_bytes(weight, self._itemsize)
         is_head = weight.data_ptr() == self._head and self._bits == "int4"
         choosers = self._choosers[-1:] if is_head else self._choosers
         return next(each for each in choosers if each.fits(weight))(weight, bias)
@@ -79,6 +92,12 @@ class LinearMaker:
         if self._group_int8.held_bytes == before:
             self._group_bytes += held_bytes(weights.values.numel(), weights.bits, weights.group)
         return linear
+
+    def later(self) -> KernelChooser:
+        """Return what chooses among all kernels, for layers that were made without the compiled ones."""
+        return KernelChooser(
+            self._all_kernels, max_bytes=self._itemsize, shared=self._tables, measure=shortest_seconds_beside_steps
+        )
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
@@ -95,9 +114,9 @@ class LinearMaker:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the weights, with those of the layers made so far."""
+        """Bytes of the weights, with those of the layers made so far, or of later ones if these take more."""
         layers = sum(each.held_bytes for each in (*self._choosers, self._group_int8))
-        return self._kept_bytes + self._plain_bytes + self._group_bytes + layers
+        return self._kept_bytes + self._plain_bytes + self._group_bytes + max(layers, self._later_bytes)
 
     def _chooser(
         self,
@@ -142,7 +161,7 @@ def _lists(bits: Bits | None, usual: Sequence[CpuKernel], name: str, folder: Pat
     return found
 
 
-def _products(model: Any) -> list[torch.Tensor]:
+def product_weights(model: Any) -> list[torch.Tensor]:
     """Return the weights of all products, [outputs, inputs]."""
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
     return [module.weight for module in linears]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
+from frameworks.pytorch.generation.adapters.layers import AdaptableLayer, base_of
 from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.decoder import LinearPlace
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.packed.modules import joined_linear_of, linear_of
 from frameworks.pytorch.generation.step_layout import StepLayout
@@ -85,6 +86,8 @@ class LlamaDecoder:
             is_last = index == len(body.layers) - 1
             self.adaptable_layers += _adaptable_layers(self.layers[-1], layer, f"model.layers.{index}", is_last)
             body.layers[index] = torch.nn.Identity()
+        self.linear_places = [LinearPlace(each.owner, each.attribute) for each in self.adaptable_layers]
+        self.linear_places.append(LinearPlace(self, "head"))
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
@@ -145,8 +148,8 @@ class LlamaLayer:
 
     @property
     def linears(self) -> list[Linear]:
-        """Return the linear layers in the order of their use."""
-        return [self.query_key_value, self.output, self.gate, self.up, self.down]
+        """Return the linear layers in the order of their use, without adapters."""
+        return [base_of(each) for each in (self.query_key_value, self.output, self.gate, self.up, self.down)]
 
     def __call__(
         self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, wanted: torch.Tensor | None = None

@@ -73,9 +73,14 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
         served.adapters,
         _speculation(entry, served, scheduler, drafting, vocabulary_size),
     )
-    loaded = GeneratingModel(parts, spec, performance.intra_op_threads)
+    switches = [each.switch for each in (served, drafting) if each is not None and each.switch is not None]
+    loaded = GeneratingModel(parts, spec, performance.intra_op_threads, switches)
     if entry.adapters:
         loaded.list_adapters(tuple(loaded.load_adapter(each.name, each.path) for each in entry.adapters))
+    if served.switch is not None:
+        served.switch.start(loaded.note_products)
+    if drafting is not None and drafting.switch is not None:
+        drafting.switch.start(lambda _: None)
     return loaded
 
 
@@ -136,6 +141,7 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
         memory_bytes=served.memory_bytes,
         quantization=served.quantization,
         products=served.products,
+        awaits_kernels=served.switch is not None,
         generation=GenerationSpec(
             max_context_tokens=served.max_context_tokens,
             vocabulary_size=vocabulary_size,

@@ -9,9 +9,11 @@ from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.code_needs import CodeNeeds
 from frameworks.pytorch.generation.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kernel_choice import log_trials
+from frameworks.pytorch.generation.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.linear_makers import LinearMaker
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
@@ -33,6 +35,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     """Raises InvalidModel, OutOfMemory; NotPaged where paged attention does not serve the model."""
     folder, entry, device = load.folder, load.entry, load.device
     shape = read_shape(folder, load.dtype, entry.kv_cache_dtype)
+    needs = CodeNeeds(load)
     model = load_model(load)
     torch.set_num_threads(load.performance.intra_op_threads)
     place = torch.device(device.id)
@@ -42,11 +45,15 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
-    maker = LinearMaker(model, folder, load.bits, entry.kernels)
+    code = needs.wait_or_defer(model)
+    maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
-    step = compiled_step(decoder, cache, max_context_tokens)
-    adapters = AdapterSet(decoder, place, DTYPES[load.dtype], folder, None if step is None else step.adapters)
+    step = None if code is not None else compiled_step(decoder, cache, max_context_tokens)
+    compiled_adapters = None if step is None else step.adapters
+    adapters = AdapterSet(
+        decoder, place, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
+    )
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
@@ -58,6 +65,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
         check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
         warn_if_less_accurate(report, load.bits, entry.name)
+    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, max_context_tokens)
     return ServedModel(
         runner,
         BlockPool(cache.blocks, BLOCK_TOKENS),
@@ -67,6 +75,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         adapters,
         products=maker.products,
         dtype=dtype,
+        switch=None if code is None else KernelSwitch(switched, code),
     )
 
 

@@ -55,8 +55,9 @@ class PagedRunner:
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
         """Compute the parts of a plan, as `logits` does."""
-        if self.step is not None and self.step.takes(parts):
-            return self.step.logits(parts)
+        step = self.step  # another thread sets it when its code has been compiled
+        if step is not None and step.takes(parts):
+            return step.logits(parts)
         return self.compute_by_layers(parts)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from frameworks.devices import Device
 from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.generation.adapters.set import AdapterSet
+from frameworks.pytorch.generation.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.linear_makers import Bits
 from frameworks.pytorch.generation.packed.weight import WeightSource
 from frameworks.pytorch.generation.runner import StepRunner
@@ -47,7 +48,8 @@ class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
     `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
-    `dtype`: of most weights, if the files have them packed; None: as the load says.
+    `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
+    which the caller starts; None where the model waits for none.
     """
 
     runner: StepRunner
@@ -60,3 +62,4 @@ class ServedModel:
     unpaged_because: str | None = None
     products: tuple[ProductTrial, ...] = ()
     dtype: str | None = None
+    switch: KernelSwitch | None = None

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.decoder import LinearPlace
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.packed.modules import PackedModule, linear_of
 from frameworks.pytorch.generation.step_layout import StepLayout
@@ -39,6 +40,8 @@ class TransformersDecoder:
             if isinstance(getattr(module, "layer_idx", None), int):
                 setattr(module, _ATTENTION_ATTRIBUTE, attention)
         self.adaptable_layers = _put_linears(model, make_linear)
+        modules = [module for module in model.modules() if isinstance(module, _LinearModule)]
+        self.linear_places = [LinearPlace(module, "linear") for module in modules]
         model.set_attn_implementation(_ATTENTION)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 

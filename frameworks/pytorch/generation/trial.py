@@ -76,10 +76,22 @@ class Trial:
             if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
                 raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
 
+    def check_step(self, compute: Callable[[list[StepPart]], torch.Tensor], kv_dtype: torch.dtype) -> None:
+        """As `check`, for what computes the steps of few tokens alone."""
+        own, _ = self._run(compute)
+        off = self.off(own)
+        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype]):
+            raise NotPaged(f"by its compiled step its logits are off by {off:.3g} times their spread")
+
     def off(self, logits: Any, first: int = 0) -> float:
         """Return the error of logits after the parts from `first` on, relative to their spread."""
         expected = self._logits[first:]
         return float(np.sqrt(np.square(logits - expected).mean())) / max(float(expected.std()), 1e-6)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of keys and values that the text takes, numbered from 0."""
+        return -(-sum(self.counts) // BLOCK_TOKENS)
 
     @property
     def tolerance(self) -> float:
@@ -105,7 +117,7 @@ class Trial:
 
     def _run(self, compute: Callable[[list[StepPart]], torch.Tensor]) -> tuple[Any, float]:
         """Return the logits after each part, and the seconds of the whole text at once."""
-        blocks = list(range(-(-sum(self.counts) // BLOCK_TOKENS)))
+        blocks = list(range(self.num_blocks))
 
         def computed(start: int, count: int) -> torch.Tensor:
             token_ids = self.token_ids[: start + count]

@@ -211,3 +211,8 @@ class AdaptedLinear:
         products = self._products()
         if products is not None:
             products.add_to(product, rows, self._index, self._is_selected)
+
+
+def base_of(linear: Linear) -> Linear:
+    """Return the layer of the base, of one that may have adapters."""
+    return linear.base if isinstance(linear, AdaptedLinear) else linear

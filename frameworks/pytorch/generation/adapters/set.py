@@ -24,7 +24,8 @@ from frameworks.pytorch.generation.adapters.layers import (
     StepProducts,
     stacks_of,
 )
-from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.decoder import Decoder, LinearPlace
+from frameworks.pytorch.generation.linear import Linear
 from frameworks.pytorch.generation.step_layout import StepLayout
 
 
@@ -47,8 +48,12 @@ class AdapterSet:
         dtype: torch.dtype,
         base: Path,
         compiled: CompiledAdapters | None = None,
+        *,
+        awaits_compiled: bool = False,
     ) -> None:
-        """`dtype`: of the weights. `base`: folder of the model. `compiled`: of the decoder's compiled step."""
+        """`dtype`: of the weights. `base`: folder of the model. `compiled`: of the decoder's compiled step.
+        `awaits_compiled`: `use_compiled` may follow.
+        """
         self._layers = tuple(decoder.adaptable_layers) if isinstance(decoder, AdaptableDecoder) else ()
         self._modules = {
             name: _Module(index, layer.inputs, outputs)
@@ -59,6 +64,8 @@ class AdapterSet:
         self._dtype = dtype
         self._base = base
         self._compiled = compiled
+        # The compiled step has them in an order of its own; long prompts are computed without it.
+        self._copies = 2 if awaits_compiled or compiled is not None else 1
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         # Of each layer; empty without adapters. Never changed, so a step that runs keeps those that it began with.
@@ -83,8 +90,8 @@ class AdapterSet:
             with self._lock:
                 number = next(self._numbers)
                 self._use(self._pairs_by_number() | {number: pairs})
-            if self._compiled is not None:
-                self._compiled.add(number, pairs)
+                if self._compiled is not None:
+                    self._compiled.add(number, pairs)
         except RuntimeError as error:
             ours = map_device_error(error, f"{folder}: the weights of the adapter", self._device)
             if isinstance(ours, OutOfMemory):
@@ -99,8 +106,24 @@ class AdapterSet:
             known = self._pairs_by_number()
             known.pop(number, None)
             self._use(known)
-        if self._compiled is not None:
-            self._compiled.remove(number)
+            if self._compiled is not None:
+                self._compiled.remove(number)
+
+    def put_linear(self, place: LinearPlace, linear: Linear) -> None:
+        """Replace a linear layer of the decoder, below its adapters."""
+        with self._lock:
+            found = getattr(place.owner, place.attribute)
+            if isinstance(found, AdaptedLinear):
+                found.base = linear
+            else:
+                setattr(place.owner, place.attribute, linear)
+
+    def use_compiled(self, compiled: CompiledAdapters) -> None:
+        """Give the compiled step the adapters, of now and later. Compiles, unless the code is in the cache."""
+        with self._lock:
+            for number, pairs in self._pairs_by_number().items():
+                compiled.add(number, pairs)
+            self._compiled = compiled
 
     @contextmanager
     def in_step(self, parts: Sequence[StepPart], layout: StepLayout) -> Iterator[None]:
@@ -120,9 +143,7 @@ class AdapterSet:
             self._products = None
 
     def _held_bytes(self, files: AdapterFiles) -> int:
-        # The compiled step has them in an order of its own; long prompts are computed without it.
-        copies = 1 if self._compiled is None else 2
-        return copies * files.elements * self._dtype.itemsize
+        return self._copies * files.elements * self._dtype.itemsize
 
     def _pairs_by_number(self) -> dict[int, dict[str, Pair]]:
         """Return the pairs of each adapter by module, as views, by ascending number."""

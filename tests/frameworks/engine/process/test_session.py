@@ -19,7 +19,7 @@ from frameworks.engine.process.plain import request_to_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.traces import SPAN_BYTES
-from frameworks.types import Batch, TextRequest, Value
+from frameworks.types import Batch, ProductTrial, TextRequest, Value
 from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of
 from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, Gate, numbers
@@ -111,6 +111,19 @@ async def test_learned_spec_reaches_all_clients() -> None:
             await settle()
             assert not link.of(SpecLearned)
         links[-1].channel.close()
+
+
+@in_loop
+async def test_changed_kernels_are_sent_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_engine, "KERNELS_S", 0.01)
+    model = ArrayModel()
+    model.spec = replace(model.spec, awaits_kernels=True)
+    async with sharing(model) as links:
+        product = ProductTrial(4, 4, 1, "compiled")
+        model.spec = replace(model.spec, awaits_kernels=False, products=(product,))
+        for link in links:
+            await soon(lambda link=link: bool(link.of(SpecLearned)))  # type: ignore[misc]
+            assert spec_from_plain((await link.next(SpecLearned)).spec).products == (product,)
 
 
 @in_loop

@@ -1,0 +1,113 @@
+"""Find the compiled code that a model needs, and whether its load waits for it.
+
+A model of floats is served with torch's kernels until its code has been compiled, see kernel_switch. Others wait: the
+accuracy of quantised weights is measured with the kernels that serve, torch's products of packed ones are 10 to 100
+times slower, and a named kernel is served from the start.
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+import torch
+
+from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
+from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
+from frameworks.pytorch.generation.compiled_linears import GROUP, compiles
+from frameworks.pytorch.generation.cpu_kernels import COMPILED_HALF, float_format, half_is_exact
+from frameworks.pytorch.generation.linear_makers import product_weights
+from frameworks.pytorch.generation.llama import MODEL_TYPES, is_llama
+from frameworks.pytorch.generation.packed.building import packed_modules
+from frameworks.pytorch.generation.packed.modules import PackedModule
+from frameworks.pytorch.generation.served import GeneratorLoad
+from frameworks.pytorch.loader import DTYPES
+
+log = structlog.get_logger(__name__)
+
+_ELEMENTS = 1 << 16
+_QUANTIZED = {"int8": ("int8_groups",), "int4": ("int4", "int8_groups")}
+
+
+class CodeNeeds:
+    """The code of one load. Used by one thread."""
+
+    def __init__(self, load: GeneratorLoad) -> None:
+        """Begin to compile what is surely needed, beside the load."""
+        self._load = load
+        self._compiles = load.device.kind == "cpu" and lanes() > 0
+        self._futures: list[Future[None]] = []
+        known = self._known_parts() if self._compiles else set()
+        if known:
+            self._begin({*known, *_step_of(load)})
+
+    def wait_or_defer(self, model: Any) -> "Future[None] | None":
+        """Wait for the code of a model that needs it; return the future of the code of one that is served without it.
+
+        None: all code can be read from the cache, or none is needed.
+        """
+        if not self._compiles:
+            return None
+        packed = packed_modules(model)
+        if self._load.bits is None and self._load.entry.kernels == "auto" and not packed:
+            parts = self._parts_of_floats(model)
+            return compile_parts({*parts, *self._parts_of_adapters(model)}) if missing_parts(parts) else None
+        if packed:
+            plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
+            self._begin({*_parts_of_packed(packed), *plain})
+        self._wait()
+        return None
+
+    def _wait(self) -> None:
+        for future in self._futures:
+            try:
+                future.result()
+            except CompilationFailed as error:
+                log.warning("the load compiles its products itself", model=self._load.entry.name, reason=str(error))
+        self._futures = []
+
+    def _begin(self, parts: set[str]) -> None:
+        future = compile_parts(parts)
+        if future is not None:
+            log.info("the load waits for its products to be compiled", model=self._load.entry.name)
+            self._futures.append(future)
+
+    def _known_parts(self) -> set[str]:
+        bits, kernels = self._load.bits, self._load.entry.kernels
+        if bits is not None and kernels in ("auto", "compiled"):
+            return set(_QUANTIZED[bits]) if compiles("int8") else set()
+        if kernels == COMPILED_HALF.name:
+            return {"float16"}
+        return {float_format(DTYPES[self._load.dtype])} if kernels == "compiled" else set()
+
+    def _parts_of_floats(self, model: Any) -> set[str]:
+        parts: set[str] = {float_format(model.dtype)}
+        if model.dtype == torch.float32 and any(_may_be_half(each) for each in product_weights(model)):
+            parts.add("float16")
+        if is_llama(model):
+            parts.add(STEP)
+        return parts
+
+    def _parts_of_adapters(self, model: Any) -> set[str]:
+        has_any = self._load.entry.adapters and is_llama(model)
+        return {adapters_of(str(model.dtype).removeprefix("torch."))} if has_any else set()
+
+
+def _may_be_half(weight: torch.Tensor) -> bool:
+    """Whether the first numbers are held exactly by float16; the kernel's own check reads all."""
+    return half_is_exact(weight[: max(1, _ELEMENTS // weight.shape[1])])
+
+
+def _step_of(load: GeneratorLoad) -> set[str]:
+    """Return the step, for a model that may have it."""
+    config = json.loads((load.folder / "config.json").read_text(encoding="utf-8"))
+    return {STEP} if config.get("model_type") in MODEL_TYPES else set()
+
+
+def _parts_of_packed(modules: Sequence[PackedModule]) -> set[str]:
+    """Return the formats that this CPU can have of layers whose file has them packed."""
+    found = {(each.packed.bits, each.packed.read(slice(0, 1)).group) for each in modules}
+    formats = {"int4" if bits == 4 else "int8_groups" for bits, group in found if group % GROUP == 0}
+    return formats if compiles("int8") else set()

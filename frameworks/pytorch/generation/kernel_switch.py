@@ -1,0 +1,183 @@
+"""Put compiled kernels in the place of torch's, in a model that serves.
+
+The first start on a machine compiles for 20 seconds and more. A model of floats serves meanwhile. When its code is
+there, a thread replaces the linear layers one by one: never more than one is in memory twice. Both kinds compute the
+same but for rounding, so a step may run through both, and texts go on. At last the compiled step takes over.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+import torch
+
+from frameworks.pytorch.generation.adapters.layers import base_of
+from frameworks.pytorch.generation.adapters.set import AdapterSet
+from frameworks.pytorch.generation.compiled_step import compiled_step
+from frameworks.pytorch.generation.kernel_choice import log_trials
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.linear import Linear, RestorableLinear
+from frameworks.pytorch.generation.linear_makers import LinearMaker
+from frameworks.pytorch.generation.runner import PagedRunner
+from frameworks.pytorch.generation.trial import Trial
+from frameworks.pytorch.int8_choice import sample_rows
+from frameworks.pytorch.openmp import alone_beside_steps
+from frameworks.types import ProductTrial
+from memory.allocator import give_back_freed_memory
+
+log = structlog.get_logger(__name__)
+
+# Relative to the product: both kinds round rows or sums to the dtype.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_MAX_WAIT_S, _LOOK_S = 30.0, 0.1
+# Of all models of the process, for the memory of one layer.
+_one_at_a_time = threading.Lock()
+
+OnSwitched = Callable[[tuple[ProductTrial, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchParts:
+    """The parts of a model that a switch changes, and those that it needs.
+
+    `name`, `dtype`: of the model. `maker`: made the layers. `max_tokens`: of a sequence.
+    """
+
+    name: str
+    dtype: str
+    runner: PagedRunner
+    adapters: AdapterSet
+    maker: LinearMaker
+    trial: Trial
+    max_tokens: int
+
+
+class _Closed(Exception):
+    """The model is closed."""
+
+
+class KernelSwitch:
+    """The change of one model to compiled kernels. `start` and `close` are called by the owner of the model."""
+
+    def __init__(self, parts: SwitchParts, code: "Future[None]") -> None:
+        """`code`: done when the code is in the cache."""
+        self._parts: SwitchParts | None = parts
+        self._code = code
+        self._thread: threading.Thread | None = None
+        self._products: tuple[ProductTrial, ...] = ()  # of the layers that were replaced
+        self._lock = threading.Lock()
+
+    def start(self, on_switched: OnSwitched) -> None:
+        """Change the kernels when the code is there. `on_switched`: called on another thread, with the kernels of then,
+        once at the end of the change; also if it failed, and the model goes on with torch's kernels.
+        """
+        self._code.add_done_callback(lambda code: self._begin(code, on_switched))
+
+    def close(self) -> None:
+        """Change nothing more, and release the model."""
+        with self._lock:
+            self._parts, thread = None, self._thread
+        if thread is not None:
+            thread.join(_MAX_WAIT_S)
+
+    def _begin(self, code: "Future[None]", on_switched: OnSwitched) -> None:
+        error = code.exception()
+        with self._lock:
+            parts = self._parts
+            if parts is not None and error is None:
+                arguments = (parts, on_switched)
+                self._thread = threading.Thread(target=self._run, args=arguments, name="kernel-switch", daemon=True)
+                self._thread.start()
+        if parts is not None and error is not None:
+            _warn(parts.name, str(error))
+            on_switched(parts.maker.products)
+
+    def _run(self, parts: SwitchParts, on_switched: OnSwitched) -> None:
+        started_s = time.monotonic()
+        try:
+            with self._turn(), torch.no_grad(), alone_beside_steps():
+                self._switch_linears(parts)
+                self._switch_step(parts)
+        except _Closed:
+            return
+        except Exception as error:  # noqa: BLE001 - the layers that were not replaced serve on
+            _warn(parts.name, f"{type(error).__name__}: {error}")
+        else:
+            log_trials(self._products, parts.name, parts.dtype)
+            seconds = round(time.monotonic() - started_s, 2)
+            has_step = parts.runner.step is not None
+            log.info("the model uses compiled products", model=parts.name, seconds=seconds, compiled_step=has_step)
+        finally:
+            with self._lock:
+                self._parts = None
+        give_back_freed_memory()
+        on_switched(_joined(parts.maker.products, self._products))
+
+    def _switch_linears(self, parts: SwitchParts) -> None:
+        chooser = parts.maker.later()
+        for place in parts.runner.decoder.linear_places:
+            self._check_open()
+            before = base_of(getattr(place.owner, place.attribute))
+            if isinstance(before, RestorableLinear):
+                weight = before.dense()
+                linear = chooser(weight, before.bias)
+                _check(linear, before, weight)
+                parts.adapters.put_linear(place, linear)
+                self._products = chooser.products
+
+    def _switch_step(self, parts: SwitchParts) -> None:
+        runner = parts.runner
+        self._check_open()
+        # The blocks of the model's own cache may be in use.
+        cache = KeyValueCache(runner.cache.shape, parts.trial.num_blocks, torch.device("cpu"))
+        tried = compiled_step(runner.decoder, cache, parts.trial.num_blocks * BLOCK_TOKENS)
+        step = compiled_step(runner.decoder, runner.cache, parts.max_tokens)
+        if tried is None or step is None:
+            return
+        parts.trial.check_step(tried.logits, cache.shape.dtype)
+        self._check_open()
+        parts.adapters.use_compiled(step.adapters)
+        runner.step = step
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the changes of other models. Raises _Closed."""
+        while not _one_at_a_time.acquire(timeout=_LOOK_S):
+            self._check_open()
+        try:
+            yield
+        finally:
+            _one_at_a_time.release()
+
+    def _check_open(self) -> None:
+        if self._parts is None:
+            raise _Closed
+
+
+def _check(linear: Linear, before: Linear, weight: torch.Tensor) -> None:
+    """Raise ValueError where the layers differ by more than rounding."""
+    rows = sample_rows(weight.shape[1]).to(weight.dtype)
+    expected = before(rows).float()
+    error = float((linear(rows).float() - expected).norm() / expected.norm().clamp_(min=1e-30))
+    if not error <= _TOLERANCE[weight.dtype]:
+        shape = "x".join(map(str, weight.shape))
+        raise ValueError(f"the product of a layer of {shape} is off by {error:.3g} of torch's")
+
+
+def _joined(before: Sequence[ProductTrial], after: Sequence[ProductTrial]) -> tuple[ProductTrial, ...]:
+    """Return the kernels of all layers, most weights first, of which those of `after` are replaced."""
+    replaced = Counter[tuple[int, int]]()
+    for each in after:
+        replaced[each.outputs, each.inputs] += each.layers
+    left = [replace(each, layers=each.layers - replaced[each.outputs, each.inputs]) for each in before]
+    found = [*after, *(each for each in left if each.layers > 0)]
+    return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
+
+
+def _warn(model: str, reason: str) -> None:
+    log.warning("the model goes on with torch's products, not the compiled ones", model=model, reason=reason)

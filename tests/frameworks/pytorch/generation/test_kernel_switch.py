@@ -1,0 +1,218 @@
+"""A model serves with torch's kernels while its code is compiled, and then changes to the compiled ones."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiling import background
+from frameworks.pytorch.generation import kernel_switch
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.pytorch.generation.generating import alone, ids_of, load_generating, request, run_out, stepped
+from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of
+from tests.frameworks.pytorch.generation.test_adapters import FOUR, entries_of, numbers_of
+from tests.support.held_code import CodeGate, wait_until
+from tests.support.models.causal_folders import causal_model, save_causal_model
+
+pytestmark = [
+    pytest.mark.isa,
+    pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"),
+]
+
+SIZES = [(3, 1), (40, 1), (0, 20)]
+PROMPT = range(1, 30)
+
+
+@pytest.fixture(name="gate")
+def _gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodeGate:
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    return CodeGate(folder, monkeypatch)
+
+
+def kernels_of(model: Any) -> set[str]:
+    return {each.kernel.partition("-")[0] for each in model.spec.products}
+
+
+def has_step(model: Any) -> bool:
+    """Return whether the compiled step serves."""
+    return runner_of(model).step is not None
+
+
+def load(made_once: FolderMaker, **options: Any) -> Any:
+    return load_generating(made_once(save_causal_model), blocks=BLOCKS, **options)
+
+
+def switched(model: Any, gate: CodeGate) -> None:
+    """Open the gate, and wait until the kernels have changed."""
+    gate.open()
+    wait_until(lambda: not model.spec.awaits_kernels)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", TOLERANCE), ("bf16", 0.1), ("f16", 0.02)])
+def test_kernels_change_when_code_is_compiled(
+    made_once: FolderMaker, gate: CodeGate, dtype: str, tolerance: float
+) -> None:
+    model = load(made_once, dtype=dtype)
+    runner, parts = runner_of(model), plan_of(SIZES, range(BLOCKS))
+    assert model.spec.awaits_kernels
+    assert not has_step(model)
+    assert "compiled" not in kernels_of(model)
+    layers = sum(each.layers for each in model.spec.products)
+    before, cache_before = computed(runner, parts, runner.compute)
+    switched(model, gate)
+    assert has_step(model)
+    assert kernels_of(model) == {"compiled"}
+    assert sum(each.layers for each in model.spec.products) == layers
+    after, cache = computed(runner, parts, runner.compute)
+    assert torch.allclose(after.float(), before.float(), atol=tolerance * float(before.std()), rtol=0)
+    assert torch.allclose(cache.float(), cache_before.float(), atol=tolerance * float(cache_before.std()))
+    model.close()
+
+
+def test_text_spans_the_change(made_once: FolderMaker, gate: CodeGate) -> None:
+    model = load(made_once)
+    expected = alone(model, request(1, PROMPT, 12))
+    model.add(request(2, PROMPT, 12))
+    first = [token.token_id for _ in range(4) for token in stepped(model).tokens]
+    switched(model, gate)
+    rest = [token.token_id for result in run_out(model) for token in result.tokens]
+    assert 0 < len(first) < 12
+    assert first + rest == expected
+
+
+def test_layers_change_while_steps_run(made_once: FolderMaker, gate: CodeGate) -> None:
+    model = load(made_once)
+    expected = alone(model, request(1, PROMPT, 12))
+    gate.open()
+    number = 2
+    while model.spec.awaits_kernels:
+        assert alone(model, request(number, PROMPT, 12)) == expected
+        number += 1
+    assert has_step(model)
+    assert alone(model, request(number, PROMPT, 12)) == expected
+
+
+def test_other_family_changes_layers(made_once: FolderMaker, gate: CodeGate) -> None:
+    folder = made_once(save_causal_model, model_type="gpt2")
+    model = load_generating(folder, blocks=BLOCKS)
+    expected = alone(model, request(1, PROMPT, 12))
+    switched(model, gate)
+    assert kernels_of(model) == {"compiled"}
+    assert "step" not in gate.requested[0][1]
+    assert alone(model, request(2, PROMPT, 12)) == expected
+
+
+def test_adapters_are_kept(made_once: FolderMaker, gate: CodeGate, tmp_path: Path) -> None:
+    *known, late = entries_of(tmp_path, FOUR, causal_model())
+    model = load(made_once, adapters=known)
+    expected_bytes = load(made_once, adapters=known, kernels="plain").spec.generation.adapters[0].memory_bytes * 2
+    assert model.spec.generation.adapters[0].memory_bytes == expected_bytes
+    runner, numbers = runner_of(model), sorted(numbers_of(model).values())
+    parts = plan_of(SIZES, range(BLOCKS), adapters=numbers)
+    before, _ = computed(runner, parts, runner.compute)
+    switched(model, gate)
+    assert has_step(model)
+    after, _ = computed(runner, parts, runner.compute)
+    assert torch.allclose(after, before, atol=TOLERANCE * float(before.std()), rtol=0)
+    added = model.load_adapter(late["name"], late["path"])
+    parts = plan_of(SIZES, range(BLOCKS), adapters=[added.number, numbers[1]])
+    by_layers, _ = computed(runner, parts, runner.compute_by_layers)
+    by_step, _ = computed(runner, parts, runner.compute)
+    assert torch.allclose(by_step, by_layers, atol=TOLERANCE * float(by_layers.std()), rtol=0)
+    model.unload_adapter(added.number)
+
+
+def test_draft_model_changes_too(made_once: FolderMaker, gate: CodeGate) -> None:
+    model = load(made_once, draft_model=made_once(save_causal_model))
+    expected = alone(model, request(1, PROMPT, 12))
+    runners = [switch._parts.runner for switch in model._switches]
+    switched(model, gate)
+    wait_until(lambda: all(runner.step is not None for runner in runners))
+    assert len(runners) == 2
+    assert alone(model, request(2, PROMPT, 12)) == expected
+
+
+def test_failed_process_leaves_torch_kernels(made_once: FolderMaker, gate: CodeGate) -> None:
+    with capture_logs() as logs:
+        model = load(made_once)
+        kernels = kernels_of(model)
+        gate.open("no compiler here")
+        wait_until(lambda: not model.spec.awaits_kernels)
+    [warning] = [each for each in logs if each["event"].startswith("the model goes on with torch's products")]
+    assert warning["reason"] == "no compiler here"
+    assert kernels_of(model) == kernels
+    assert not has_step(model)
+    assert len(alone(model, request(1, PROMPT, 5))) == 5
+
+
+def test_killed_process_leaves_torch_kernels(made_once: FolderMaker, gate: CodeGate) -> None:
+    with capture_logs() as logs:
+        model = load(made_once)
+        os.kill(gate.pid(), signal.SIGKILL)
+        wait_until(lambda: not model.spec.awaits_kernels)
+    assert [each["reason"] for each in logs if "reason" in each][-1] == "the process ended with status -9"
+    assert not has_step(model)
+
+
+def test_wrong_layer_is_not_used(made_once: FolderMaker, gate: CodeGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(made_once)
+    layers = sum(each.layers for each in model.spec.products)
+    expected = alone(model, request(1, PROMPT, 12))
+    checked, check = [], kernel_switch._check
+
+    def failing(*arguments: Any) -> None:
+        checked.append(arguments)
+        if len(checked) == 3:
+            raise ValueError("the product is off")
+        check(*arguments)
+
+    monkeypatch.setattr(kernel_switch, "_check", failing)
+    switched(model, gate)
+    assert len(checked) == 3
+    assert not has_step(model)
+    products = model.spec.products
+    assert sum(each.layers for each in products if each.kernel.startswith("compiled")) == 2
+    assert sum(each.layers for each in products) == layers
+    assert alone(model, request(2, PROMPT, 12)) == expected
+
+
+def test_closed_model_is_released(made_once: FolderMaker, gate: CodeGate) -> None:
+    model = load(made_once)
+    decoder = weakref.ref(runner_of(model).decoder)
+    code = model._switches[0]._code
+    model.close()
+    gc.collect()
+    assert decoder() is None
+    gate.open()
+    wait_until(code.done)
+    assert model.spec.awaits_kernels
+
+
+@pytest.mark.parametrize("options", [{"kernels": "compiled"}, {"dtype": "int8", "min_cosine": 0.5}])
+def test_load_waits_for_code_that_it_needs(made_once: FolderMaker, gate: CodeGate, options: Any) -> None:
+    loaded: list[Any] = []
+    thread = threading.Thread(target=lambda: loaded.append(load(made_once, **options)))
+    thread.start()
+    gate.pid()
+    assert not loaded
+    gate.open()
+    thread.join()
+    assert has_step(loaded[0])
+    assert not loaded[0].spec.awaits_kernels
+
+
+def test_cached_code_needs_no_process(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_compiler", lambda: pytest.fail("a process was started"))
+    model = load(made_once)
+    assert has_step(model)
+    assert not model.spec.awaits_kernels
+    assert ids_of(model, request(1, PROMPT, 3))
