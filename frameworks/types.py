@@ -375,10 +375,14 @@ class EmbedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyAnswer:
-    """For each text its (label, score) pairs, highest score first. `tokens`: number of tokens read."""
+    """For each text its (label, score) pairs, highest score first. `tokens`: number of tokens read.
+
+    `classes`: the index of each pair's label, for a model with equal labels, such as "crane" of ImageNet; else None.
+    """
 
     predictions: list[list[tuple[str, float]]]
     tokens: int = 0
+    classes: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def size_of(answer: "Answer | Value") -> int:
     if isinstance(answer, EmbedAnswer):
         return int(answer.embeddings.nbytes)
     if isinstance(answer, ClassifyAnswer):
-        return sum(_OBJECT_BYTES * len(labels) for labels in answer.predictions)
+        return (1 + (answer.classes is not None)) * _OBJECT_BYTES * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
     if isinstance(answer, list):

@@ -113,12 +113,20 @@ def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
     if isinstance(one, EmbedAnswer) and isinstance(other, EmbedAnswer):
         return _is_same_value(one.embeddings, other.embeddings)
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
-        return _is_same_value([dict(labels) for labels in one.predictions], [dict(p) for p in other.predictions])
+        return _is_same_value(_by_class(one), _by_class(other))
     if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):
         return _is_same_value(np.array(one.scores), np.array(other.scores))
     if isinstance(one, dict) and isinstance(other, dict):
         return _is_same_value(one, other)
     return one == other
+
+
+def _by_class(answer: ClassifyAnswer) -> list[dict[str | int, float]]:
+    """Return the score of each label; equal labels by their index."""
+    if answer.classes is None:
+        return [dict(row) for row in answer.predictions]
+    rows = zip(answer.predictions, answer.classes, strict=True)
+    return [dict(zip(classes, (score for _, score in row), strict=True)) for row, classes in rows]
 
 
 def _is_same_value(one: Value | object, other: Value | object) -> bool:

@@ -120,4 +120,4 @@ def _finished(task: Task, image: ImageSpec, request: ImageRequest, output: Array
         )
     plain = request.raw_scores or image.gives_probabilities
     values = rows.astype(np.float64) if plain else scores(rows, image.multi_label)
-    return ClassifyAnswer(ranked(values, image.labels, request.top_k))
+    return ranked(values, image.labels, request.top_k)

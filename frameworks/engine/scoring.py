@@ -7,7 +7,7 @@ import numpy as np
 
 from frameworks.errors import InvalidInput
 from frameworks.text.tokenizer import scores
-from frameworks.types import Array, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
 """The field of an InvalidInput: a pair, or one of its two texts."""
@@ -68,7 +68,8 @@ def probabilities(logits: Array, tokens: TokenBatch, raw_scores: bool) -> ScoreA
     return ScoreAnswer(rows[:, 0].tolist(), sum(map(len, tokens.token_ids)))
 
 
-def ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
-    """Return (label, score) pairs per row by falling score; equal scores in the order of the labels."""
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    return [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order.tolist(), strict=True)]
+def ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None, tokens: int = 0) -> ClassifyAnswer:
+    """Return the labels of each row by falling score; equal scores in the order of the labels."""
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k].tolist()
+    rows = [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order, strict=True)]
+    return ClassifyAnswer(rows, tokens, order if len(set(labels)) < len(labels) else None)

@@ -210,4 +210,4 @@ def _classified(
 ) -> ClassifyAnswer:
     """Compute the answer from the model's logits [texts, labels]."""
     values = rows.astype(np.float64) if raw_scores else scores(rows, text.multi_label)
-    return ClassifyAnswer(ranked(values, text.labels, top_k), sum(map(len, token_ids)))
+    return ranked(values, text.labels, top_k, sum(map(len, token_ids)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.batches.label_order import in_label_order
 from frameworks.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.pipeline_settings import StepEntry
@@ -221,9 +222,8 @@ def _read(spec: ModelSpec, answer: Any) -> Values:
     if isinstance(answer, ClassifyAnswer):
         source = spec.text or spec.image
         assert source is not None
-        rows = [dict(row) for row in answer.predictions]
-        scores = np.array([[row[label] for label in source.labels] for row in rows], np.float32)
-        return {"predictions": answer.predictions, "scores": scores.reshape(len(rows), len(source.labels))}
+        scores = np.array(in_label_order(answer, source.labels), np.float32)
+        return {"predictions": answer.predictions, "scores": scores.reshape(len(scores), len(source.labels))}
     assert isinstance(answer, dict)
     return answer
 

@@ -51,7 +51,8 @@ def entries(folder: Path) -> str:
         (folder / name).mkdir()
         save(means(output), folder / name)
         text += f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}"\n[models.onnx_models.image]\n'
-    return text
+    twins = f'[[models.onnx_models]]\nname = "twins"\npath = "{folder / "tensors"}"\n[models.onnx_models.image]\n'
+    return text + twins + 'labels = ["crane", "star", "crane"]\n'
 
 
 @pytest.fixture(scope="module", params=Modes)
@@ -138,6 +139,29 @@ def test_infer_answers_several_images_in_order(images: RunningServer) -> None:
     best = probabilities(png)
     assert several["predictions"][0][0]["label"] == LABELS[int(best.argmax())]
     assert abs(several["predictions"][0][0]["score"] - best.max()) < TOLERANCE
+
+
+def test_equal_labels_keep_both_scores(images: RunningServer) -> None:
+    """The last channel is the highest one, so falling scores and the order of the labels differ."""
+    pixels = np.full((SIDE, SIDE, 3), (10, 100, 200), np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    answer = httpx.post(
+        f"{images.url}/models/twins/infer", content=content.getvalue(), headers={"content-type": "image/png"}
+    ).json()
+    assert [each["label"] for each in answer["predictions"][0]] == ["crane", "star", "crane"]
+    scores = [each["score"] for each in answer["predictions"][0]][::-1]
+    text = b64encode(content.getvalue()).decode()
+    inputs = [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]
+    best = [{"name": "scores", "parameters": {"classification": 2}}]
+    v2 = httpx.post(f"{images.url}/v2/models/twins/infer", json={"inputs": inputs}).json()
+    assert v2["outputs"][0]["data"] == pytest.approx(scores)
+    v2 = httpx.post(f"{images.url}/v2/models/twins/infer", json={"inputs": inputs, "outputs": best}).json()
+    assert [each.partition(":")[2] for each in v2["outputs"][0]["data"]] == ["2:crane", "1:star"]
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+    body = {"model": "twins", "messages": [{"role": "user", "content": [part]}]}
+    vllm = httpx.post(f"{images.url}/v1/classify", json=body).json()
+    assert vllm["data"][0]["probs"] == pytest.approx(scores)
 
 
 def test_infer_returns_embeddings_or_outputs_by_task(images: RunningServer) -> None:

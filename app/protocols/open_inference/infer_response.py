@@ -8,11 +8,11 @@ import orjson
 
 from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.json_output import to_json_value
-from app.protocols.label_order import in_label_order
 from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
 from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
+from frameworks.batches.label_order import in_label_order
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
@@ -116,7 +116,7 @@ def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[OutputT
 
 def _scores(answer: ClassifyAnswer, labels: tuple[str, ...]) -> Array:
     """Return scores as float32 [texts or images, labels], in the order of the labels."""
-    scores = np.array([in_label_order(row, labels) for row in answer.predictions], dtype=np.float32)
+    scores = np.array(in_label_order(answer, labels), dtype=np.float32)
     return scores.reshape(len(answer.predictions), len(labels))
 
 

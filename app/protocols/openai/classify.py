@@ -8,13 +8,13 @@ import orjson
 from app.protocols.codec import AnswerContext
 from app.protocols.image_fields import check_vector_size
 from app.protocols.json_output import list_to_json
-from app.protocols.label_order import Labelled, in_label_order
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.embeddings import row_writer
 from app.protocols.openai.field_policy import CLASSIFY, POOLING
 from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import ClassifyRequest, PoolingRequest
 from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids, to_texts
+from frameworks.batches.label_order import in_label_order
 from frameworks.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TextRequest
@@ -32,18 +32,17 @@ def _build_classify(body: ClassifyRequest, spec: ModelSpec) -> TextRequest | Ima
 
 def _write_classify(decoded: OpenAiRequest, answer: ClassifyAnswer, context: AnswerContext) -> bytes:
     if decoded.body.raw_scores is None:
-        labels = decoded.spec.labels
-        numbered = list(enumerate(answer.predictions))
-        return _dumps(
-            "classify", "list", context, answer, list_to_json(numbered, lambda item: _classified(*item, labels))
-        )
+        probabilities = in_label_order(answer, decoded.spec.labels)
+        rows = list(zip(answer.predictions, probabilities, strict=True))
+        data = list_to_json(list(enumerate(rows)), lambda item: _classified(item[0], *item[1]))
+        return _dumps("classify", "list", context, answer, data)
     data = list_to_json(answer.predictions, lambda row: [{"score": score, "label": label} for label, score in row])
     return _dumps("classify", "classify", context, answer, data)
 
 
-def _classified(index: int, row: Labelled, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return vLLM's form of one text: the best label, and the scores in the order of the labels."""
-    return {"index": index, "label": row[0][0], "probs": in_label_order(row, labels), "num_classes": len(row)}
+def _classified(index: int, row: list[tuple[str, float]], probabilities: list[float]) -> dict[str, Any]:
+    """Return vLLM's form of one text. `probabilities`: in the order of the labels."""
+    return {"index": index, "label": row[0][0], "probs": probabilities, "num_classes": len(row)}
 
 
 def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
@@ -75,8 +74,7 @@ def _write_pooling(decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer,
     if isinstance(answer, EmbedAnswer):
         rows = list(answer.embeddings)
     else:
-        labels = decoded.spec.labels
-        rows = [np.array(in_label_order(row, labels), np.float64) for row in answer.predictions]
+        rows = [np.array(row, np.float64) for row in in_label_order(answer, decoded.spec.labels)]
     data = [{"index": index, "object": "pooling", "data": write(row)} for index, row in enumerate(rows)]
     return _dumps("pool", "list", context, answer, data)
 
