@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.offline.job import Job, JobResult
     from app.offline.model import RunModel
     from app.offline.remote_model import RemoteModel
+    from app.offline.requests import RowSource
     from app.offline.windows import Runner
 
 AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
@@ -31,7 +32,19 @@ BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
 INTERRUPTED_STATUS = 130
 INTERRUPTED = "interrupted; run the same command again to resume"
-_FORBIDDEN = {"model_name", "version", "input_data", "inputs", "text", "prompt", "messages", "stream", "n", "logprobs"}
+_FORBIDDEN = {
+    "model_name",
+    "version",
+    "input_data",
+    "inputs",
+    "text",
+    "image",
+    "prompt",
+    "messages",
+    "stream",
+    "n",
+    "logprobs",
+}
 
 
 def add_run(commands: Any, add_command: AddCommand) -> None:
@@ -42,6 +55,7 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
         "Run a model over Parquet, CSV or JSON Lines files. The same command resumes an interrupted run.",
         "roundhouse run ./models/minilm-onnx texts.parquet embeddings.parquet --column text\n"
         "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
+        "  roundhouse run ./models/shapes ./photos labels.csv --images --top-k 3\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080 --into docs "
         "--id key\n"
@@ -54,7 +68,14 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     run.add_argument("output", type=Path, metavar="OUTPUT", help="a file; for several input files a folder")
     rows = run.add_mutually_exclusive_group(required=True)
     rows.add_argument("--column", metavar="NAME", help="the texts, or the prompts of a language model")
+    rows.add_argument("--images", action="store_true", help="INPUT is a folder of JPEG, PNG and WebP files, a row each")
+    rows.add_argument(
+        "--image-column", metavar="NAME", help="images: bytes, base64 or data URLs; with --image-root paths"
+    )
     rows.add_argument("--columns", metavar="NAMES", help="tensors: comma-separated INPUT=COLUMN, or equal names alone")
+    run.add_argument(
+        "--image-root", type=Path, metavar="FOLDER", help="with --image-column: the paths are of files in this folder"
+    )
     run.add_argument("--outputs", metavar="NAMES", help="only these outputs of a tensor model, comma-separated")
     run.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="embed: default as the model's files say"
@@ -76,7 +97,9 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     )
     run.add_argument("--id", metavar="COLUMN", help="with --into: the ids of the records, texts or integers")
     run.add_argument("--metadata", default="", metavar="NAMES", help="with --into: columns, comma-separated")
-    run.add_argument("--window", type=int, default=4096, metavar="N", help="rows sorted by length; default: 4096")
+    run.add_argument(
+        "--window", type=int, metavar="N", help="rows sorted by length; default: 4096, and 256 with images"
+    )
     run.add_argument("--restart", action="store_true", help="forget an earlier run and replace its output")
     run.add_argument("--config", type=Path, metavar="FILE", help="settings of devices, scheduling and models")
     run.add_argument("--url", help="send to this running server instead")
@@ -219,18 +242,42 @@ def _connect(options: argparse.Namespace) -> "RemoteModel":
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "Job":
     from app.offline.errors import WrongCommand
-    from app.offline.files import find_files
-    from app.offline.job import Job
+    from app.offline.files import InputFile, find_files
+    from app.offline.image_folder import find_images
+    from app.offline.images import WINDOW_ROWS as IMAGE_WINDOW_ROWS
+    from app.offline.job import WINDOW_ROWS, Job
+
+    reads_images = options.images or options.image_column is not None
+    window = options.window or (IMAGE_WINDOW_ROWS if reads_images else WINDOW_ROWS)
+    if window < 1 or options.window == 0:
+        raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
+    output = options.output
+    files: list[InputFile]
+    files = (
+        [find_images(options.input, output)] if options.images else find_files(options.input, output, options.format)
+    )
+    parts = output.with_name(output.name + ".parts")
+    source = _source(options, model.description.task)
+    return Job(files, parts, source, options.errors, options.prefix, options.restart, window, into)
+
+
+def _source(options: argparse.Namespace, task: str) -> "RowSource":
+    """Return the columns that the model reads. Raises WrongCommand."""
+    from app.offline.errors import WrongCommand
+    from app.offline.image_folder import COLUMN
+    from app.offline.images import FIELD
     from app.offline.requests import RowSource
 
-    if options.window < 1:
-        raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
-    field = "inputs" if options.columns else "prompt" if model.description.task == "generate" else "text"
-    source = RowSource(options.column or "", _inputs(options.columns or ""), field, _infer_options(options))
-    output = options.output
-    files = find_files(options.input, output, options.format)
-    parts = output.with_name(output.name + ".parts")
-    return Job(files, parts, source, options.errors, options.prefix, options.restart, options.window, into)
+    infer_options = _infer_options(options)
+    root = options.image_root
+    if root is not None and (options.image_column is None or not root.is_dir()):
+        raise WrongCommand("--image-root: expected a folder, beside --image-column; correct the path or leave it out")
+    if options.images:
+        return RowSource(COLUMN, {}, FIELD, infer_options, Path(options.input))
+    if options.image_column is not None:
+        return RowSource(options.image_column, {}, FIELD, infer_options, root)
+    field = "inputs" if options.columns else "prompt" if task == "generate" else "text"
+    return RowSource(options.column or "", _inputs(options.columns or ""), field, infer_options)
 
 
 def _inputs(columns: str) -> dict[str, str]:

@@ -9,5 +9,9 @@ class WrongCommand(Exception):
     """The command does not fit the model, the input or an earlier run; nothing was changed."""
 
 
+class UnreadableRow(Exception):
+    """The row of an image cannot be read; the message has the reason."""
+
+
 class RequestRefused(Exception):
     """The model refuses the rows of one request; the message has the reason."""

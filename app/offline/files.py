@@ -28,6 +28,11 @@ class InputFile:
     output: Path
 
     @property
+    def identity(self) -> list[str | int]:
+        """The values by which a run is resumed, and which change with the file."""
+        return [str(self.path.resolve()), self.size, self.mtime_ns]
+
+    @property
     def format(self) -> str:
         return format_of(self.path)
 

@@ -12,11 +12,13 @@ import orjson
 
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.files import InputFile
+from app.offline.images import FIELD, example_image
 from app.offline.into import Into
 from app.offline.model import RunModel
+from app.offline.open_reader import open_reader
 from app.offline.parts import Parts, open_parts
 from app.offline.progress import Progress
-from app.offline.readers import Reader, open_reader
+from app.offline.readers import Reader
 from app.offline.requests import RowSource
 from app.offline.results import check_names, result_columns
 from app.offline.windows import LocalRunner, PendingFile, Runner
@@ -87,9 +89,22 @@ async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
     if not source.column:
         _check_inputs(source, model)
         return
+    if source.field == FIELD:
+        await _check_images(source, model)
+        return
     options = {**source.options, "max_tokens": 1} if source.field == "prompt" else source.options
     try:
         await model.answer(orjson.dumps({source.field: "a", **options}))
+    except RequestRefused as error:
+        raise WrongCommand(str(error)) from error
+
+
+async def _check_images(source: RowSource, model: RunModel) -> None:
+    size = model.description.image_size
+    if size is None:
+        raise WrongCommand("MODEL: expected a model that reads images, got another; choose the rows with --column")
+    try:
+        await model.answer(orjson.dumps({FIELD: example_image(*size), **source.options}))
     except RequestRefused as error:
         raise WrongCommand(str(error)) from error
 
@@ -114,9 +129,10 @@ def _identity(job: Job, model: RunModel) -> dict[str, object]:
         **into,
         "format": 1,
         "model": model.description.identity,
-        "input": [[str(file.path.resolve()), file.size, file.mtime_ns] for file in job.files],
+        "input": [file.identity for file in job.files],
         "output": [str(file.output.absolute()) for file in job.files],
         "columns": [source.column, dict(source.inputs), job.prefix],
+        **({} if source.field != FIELD else {"images": source.image_root and str(source.image_root.resolve())}),
         "options": dict(source.options),
         "window_rows": job.window_rows,
     }

@@ -11,6 +11,7 @@ from app.config import LoadedSettings
 from app.inference.pipeline import FindSpec, Pipeline
 from app.observability.metrics import Observer, RequestRecord
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
+from app.offline.images import IMAGES_PER_REQUEST
 from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from app.protocols.codec import Target
 from app.protocols.errors import ProtocolError
@@ -73,6 +74,7 @@ class LocalModel:
         self.description = ModelDescription(
             slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec),
             frozenset(each.name for each in spec.inputs if each.required),
+            None if spec.image is None else (spec.image.height, spec.image.width),
         )  # fmt: skip
 
     async def answer(self, body: bytes) -> RowAnswer:
@@ -163,6 +165,8 @@ def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_reques
         return 2 * max_rows
     # Two batches for each instance: one runs while the next one is formed.
     batches = 2 * instances + 2
+    if spec.image:
+        batches = max(batches, -(-2 * instances * max_rows // IMAGES_PER_REQUEST))
     # Tensors are large, and those of one shape need no padding.
     return max(batches, QUEUED_ROWS // rows_per_request) if spec.text else batches
 

@@ -23,6 +23,8 @@ class ModelDescription:
     identity: dict[str, Any]
     required: frozenset[str] = field(default_factory=frozenset)
     """The inputs without which the model does not run; empty where the server does not say."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of a prepared image; None for a model that reads no images."""
 
 
 class Generated(NamedTuple):

@@ -186,18 +186,3 @@ def _read_object(line: bytes) -> dict[str, Any] | str:
     if not isinstance(values, dict):
         return f"row: expected a JSON object, got {line[:40].decode(errors='replace').strip()}"
     return values
-
-
-_READERS: dict[str, type[ParquetReader] | type[CsvReader] | type[JsonLinesReader]] = {
-    "parquet": ParquetReader,
-    "csv": CsvReader,
-    "jsonl": JsonLinesReader,
-}
-
-
-def open_reader(path: Path, file_format: str) -> Reader:
-    """Return the reader of a file. Raises WrongCommand for a file of another format, OSError."""
-    try:
-        return _READERS[file_format](path)
-    except pa.ArrowInvalid as error:
-        raise WrongCommand(f"{path}: expected a {file_format} file, got another or a damaged one: {error}") from error

@@ -100,8 +100,14 @@ class RemoteModel:
         if model["task"] is None:
             raise RunFailed(f'MODEL: expected a loaded model, got "{name}", which is {model["state"]}; load it first')
         identity = {"name": model["name"], "version": model["active_version"], "dtype": model["dtype"]}
+        image = model.get("image")
         return ModelDescription(
-            model["name"], model["task"], _shapes(model["inputs"]), _shapes(model["outputs"]), identity
+            model["name"],
+            model["task"],
+            _shapes(model["inputs"]),
+            _shapes(model["outputs"]),
+            identity,
+            image_size=image and (image["height"], image["width"]),
         )
 
     def _ask(self, method: str, path: str, body: bytes) -> Any:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -11,45 +12,25 @@ import pyarrow as pa
 
 from app.offline.columns import UNREADABLE, is_json, is_text, to_values
 from app.offline.errors import WrongCommand
+from app.offline.images import FIELD, ImageRows, check_column
 from app.offline.model import ModelDescription, Shape
+from app.offline.row_requests import PreparedRows, RowRequest
 from app.offline.writers import python_values
-
-
-class RowRequest(NamedTuple):
-    """Rows of a window that one request asks for. `positions`: of the rows in the window."""
-
-    positions: list[int]
-    body: bytes
-
-
-class PreparedRows(Protocol):
-    """The rows of a window that can be sent."""
-
-    @property
-    def bad(self) -> list[tuple[int, str]]:
-        """Position and reason of the rows that cannot be sent."""
-        ...
-
-    def requests(self, max_rows: int) -> Iterator[RowRequest]:
-        """Yield requests for all rows, those of the longest rows first."""
-        ...
-
-    def body(self, positions: list[int]) -> bytes:
-        """Return the body for these rows. A single text is sent as a string."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
     """The columns that the model reads, and the options of all requests.
 
-    `column`: of texts; "" for tensors. `inputs`: input name → column of its tensor. `field`: of the body.
+    `column`: of texts or images; "" for tensors. `inputs`: input name → column of its tensor. `field`: of the body.
+    `image_root`: the folder of paths in the column; None for texts, and for a column with the images themselves.
     """
 
     column: str
     inputs: Mapping[str, str]
     field: str
     options: Mapping[str, Any]
+    image_root: Path | None = None
 
     def check(self, schema: pa.Schema) -> None:
         """Raise WrongCommand for columns that are absent, or cannot hold texts."""
@@ -57,7 +38,9 @@ class RowSource:
             if name not in schema.names:
                 names = ", ".join(schema.names)
                 raise WrongCommand(f'column: expected one of {names}, got "{name}"; name a column of INPUT')
-        if self.column:
+        if self.field == FIELD:
+            check_column(schema, self.column, self.image_root)
+        elif self.column:
             column = schema.field(self.column)
             if not is_text(column):
                 raise WrongCommand(
@@ -66,9 +49,22 @@ class RowSource:
 
     def prepare(self, table: pa.Table, description: ModelDescription) -> PreparedRows:
         """Read the columns of a window."""
+        if self.field == FIELD:
+            return ImageRows(table, self.column, self.image_root, self.options)
         if self.column:
             return TextRows(to_values(table, self.column), self.field, self.options)
         return TensorRows(table, self.inputs, description.inputs, self.options)
+
+    def explain(self, table: pa.Table, position: int, reason: str) -> str:
+        """Return the reason why a row is bad, with the path of its image."""
+        if self.image_root is None:
+            return reason
+        return f'{reason} ("{table.column(self.column)[position].as_py()}")'
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """Return the columns that the output repeats: all but one with whole images."""
+        holds_images = self.field == FIELD and self.image_root is None
+        return table.drop_columns([self.column]) if holds_images else table
 
 
 class TextRows:

@@ -1,18 +1,21 @@
 """Run windows of rows: two at a time in this process, or those of a worker of Ray."""
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from app.offline.errors import RequestRefused
+from app.offline.errors import RequestRefused, UnreadableRow
 from app.offline.model import RunModel
 from app.offline.readers import BadRow, Reader, Window
-from app.offline.requests import PreparedRows, RowRequest, RowSource
+from app.offline.requests import RowSource
 from app.offline.results import Answers, with_results
+from app.offline.row_requests import PreparedRows, RowRequest
 
 CountRows = Callable[[int], None]
 """Counts rows that are done."""
@@ -104,17 +107,36 @@ class WindowRunner:
         description = self._model.description
         prepared = await asyncio.to_thread(self._source.prepare, window.table, description)
         answers: Answers = []
-        bad = list(prepared.bad)
-        count(len(window.bad) + len(bad))
+        bad: list[tuple[int, str]] = []
+        requests = prepared.requests(self._model.rows_per_request)
+        count(len(window.bad))
         try:
             async with asyncio.TaskGroup() as group:
-                for request in prepared.requests(self._model.rows_per_request):
+                while True:
+                    # First a place: no request is prepared ahead.
                     await self._places.acquire()
+                    request = await self._next(requests)
+                    if request is None:
+                        break
                     group.create_task(self._answer_one(prepared, request, answers, bad, count))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        table = await asyncio.to_thread(with_results, window.table, answers, description.outputs, self._prefix)
-        return table, [*window.bad, *(BadRow(window.rows[position], reason) for position, reason in bad)]
+        bad += prepared.bad
+        count(len(prepared.bad))
+        kept = self._source.kept(window.table)
+        table = await asyncio.to_thread(with_results, kept, answers, description.outputs, self._prefix)
+        explain = partial(self._source.explain, window.table)
+        return table, [*window.bad, *(BadRow(window.rows[at], explain(at, reason)) for at, reason in bad)]
+
+    async def _next(self, requests: Iterator[RowRequest]) -> RowRequest | None:
+        """Return the next request, which has the place that was acquired; None after the last one."""
+        request = None
+        try:
+            request = await asyncio.to_thread(next, requests, None)
+        finally:
+            if request is None:
+                self._places.release()
+        return request
 
     async def _answer_one(
         self,
@@ -143,11 +165,12 @@ class WindowRunner:
     ) -> None:
         for position in positions:
             try:
-                answers.append(([position], await self._model.answer(prepared.body([position]))))
-            except RequestRefused as error:
+                body = await asyncio.to_thread(prepared.body, [position])
+                answers.append(([position], await self._model.answer(body)))
+            except (RequestRefused, UnreadableRow) as error:
                 bad.append((position, _reason(error)))
 
 
-def _reason(error: RequestRefused) -> str:
+def _reason(error: RequestRefused | UnreadableRow) -> str:
     """Return why the only row of a request is refused. Its position in the request says nothing to the user."""
-    return str(error).replace("text[0]: ", "text: ", 1)
+    return re.sub(r"^(text|image)\[0\]: ", r"\1: ", str(error))

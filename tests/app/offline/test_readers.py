@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.offline.columns import is_json, to_values
 from app.offline.errors import RunFailed, WrongCommand
-from app.offline.readers import open_reader
+from app.offline.open_reader import open_reader
 
 
 @given(num_rows=st.integers(0, 40), group=st.integers(1, 15), size=st.integers(1, 12), first=st.integers(0, 5))

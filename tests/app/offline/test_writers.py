@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.offline.columns import json_field
-from app.offline.readers import open_reader
+from app.offline.open_reader import open_reader
 from app.offline.writers import open_writer
 
 
