@@ -13,7 +13,7 @@ from frameworks.pytorch.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.packed_files import PackedFiles
-from frameworks.pytorch.quantize import held_bytes, quantize_encoder
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import TorchModelEntry
@@ -64,7 +64,7 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     threads, pad_token_id = loading.intra_op_threads, _pad_token_id(model, config)
     if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, pooling, pad_token_id, threads)
-        report = quantize_encoder(model, encoder, files.entry, files.weights, copies)
+        report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
         spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     return [

@@ -1,6 +1,7 @@
 """Load vision models from a folder: classifiers, embeddings, and CLIP and SigLIP with their towers of texts."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,21 +15,25 @@ from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
 from frameworks.pytorch.image_folders import ImageFolder
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
-from frameworks.pytorch.quantize import held_bytes
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.warm_up_images import warm_up_pixels
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
+from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
 
 _LOGITS, _EMBEDDINGS = "logits", "embeddings"
 _SIGLIP = "siglip"
+_IMAGES_PER_BATCH = 2
 
 
-def load_image_models(files: ModelFiles, images: ImageFolder, loading: EncoderLoading) -> list[ImageModel]:
-    """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
-    if files.entry.dtype not in (None, "f32", "f16", "bf16"):
-        raise InvalidModel(
-            f'{files.folder}: dtype: expected "f32", "f16" or "bf16" for a model of images, got "{files.entry.dtype}"; '
-            "remove it"
-        )
+def load_image_models(
+    files: ModelFiles, images: ImageFolder, loading: EncoderLoading, copies: QuantizedCopies | None
+) -> list[ImageModel]:
+    """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
+    is not quantised.
+
+    Raises InvalidModel, OutOfMemory.
+    """
     preparation = images.preparation()
     assert preparation.output_size is not None
     processor = ImageProcessor(preparation, preparation.output_size)
@@ -46,6 +51,13 @@ def load_image_models(files: ModelFiles, images: ImageFolder, loading: EncoderLo
     spec = _spec(files, images, model, processor, loading, rows)
     if texts is not None:
         spec = _with_texts(spec, files, texts, _positions(model))
+    if copies is not None:
+        _check_linear(model, files.folder)
+        image_model = ImageModel(model, spec, processor, rows, loading.intra_op_threads, texts)
+        report = quantize_encoder(
+            model, image_model, partial(_batches, processor, texts), files.entry, files.weights, copies
+        )
+        spec = replace(spec, dtype="int8", quantization=report, memory_bytes=held_bytes(model))
     # A run does not change the module: one is enough for any number of threads.
     return [
         ImageModel(model, spec, processor, rows, loading.intra_op_threads, texts, loading.pool)
@@ -71,6 +83,29 @@ def _arrange_convolutions(model: torch.nn.Module) -> None:
     """
     if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _check_linear(model: torch.nn.Module, folder: Path) -> None:
+    """Raise InvalidModel for a model whose convolutions, which stay as they are, have most of the weights."""
+    held = {
+        kind: sum(each.weight.numel() for each in model.modules() if isinstance(each, kind))
+        for kind in (torch.nn.Conv2d, torch.nn.Linear)
+    }
+    if held[torch.nn.Conv2d] > held[torch.nn.Linear]:
+        raise InvalidModel(
+            f'{folder}: dtype: expected a model of Linear layers for "int8", got one with most of its weights in '
+            "convolutions; remove it"
+        )
+
+
+def _batches(processor: ImageProcessor, texts: TextTower | None) -> list[Batch]:
+    """Return images, and texts for a tower of texts, for the comparison with the original."""
+    pixels = warm_up_pixels(processor)
+    batches: list[Batch] = [
+        TensorBatch({PIXELS: pixels[start : start + _IMAGES_PER_BATCH]})
+        for start in range(0, len(pixels), _IMAGES_PER_BATCH)
+    ]
+    return batches if texts is None else [*batches, *text_batches(texts.tokenizer)]
 
 
 def _embedding(output: Any) -> torch.Tensor:

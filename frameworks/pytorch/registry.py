@@ -119,12 +119,13 @@ class TorchRegistry:
             return [load_generator(self._generator_load(files, device, performance, bits), draft)]
         dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
+        copies = None if bits is None else self._copies
         images = find_images(files.folder)
         if images is not None:
             from frameworks.pytorch.image_loading import load_image_models
 
-            return load_image_models(files, images, loading)
-        return load_encoders(files, loading, None if bits is None else self._copies)
+            return load_image_models(files, images, loading, copies)
+        return load_encoders(files, loading, copies)
 
     def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
         folder, weights, packed = read_files(path, self._gguf_folders)
