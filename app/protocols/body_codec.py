@@ -19,7 +19,7 @@ from app.protocols.long_json import parse_body
 from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
-IMAGE_PATHS = "/infer, /v1/embeddings or /v1/classify"
+IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
 """Where images are accepted, beside the Open Inference Protocol."""
 UNNAMED = "default/not-specified"
 """The model of a client of Infinity that names none."""

@@ -227,6 +227,23 @@ def test_openai_client_embeds_image_of_messages(images: RunningServer) -> None:
     assert np.allclose(classified["data"][0]["probs"], probabilities(encoded("PNG")), atol=TOLERANCE)
 
 
+def test_infinity_and_cohere_embed_images(images: RunningServer) -> None:
+    url = f"data:image/jpeg;base64,{b64encode(FILE).decode()}"
+    vector = httpx.post(f"{images.url}/models/vectors/infer", json={"image": url}).json()["embeddings"][0]
+    infinity = httpx.post(
+        f"{images.url}/embeddings", json={"model": "vectors", "input": [url], "modality": "image"}
+    ).json()
+    assert infinity["data"][0]["embedding"] == pytest.approx(vector, abs=1e-6)
+    cohere = httpx.post(
+        f"{images.url}/v2/embed", json={"model": "vectors", "images": [url], "input_type": "image"}
+    ).json()
+    assert cohere["embeddings"]["float"][0] == pytest.approx(vector, abs=1e-6)
+    damaged = f"data:image/jpeg;base64,{b64encode(FILE[:200]).decode()}"
+    refused = httpx.post(f"{images.url}/v2/embed", json={"model": "vectors", "images": [url, damaged]})
+    assert refused.status_code == 400
+    assert refused.json()["message"].startswith("images[1]: ")
+
+
 def test_cached_answer_is_of_equal_image_only(images: RunningServer) -> None:
     before = images.sample("roundhouse_cache_hits_total", model="shapes")
     file = encoded("PNG", 71)
@@ -258,7 +275,7 @@ def test_bad_file_is_refused_by_name(images: RunningServer, file: bytes, words: 
     body = {"model": "vectors", "messages": [{"role": "user", "content": content}]}
     response = images.client.post("/v1/embeddings", json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("messages.image[0]: ")
+    assert response.json()["error"]["message"].startswith("image[0]: ")
 
 
 def test_url_is_refused_by_every_protocol(images: RunningServer) -> None:

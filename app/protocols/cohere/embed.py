@@ -1,4 +1,4 @@
-"""/v2/embed: the vectors of texts in the forms that Cohere has."""
+"""/v2/embed: the vectors of texts or images in the forms that Cohere has."""
 
 import base64
 from collections.abc import Callable
@@ -10,27 +10,77 @@ import orjson
 from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import AnswerContext
 from app.protocols.cohere.codec import CohereCodec, meta
-from app.protocols.cohere.requests import CohereEmbedRequest
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.cohere.requests import CohereEmbedRequest, EmbedImagePart, EmbedPart
+from app.protocols.image_fields import (
+    check_num_images,
+    check_reads_images,
+    check_reads_texts,
+    check_vector_size,
+    decode_image,
+    decode_images,
+)
 from app.protocols.json_output import array_to_json
 from app.protocols.text_fields import check_dimensions, check_token_limit, rename_text
 from frameworks.errors import InvalidInput
+from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec
 
 # Names that models have for the prompts of Cohere's types.
 _PROMPTS = {"search_query": ("query",), "search_document": ("document", "passage")}
-_POLICY = FieldPolicy({"images": Refusal("the server reads only text: send texts", ([],))})
 
 
-def _build(body: CohereEmbedRequest, spec: ModelSpec) -> TextRequest:
+def _build(body: CohereEmbedRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
+    _check_one_field(body)
+    images = _images_of(body)
+    if images is not None:
+        check_reads_images(spec, "images" if body.images is not None else "inputs")
+        check_vector_size(body.output_dimension, spec)
+        _check_bits(body, spec.embedding_size)
+        return ImageRequest(images)
+    check_reads_texts(spec, "texts" if body.texts is not None else "inputs")
     assert spec.text is not None
+    if body.input_type == "image":
+        raise InvalidInput("input_type", "expected a type of texts, got image; send images, or another type")
     check_token_limit(body.max_tokens, "max_tokens", spec)
     dimensions = check_dimensions(body.output_dimension, spec.text)
-    size = dimensions or spec.text.embedding_size
-    if size is not None and size % 8 and {"binary", "ubinary"} & set(body.embedding_types or ()):
-        raise InvalidInput("embedding_types", f"expected vectors of a multiple of 8 numbers for bits, got {size}")
+    _check_bits(body, dimensions or spec.text.embedding_size)
     prompt = _prompt_of(body.input_type, spec.text)
     return TextRequest(_texts_of(body), truncate=body.truncate != "NONE", dimensions=dimensions, prompt=prompt)
+
+
+def _check_one_field(body: CohereEmbedRequest) -> None:
+    """Raise InvalidInput unless the body has one of its three fields of inputs."""
+    given = [name for name in ("texts", "images", "inputs") if getattr(body, name) is not None]
+    if len(given) > 1:
+        raise InvalidInput(given[-1], f"expected one of texts, images and inputs, got {' and '.join(given)}; send one")
+    if not given:
+        raise InvalidInput("texts", "expected a list of strings, got nothing; send texts, images or inputs")
+
+
+def _check_bits(body: CohereEmbedRequest, size: int | None) -> None:
+    if size is not None and size % 8 and {"binary", "ubinary"} & set(body.embedding_types or ()):
+        raise InvalidInput("embedding_types", f"expected vectors of a multiple of 8 numbers for bits, got {size}")
+
+
+def _images_of(body: CohereEmbedRequest) -> list[bytes] | None:
+    """Return the files of a request for images, None for one of texts. Raises InvalidInput."""
+    if body.images is not None:
+        return decode_images(body.images, "images")
+    inputs = body.inputs or []
+    are_images = [any(isinstance(part, EmbedImagePart) for part in each.content) for each in inputs]
+    if not any(are_images):
+        return None
+    check_num_images(len(inputs), "inputs")
+    files = []
+    for number, each in enumerate(inputs):
+        [part, *more] = each.content
+        if more or not isinstance(part, EmbedImagePart):
+            raise InvalidInput(
+                f"inputs[{number}].content",
+                "expected one image in each input, got others; send texts in another request",
+            )
+        files.append(decode_image(part.image_url.url, f"inputs[{number}].content[0].image_url.url"))
+    return files
 
 
 def _prompt_of(input_type: str | None, text: TextSpec) -> str | None:
@@ -40,13 +90,10 @@ def _prompt_of(input_type: str | None, text: TextSpec) -> str | None:
 
 
 def _texts_of(body: CohereEmbedRequest) -> list[str]:
-    if body.inputs is not None:
-        if body.texts is not None:
-            raise InvalidInput("inputs", "expected either texts or inputs, got both; send one of them")
-        return ["\n".join(part.text for part in each.content) for each in body.inputs]
-    if body.texts is None:
-        raise InvalidInput("texts", "expected a list of strings, got nothing; send texts or inputs")
-    return body.texts
+    if body.texts is not None:
+        return body.texts
+    inputs = body.inputs or []
+    return ["\n".join(part.text for part in each.content if isinstance(part, EmbedPart)) for each in inputs]
 
 
 def _write(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
@@ -57,11 +104,17 @@ def _write(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) ->
             "response_type": "embeddings_by_type",
             "id": context.request_id,
             "embeddings": {form: _FORMS[form](rows) for form in forms},
-            "texts": decoded.request.texts,
-            "meta": meta(input_tokens=answer.tokens),
+            **_counted(decoded.request, answer),
         },
         option=orjson.OPT_SERIALIZE_NUMPY,
     )
+
+
+def _counted(request: TextRequest | ImageRequest, answer: EmbedAnswer) -> dict[str, Any]:
+    """Return the texts of the request and its counts."""
+    if isinstance(request, ImageRequest):
+        return {"texts": [], "meta": meta(images=len(request.images))}
+    return {"texts": request.texts, "meta": meta(input_tokens=answer.tokens)}
 
 
 def _to_base64(rows: Array) -> list[str]:
@@ -88,7 +141,11 @@ _FORMS: dict[str, Callable[[Array], Any]] = {
 
 
 def _rename(field: str) -> str:
+    if field == "image" or field.startswith("image["):
+        return f"images{field[len('image') :]}"
     return rename_text(field, "texts")
 
 
-EMBED_CODEC = CohereCodec("/v2/embed", ("embed",), CohereEmbedRequest, _build, _write, _POLICY, rename=_rename)
+EMBED_CODEC = CohereCodec(
+    "/v2/embed", ("embed",), CohereEmbedRequest, _build, _write, rename=_rename, reads_images=True
+)

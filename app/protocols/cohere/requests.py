@@ -1,11 +1,12 @@
 """Request bodies of Cohere's API. Each class validates its body, and OpenAPI shows its schema."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from app.protocols.bodies import MAX_INT32, Body
 from app.protocols.body_codec import RequestBody
+from app.protocols.image_fields import MAX_IMAGES
 from app.protocols.text_fields import MAX_TEXTS, Dimensions
 
 _SomeTexts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
@@ -13,7 +14,7 @@ _MAX_PARTS = 1024
 
 
 class EmbedPart(Body):
-    """A part of an input."""
+    """A text of an input."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "…"}]})
 
@@ -21,21 +22,45 @@ class EmbedPart(Body):
     text: str
 
 
+class EmbedImageUrl(Body):
+    """A file as a data URL. No other URL is accepted."""
+
+    url: str
+    detail: Any = Field(None, description="Accepted without effect.")
+
+
+class EmbedImagePart(Body):
+    """An image, the only part of its input."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}
+    )
+
+    type: Literal["image_url"]
+    image_url: EmbedImageUrl
+
+
 class EmbedInput(Body):
-    """An input; its texts are joined by line breaks."""
+    """An input: texts, which are joined by line breaks, or one image."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"content": [{"type": "text", "text": "…"}]}]})
 
-    content: Annotated[list[EmbedPart], Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)]
+    content: Annotated[
+        list[Annotated[EmbedPart | EmbedImagePart, Field(discriminator="type")]],
+        Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True),
+    ]
 
 
 class CohereEmbedRequest(RequestBody):
-    """Texts to embed: `texts` or `inputs`."""
+    """Texts or images to embed: `texts`, `images` or `inputs`."""
 
     texts: _SomeTexts | None = None
+    images: Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES, fail_fast=True)] | None = Field(
+        None, description="Data URLs or base64, for models that read images."
+    )
     inputs: Annotated[list[EmbedInput], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] | None = None
-    input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = Field(
-        None, description="Put the prompt before the texts that the model's files have for this type."
+    input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] | None = Field(
+        None, description="Put the prompt before the texts that the model's files have for this type. image: of images."
     )
     embedding_types: (
         Annotated[list[Literal["float", "base64", "binary", "ubinary"]], Field(min_length=1, max_length=8)] | None

@@ -15,7 +15,10 @@ class CohereMeta(ResponseBody):
 
 
 class EmbeddingsByType(ResponseBody):
-    """One vector for each text in each requested form. `binary`, `ubinary`: a bit for each number, 8 to a byte."""
+    """One vector for each text or image, in each requested form.
+
+    `binary`, `ubinary`: a bit for each number, 8 to a byte.
+    """
 
     float: list[list[Any]] | None = None
     base64: list[str] | None = None
@@ -24,7 +27,7 @@ class EmbeddingsByType(ResponseBody):
 
 
 class CohereEmbedResponse(ResponseBody):
-    """The vectors, in the order of the texts."""
+    """The vectors, in the order of the texts or images. `texts`: empty for images."""
 
     response_type: Literal["embeddings_by_type"]
     id: str

@@ -11,7 +11,7 @@ from app.protocols.codec import AnswerContext
 from app.protocols.image_fields import check_vector_size
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import EMBEDDINGS
-from app.protocols.openai.image_messages import read_images, rename_content
+from app.protocols.openai.image_messages import read_images, read_input, rename_content
 from app.protocols.openai.requests import EmbeddingsRequest
 from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids
 from frameworks.images.spec import ImageRequest
@@ -19,7 +19,8 @@ from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
 
 def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
-    images = read_images(body.messages, body.input, spec)
+    reads_input = body.modality == "image" and body.messages is None
+    images = read_input(body.input, spec) if reads_input else read_images(body.messages, body.input, spec)
     if images is not None:
         check_vector_size(body.dimensions or None, spec)
         return ImageRequest(images, normalize=body.normalizes)

@@ -207,7 +207,7 @@ _PAIRS = {
 }
 EMBEDDINGS = FieldPolicy(
     {
-        **_OF_INPUT,
+        **{name: refusal for name, refusal in _OF_INPUT.items() if name != "modality"},
         **_ENCODED,
         # Fields of Jina, and of NVIDIA's and Voyage's variants of the route.
         "task": Refusal("put the prompt of the task before each text"),

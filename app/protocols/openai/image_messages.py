@@ -7,7 +7,13 @@ from pydantic import ConfigDict, Field
 
 from app.protocols.bodies import Body
 from app.protocols.generation_fields import MAX_MESSAGES, TextPart
-from app.protocols.image_fields import check_num_images, check_reads_images, check_reads_texts, decode_image
+from app.protocols.image_fields import (
+    check_num_images,
+    check_reads_images,
+    check_reads_texts,
+    decode_image,
+    decode_images,
+)
 from app.protocols.text_fields import rename_text
 from frameworks.errors import InvalidInput
 from frameworks.types import ModelSpec
@@ -80,8 +86,14 @@ def read_images(messages: Sequence[ImageMessage] | None, texts: Any, spec: Model
     return files
 
 
+def read_input(given: Any, spec: ModelSpec) -> list[bytes]:
+    """Return the files of `input` beside `"modality": "image"`, one or a list. Raises InvalidInput."""
+    check_reads_images(spec, "modality")
+    if given is None:
+        raise InvalidInput("input", "expected an image or a list of images, got nothing; send data URLs")
+    return decode_images(given if isinstance(given, list) else [given], "input", isinstance(given, list))
+
+
 def rename_content(field: str) -> str:
-    """Return the field of a text or an image as the bodies with `input` and `messages` name it."""
-    if field == "image" or field.startswith("image["):
-        return f"messages.{field}"
+    """Return the field of a text as the bodies with `input` name it. An image may be of `messages` or of `input`."""
     return rename_text(field, "input")

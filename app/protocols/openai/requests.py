@@ -202,6 +202,9 @@ class EmbeddingsRequest(PoolingBody):
 
     input: _TextsOrIds | None = None
     messages: ImageMessages | None = None
+    modality: Literal["text", "image"] | None = Field(
+        None, description="image: input has images, base64 or data URLs, as Infinity has it."
+    )
     encoding_format: _EncodingFormat = "float"
     dimensions: _AnyDimensions = None
     normalize: bool | None = Field(None, description="L2-normalise. Default: as the model's files say.")

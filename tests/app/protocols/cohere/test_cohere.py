@@ -7,15 +7,22 @@ import numpy as np
 import orjson
 import pytest
 
+from app.protocols.codec import Target
 from app.protocols.cohere.embed import EMBED_CODEC
 from app.protocols.cohere.rerank import RERANK_CODEC
 from app.protocols.cohere.responses import CohereEmbedResponse, CohereErrorResponse, CohereRerankResponse
 from app.protocols.errors import to_http
 from frameworks.errors import InvalidInput
+from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
+from tests.app.protocols.native.specs import SPECS
 from tests.app.protocols.openai.decoding import assert_refused, decode, encode
 
 ROWS = np.array([[0.5, -1, 0, 3, -0.1, -2, -3, 4], [-1] * 8], np.float32)
+URL = "data:image/jpeg;base64," + base64.b64encode(b"file").decode()
+IMAGE = {"type": "image_url", "image_url": {"url": URL}}
+TEXT = {"type": "text", "text": "a"}
+VECTORS = SPECS["photo-vectors"]
 RANKED = {"query": "q", "documents": ["a", "b", "c"]}
 
 
@@ -41,11 +48,11 @@ class TestEmbed:
             ({}, "texts"),
             ({"texts": []}, "texts"),
             ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "inputs"),
-            (
-                {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-                "inputs[0].content[0].type",
-            ),
-            ({"images": ["x"]}, "images"),
+            ({"inputs": [{"content": [IMAGE]}]}, "inputs"),
+            ({"inputs": [{"content": [{"type": "audio"}]}]}, "inputs[0].content[0].type"),
+            ({"images": [URL]}, "images"),
+            ({"texts": ["a"], "images": [URL]}, "images"),
+            ({"images": []}, "images"),
             ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types[0]"),
             ({"texts": ["a"], "input_type": "image"}, "input_type"),
             ({"texts": ["a"], "truncate": "START"}, "truncate"),
@@ -56,6 +63,36 @@ class TestEmbed:
     def test_other_requests_are_refused(self, fields: dict[str, object], field: str) -> None:
         error_field = "dimensions" if field == "output_dimension" else field
         assert_refused(EMBED_CODEC, error_field, **fields)
+
+    @pytest.mark.parametrize("form", [{"images": [URL] * 2}, {"inputs": [{"content": [IMAGE]}] * 2}])
+    def test_images_become_image_request(self, form: dict[str, Any]) -> None:
+        body = orjson.dumps({"model": "m", "input_type": "image", "output_dimension": 8, **form})
+        decoded = EMBED_CODEC.decode(body, Target(), lambda *_: VECTORS)
+        assert decoded.request == ImageRequest([b"file"] * 2)
+        written = encode(EMBED_CODEC, decoded, EmbedAnswer(ROWS, 0))
+        assert (written["texts"], written["meta"]["billed_units"]) == ([], {"images": 2})
+        assert np.array_equal(np.array(written["embeddings"]["float"], np.float32), ROWS)
+        CohereEmbedResponse.model_validate(written, strict=True)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"images": ["https://a.org/a.jpg"]}, "images[0]: expected base64 or a data URL"),
+            ({"images": [URL] * 257}, "images: expected"),
+            ({"images": [URL], "output_dimension": 4}, "dimensions: expected 8"),
+            ({"inputs": [{"content": [IMAGE, IMAGE]}]}, "inputs[0].content: expected one image in each input"),
+            ({"inputs": [{"content": [IMAGE]}, {"content": [TEXT]}]}, "inputs[1].content: expected one image"),
+            ({"texts": ["a"]}, "texts: expected a model that reads texts"),
+        ],
+    )
+    def test_other_images_are_refused(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            EMBED_CODEC.decode(orjson.dumps({"model": "m", **fields}), Target(), lambda *_: VECTORS)
+        assert message in caught.value.message
+
+    def test_error_of_image_names_its_field(self) -> None:
+        error = EMBED_CODEC.renamed(to_http(InvalidInput("image[1]", "expected a whole image file")))
+        assert error.message.startswith("images[1]: ")
 
     @pytest.mark.parametrize(
         ("input_type", "prompt"),

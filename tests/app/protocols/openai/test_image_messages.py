@@ -56,9 +56,29 @@ def test_model_with_two_towers_reads_either() -> None:
     assert request(EMBEDDINGS_CODEC, BOTH, input="a") == TextRequest(["a"])
 
 
+@pytest.mark.parametrize("given", [URL, b64encode(b"file").decode(), [URL]])
+def test_modality_reads_images_of_input(given: Any) -> None:
+    assert request(EMBEDDINGS_CODEC, BOTH, input=given, modality="image") == ImageRequest([b"file"])
+    assert request(EMBEDDINGS_CODEC, BOTH, part(), modality="image") == ImageRequest([b"file"])
+    assert request(EMBEDDINGS_CODEC, BOTH, input="a", modality="text") == TextRequest(["a"])
+
+
 @pytest.mark.parametrize(
     ("spec", "parts", "fields", "message"),
     [
+        (
+            VECTORS,
+            [],
+            {"modality": "image", "input": ["https://a.org/a.jpg"]},
+            "input[0]: expected base64 or a data URL",
+        ),
+        (VECTORS, [], {"modality": "image", "input": [URL, [1]]}, "input"),
+        (VECTORS, [], {"modality": "image", "input": [1, 2]}, "input[0]: expected an image as base64 or data URL"),
+        (VECTORS, [], {"modality": "image", "input": [URL] * 257}, "input: expected 1 to 256 images, got 257"),
+        (VECTORS, [], {"modality": "image"}, "input: expected an image or a list of images, got nothing"),
+        (VECTORS, [], {"modality": "audio", "input": URL}, "modality: expected"),
+        (VECTORS, [], {"modality": "text", "input": "a"}, "input: expected a model that reads texts, got another"),
+        (SPECS["embed"], [], {"modality": "image", "input": URL}, "modality: expected a model that reads images"),
         (VECTORS, [part("https://a.org/a.jpg")], {}, "messages[0].content[0].image_url.url: expected base64 or a data"),
         (VECTORS, [part(), {"type": "text", "text": "a"}], {}, "messages[0].content[1]: expected an image, got a text"),
         (VECTORS, [{"type": "text", "text": ""}], {}, "messages: expected 1 to 256 images, got 0"),
