@@ -27,6 +27,11 @@ _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL = (0xC0, 0xC1)
 _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _START_OF_SCAN = 0xDA
+_FILL = 0xFF
+_MAX_MARKERS = 65_536
+"""Pillow and this module read each marker and fill byte in Python: 64 MiB of them would take a minute."""
+_MAX_CHUNKS = 65_536
+"""Pillow reads each chunk in Python. A PNG file of 64 MiB has about 8,000 chunks of the usual size."""
 _APP1 = 0xE1
 
 
@@ -119,27 +124,40 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield the markers of a JPEG file, and the positions after them. Raises DamagedHeader, IndexError."""
     position = 2
-    while True:
+    for _ in range(_MAX_MARKERS):
         # libjpeg skips bytes between two markers.
-        position = data.find(b"\xff", position)
-        if position < 0:
+        position = data.find(b"\xff", position) + 1
+        if not position:
             raise DamagedHeader("a JPEG file without an image")
-        while data[position] == 0xFF:
-            position += 1
         marker = data[position]
+        if marker == _FILL:
+            continue
         position += 1
         if marker == 0 or marker in _MARKERS_WITHOUT_LENGTH:
             continue
         yield marker, position
         (length,) = struct.unpack_from(">H", data, position)
         position += max(2, length)
+    raise DamagedHeader(f"a JPEG file with more than {_MAX_MARKERS} markers and fill bytes before its image")
 
 
 def _read_png(data: bytes) -> ImageHeader:
     if data[12:16] != b"IHDR":
         raise DamagedHeader("a PNG file that does not begin with its header")
     width, height = struct.unpack_from(">II", data, 16)
+    _check_chunks(data)
     return ImageHeader("PNG", height, width, orientation=0)
+
+
+def _check_chunks(data: bytes) -> None:
+    """Raise DamagedHeader for a PNG file with too many chunks."""
+    position = len(_PNG)
+    for _ in range(_MAX_CHUNKS):
+        if position + 8 > len(data):
+            return
+        (length,) = struct.unpack_from(">I", data, position)
+        position += 12 + length
+    raise DamagedHeader(f"a PNG file with more than {_MAX_CHUNKS} chunks")
 
 
 def _read_webp(data: bytes) -> ImageHeader:
