@@ -37,6 +37,7 @@ def add_bench(
         "Send load to a running server and measure it.",
         "roundhouse bench --model minilm --concurrency 16 --duration 30\n"
         "  roundhouse bench --model digits --rate 500 --html result.html --json result.json\n"
+        "  roundhouse bench --model shapes --images ./photos\n"
         "  roundhouse bench --url http://127.0.0.1:8000 --protocol openai-chat --model llama --rate 2\n"
         "  roundhouse bench --url 127.0.0.1:8081 --protocol grpc --model digits",
     )
@@ -89,12 +90,19 @@ def _add_load(bench: argparse.ArgumentParser) -> None:
 def _add_inputs(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--input", type=Path, metavar="FILE", help="JSON Lines: one request body a line")
     bench.add_argument(
+        "--images", type=Path, metavar="PATH", help="a JPEG, PNG or WebP file, or a folder of them, as requests"
+    )
+    bench.add_argument(
         "--binary",
         action=argparse.BooleanOptionalAction,
         help="with --protocol v2: send and receive binary tensors; default: if JSON cannot represent them",
     )
     bench.add_argument(
-        "--rows", type=_count(4096), default=1, metavar="N", help="texts or tensor rows of a request; default: 1"
+        "--rows",
+        type=_count(4096),
+        default=1,
+        metavar="N",
+        help="texts, images or tensor rows of a request; default: 1",
     )
     bench.add_argument(
         "--length",
@@ -204,11 +212,23 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
             options.stream,
             options.distinct,
             options.seed,
+            _images(options),
         ),
         input_file=options.input,
         json_file=options.json,
         html_file=options.html,
     )
+
+
+def _images(options: argparse.Namespace) -> tuple[tuple[bytes, str], ...]:
+    """Raises OSError, ValueError."""
+    from app.load_test.images import read_images
+
+    if options.images is None:
+        return ()
+    if options.protocol not in (None, "native") or options.input is not None:
+        raise ValueError("--images: expected --protocol native and no --input, got others; leave out --images")
+    return tuple(read_images(options.images))
 
 
 def _address(options: argparse.Namespace, tls: "TlsOptions") -> "Address":

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.load_test.images import image_request, reads_images
 from app.load_test.tensors import CannotMake, Made, inputs_of, native_tensor, text
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -114,6 +115,9 @@ def _made(
         return _generation({"model": model, "messages": [{"role": "user", "content": texts[0]}]}, made, is_openai=True)
     if protocol == "openai-completions":
         return _generation({"model": model, "prompt": texts[0]}, made, is_openai=True)
+    if reads_images(description, made):
+        content, kind = image_request(made, draw)
+        return Body(content, headers=(("content-type", kind),))
     task = description.get("task")
     if task == "generate":
         return _generation({"prompt": texts[0]}, made, is_openai=False)

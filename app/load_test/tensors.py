@@ -31,7 +31,8 @@ class CannotMake(Exception):
 class Made:
     """How inputs are made. `rows`: texts or rows of tensors of a request. `length`: of every other free dimension.
 
-    `words`: fewest and most words of a text. `distinct`: number of different requests.
+    `words`: fewest and most words of a text. `distinct`: number of different requests. `images`: files that are given,
+    and their content types.
     """
 
     rows: int = 1
@@ -41,6 +42,7 @@ class Made:
     is_streamed: bool = True
     distinct: int = 64
     seed: int = 0
+    images: tuple[tuple[bytes, str], ...] = ()
 
 
 def text(made: Made, draw: random.Random) -> str:
