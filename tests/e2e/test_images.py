@@ -319,6 +319,24 @@ def test_models_and_command_line_know_images(images: RunningServer, capsys: pyte
     assert "cannot read the image" in capsys.readouterr().err
 
 
+def test_bench_sends_images(images: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(FILE)
+    for more in ([], ["--images", str(tmp_path)], ["--images", str(tmp_path), "--rows", "2"]):
+        result = tmp_path / "result.json"
+        words = ["bench", "--url", images.url, "--model", "shapes", "--requests", "3", "--distinct", "2", *more]
+        assert main([*words, "--json", str(result)]) == 0
+        assert json.loads(result.read_text())["requests"]["succeeded"] == 3
+
+
+def test_run_sends_images_to_server(images: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(FILE)
+    output = tmp_path / "labels.jsonl"
+    words = ["run", "shapes", str(tmp_path / "photos"), str(output), "--images", "--top-k", "1", "--url", images.url]
+    assert main(words) == 0
+    assert json.loads(output.read_text())["label"] == "star"
+
+
 def test_grpc_error_names_input(images: RunningServer) -> None:
     with triton_client(images, "grpc") as client, pytest.raises(Exception, match=r"inputs\.image") as caught:
         client.infer("shapes", [grpc_tensor("image", np.array([b"no image"], dtype=object), "BYTES")])
