@@ -12,6 +12,7 @@ stream, in an order made for it, for any number of rows.
 - `products`: the loops around the tiles.
 - `parallel`: run them on torch's threads.
 - `linear`: the layers.
+- `step`: a whole step of a decoder. `attention`, `attention_tiles` and `rows`: its parts between the products.
 
 numba compiles them. It is installed with the extra `compiled`; without it, torch's own products remain.
 

@@ -26,6 +26,12 @@ def compiled(function: F) -> F:
     return made
 
 
+def ordered(function: F) -> F:
+    """As `compiled`, with float operations as they are written, those of an `llvm_function` too."""
+    made: F = numba.njit(error_model="numpy", nogil=True)(function)
+    return made
+
+
 def part(function: F) -> F:
     """As lines of the function that calls it: it is not compiled a second time alone, and computes as that one."""
     made: F = numba.njit(error_model="numpy", nogil=True, inline="always")(function)

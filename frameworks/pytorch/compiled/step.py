@@ -5,6 +5,8 @@ All threads run the step together. A barrier ends each part of it.
 
 from typing import Any
 
+from frameworks.pytorch.compiled.attention import attend
+from frameworks.pytorch.compiled.attention_tiles import KEYS
 from frameworks.pytorch.compiled.jit import (
     address_of,
     call_with,
@@ -13,17 +15,7 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_integers,
 )
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
-from frameworks.pytorch.compiled.rows import (
-    BFLOAT16,
-    FLOAT32,
-    attend_bfloat16,
-    attend_float16,
-    attend_float32,
-    copy,
-    narrow,
-    normalize,
-    rotate,
-)
+from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, rotate
 from frameworks.pytorch.compiled.step_table import (
     ADAPTING,
     DOWN,
@@ -37,22 +29,25 @@ from frameworks.pytorch.compiled.step_table import (
 )
 
 (
-    ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, MAX_TOKENS, BLOCK_TOKENS,
+    ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, TILE_HEADS, ROOM_BYTES,
     TABLE, PRODUCTS, NUMBERS, EMBEDDING, FINAL_NORM,
     CACHE_KIND, CACHE, CACHE_LAYER_BYTES, CACHE_HALF_BYTES, CACHE_BLOCK_BYTES,
     TOKEN_IDS, POSITIONS, FIRST_BLOCKS, BLOCKS, LOGIT_ROWS, COSINES, SINES,
-    STATES, NORMED, HEADS, SEEN, SCORES, NUM_STEP_ARGUMENTS,
-) = range(NUM_RESERVED, NUM_RESERVED + 32)  # fmt: skip
-"""Arguments of the step's region. Sizes, then addresses:
+    TILES, NUM_TILES, LAST_TILES, NUM_LAST_TILES,
+    STATES, NORMED, HEADS, SEEN, ROOM, NUM_STEP_ARGUMENTS,
+) = range(NUM_RESERVED, NUM_RESERVED + 36)  # fmt: skip
+"""Arguments of the step's region. Sizes, then addresses; a thread attends with `TILE_HEADS` query heads of a tile:
 
 - `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the products'
   arguments, and behind them what step_table.py describes. `NUMBERS`: float32, epsilon and the scale.
 - `EMBEDDING`, `FINAL_NORM`: weights; embedding 0 if `STATES` holds the rows already. `CACHE`: the first key.
   `CACHE_KIND`: of the cache's numbers.
 - Of the step, int64: `TOKEN_IDS`, `POSITIONS` and `FIRST_BLOCKS` [rows], where the blocks of the row's sequence begin
-  in `BLOCKS`, `LOGIT_ROWS` [logits]. float32: `COSINES` and `SINES` [rows, head size / 2].
+  in `BLOCKS`, `LOGIT_ROWS` [logits], ascending. float32: `COSINES` and `SINES` [rows, head size / 2].
+- `TILES`: int64 [tiles, 2], first row and tokens of each. `LAST_TILES`: those of the last layer, where rows without
+  logits do not attend.
 - For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
-  `SEEN` [rows, query heads, head size], `SCORES` [threads, MAX_TOKENS].
+  `SEEN` [rows, query heads, head size], `ROOM` for attention, `ROOM_BYTES` for each thread.
 """
 INPUT_NORM, QUERY_NORM, KEY_NORM, MIDDLE_NORM, WINDOW, NUM_COLUMNS = range(6)
 """Columns of the table: addresses of weights, 0 where there are none, and the tokens that a query sees, 0 for all."""
@@ -96,13 +91,13 @@ def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
         target = own
         if head >= query_heads:
             position = positions[row]
-            block = blocks[first_blocks[row] + position // arguments[BLOCK_TOKENS]]
+            block = blocks[first_blocks[row] + position // KEYS]
             target = keys + block * arguments[CACHE_BLOCK_BYTES]
             index = head - query_heads
             if index >= key_heads:
                 index -= key_heads
                 target += arguments[CACHE_HALF_BYTES]
-            target += (index * arguments[BLOCK_TOKENS] + position % arguments[BLOCK_TOKENS]) * cached_bytes
+            target += (index * KEYS + position % KEYS) * cached_bytes
         if head >= query_heads + key_heads:
             _write(own, target, size, kind)
             continue
@@ -125,31 +120,58 @@ def _write(source: int, target: int, size: int, kind: int) -> None:
 
 
 @compiled
-def _attend_rows(arguments: Any, layer: int, number: int, threads: int) -> None:
+def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None:
+    is_last = layer == arguments[LAYERS] - 1
+    tiles = pointer_to_integers(arguments[LAST_TILES] if is_last else arguments[TILES])
+    num_tiles = arguments[NUM_LAST_TILES] if is_last else arguments[NUM_TILES]
     query_heads, key_heads, size = arguments[QUERY_HEADS], arguments[KEY_HEADS], arguments[HEAD_SIZE]
     window = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)[WINDOW]
     positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
     scale = pointer_to_floats(arguments[NUMBERS])[1]
     keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
-    scores = arguments[SCORES] + 4 * number * arguments[MAX_TOKENS]
-    head_bytes, heads, kind = 4 * size, query_heads + 2 * key_heads, arguments[CACHE_KIND]
+    room = arguments[ROOM] + number * arguments[ROOM_BYTES]
+    head_bytes, kind = 4 * size, arguments[CACHE_KIND]
     cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
-    for task in range(number, arguments[ROWS] * query_heads, threads):
-        row, head = task // query_heads, task % query_heads
-        end = positions[row] + 1
-        first = max(0, end - window) if window else 0
-        place = keys + (head // (query_heads // key_heads)) * arguments[BLOCK_TOKENS] * cached_bytes
-        blocks = pointer_to_integers(arguments[BLOCKS] + 8 * first_blocks[row])
-        query, out = arguments[HEADS] + (row * heads + head) * head_bytes, arguments[SEEN] + task * head_bytes
-        sizes, seen = (size, arguments[BLOCK_TOKENS], arguments[CACHE_BLOCK_BYTES]), (first, end)
-        cache = (place, place + arguments[CACHE_HALF_BYTES], blocks)
-        if kind == FLOAT32:
-            attend_float32(query, out, scores, sizes, cache, seen, scale)
-        elif kind == BFLOAT16:
-            attend_bfloat16(query, out, scores, sizes, cache, seen, scale)
-        else:
-            attend_float16(query, out, scores, sizes, cache, seen, scale)
+    query_bytes, out_bytes = (query_heads + 2 * key_heads) * head_bytes, query_heads * head_bytes
+    group, at_once = query_heads // key_heads, arguments[TILE_HEADS]
+    shares = (group + at_once - 1) // at_once
+    tasks = key_heads * shares
+    for task in range(number, num_tiles * tasks, threads):
+        tile, key_head = task // tasks, task % tasks // shares
+        row, tokens = tiles[2 * tile], tiles[2 * tile + 1]
+        first = task % shares * at_once
+        head = key_head * group + first
+        place = keys + key_head * KEYS * cached_bytes
+        blocks = arguments[BLOCKS] + 8 * first_blocks[row]
+        attend(
+            arguments[HEADS] + row * query_bytes + head * head_bytes,
+            arguments[SEEN] + row * out_bytes + head * head_bytes,
+            room,
+            (tokens, min(at_once, group - first), positions[row], window),
+            (size, query_bytes, out_bytes),
+            (place, place + arguments[CACHE_HALF_BYTES], blocks, arguments[CACHE_BLOCK_BYTES], kind),
+            scale,
+        )
     barrier(arguments)
+
+
+@compiled
+def _select_rows(arguments: Any, number: int, threads: int) -> None:
+    """Move the rows with logits to the front: no other row of the last layer is needed after its attention."""
+    rows, hidden = pointer_to_integers(arguments[LOGIT_ROWS]), arguments[HIDDEN]
+    _move(arguments[STATES], rows, (arguments[LOGITS], hidden), (number, threads))
+    _move(arguments[SEEN], rows, (arguments[LOGITS], arguments[QUERY_HEADS] * arguments[HEAD_SIZE]), (number, threads))
+    barrier(arguments)
+
+
+@compiled
+def _move(states: int, rows: Any, sizes: Any, share: Any) -> None:
+    """Move this thread's share of the columns. A row moves towards the front, past rows that have moved."""
+    count, size = sizes
+    number, threads = share
+    first, end = size * number // threads, size * (number + 1) // threads
+    for row in range(count):
+        copy(states + 4 * (rows[row] * size + first), states + 4 * (row * size + first), end - first)
 
 
 @compiled
@@ -171,20 +193,19 @@ def _region(arguments: Any) -> None:
         _normalize_rows(arguments, arguments[STATES], table[INPUT_NORM], rows, number, threads)
         _multiply(arguments, layer, QUERY_KEY_VALUE)
         _write_heads(arguments, layer, number, threads)
-        _attend_rows(arguments, layer, number, threads)
+        _attend_tiles(arguments, layer, number, threads)
+        if layer == arguments[LAYERS] - 1 and arguments[LOGITS] < rows:
+            rows = arguments[LOGITS]
+            if not rows:
+                return
+            _select_rows(arguments, number, threads)
         _multiply(arguments, layer, OUTPUT)
         _normalize_rows(arguments, arguments[STATES], table[MIDDLE_NORM], rows, number, threads)
         _multiply(arguments, layer, GATE)
         _multiply(arguments, layer, UP)
         _multiply(arguments, layer, DOWN)
-    size, logit_rows = arguments[HIDDEN], pointer_to_integers(arguments[LOGIT_ROWS])
-    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
-    for index in range(number, arguments[LOGITS], threads):
-        source = arguments[STATES] + 4 * logit_rows[index] * size
-        normalize(source, arguments[NORMED] + 4 * index * size, arguments[FINAL_NORM], size, epsilon)
-    barrier(arguments)
-    if arguments[LOGITS]:
-        _multiply(arguments, arguments[LAYERS], 0)
+    _normalize_rows(arguments, arguments[STATES], arguments[FINAL_NORM], rows, number, threads)
+    _multiply(arguments, arguments[LAYERS], 0)
 
 
 ADDRESS = address_of(_region)

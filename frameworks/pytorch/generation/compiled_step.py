@@ -1,11 +1,12 @@
-"""Compute a step of few tokens by one compiled function, where the decoder's layers have compiled products.
+"""Compute a step by one compiled function, where the decoder's layers have compiled products.
 
 A step of a small model is calls rather than arithmetic: 25 operators of torch a layer take twice as long as its
-products. Long prompts are computed layer by layer.
+products. A step of many tokens is computed in pieces, one after the other: their rows stay in the CPU's cache, and the
+buffers small.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,24 +14,21 @@ import torch
 from frameworks.generation.sequence import StepPart
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.generation.decoder import Decoder
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
 # As compiled/rows.py numbers them; importing it would compile.
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MAX_ROWS = 128
-"""Tokens of a step. Above it, the operators of torch take a small share of the time."""
-_PROMPT_TOKENS = 17
-MAX_PROMPT_KEYS = 8_000
-"""Keys that the tokens of prompts see together: each token reads them alone, and torch's attention in blocks. Parts of
-fewer than _PROMPT_TOKENS tokens do not count; proposed tokens are such parts.
-"""
+MAX_ROWS = 256
+"""Tokens of a piece."""
+# Pieces of a step have whole tiles of so many rows.
+_TILE_ROWS = 8
 
 
-def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "CompiledStep | None":
-    """Return what computes the steps of few tokens; None where the decoder or the cache does not allow it.
+def compiled_step(decoder: Decoder, cache: KeyValueCache) -> "CompiledStep | None":
+    """Return what computes the steps; None where the decoder or the cache does not allow it.
 
-    `max_tokens`: of a sequence. Compiling takes seconds, unless the code is in the cache.
+    Compiling takes seconds, unless the code is in the cache.
     """
     if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _CACHE_KINDS:
         return None
@@ -38,7 +36,7 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, max_tokens: int) -> "C
 
     linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
     compiled = [each for each in linears if isinstance(each, CompiledLinear)]
-    return CompiledStep(decoder, compiled, cache, max_tokens) if len(compiled) == len(linears) else None
+    return CompiledStep(decoder, compiled, cache) if len(compiled) == len(linears) else None
 
 
 class CompiledStep:
@@ -49,10 +47,9 @@ class CompiledStep:
         decoder: LlamaDecoder,
         linears: Sequence[Any],
         cache: KeyValueCache,
-        max_tokens: int,
     ) -> None:
         """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
-        from frameworks.pytorch.compiled import elementwise, products, step, step_table
+        from frameworks.pytorch.compiled import attention, elementwise, products, step, step_table
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
         from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 
@@ -66,7 +63,6 @@ class CompiledStep:
         self._step, self._products, self._operations = step, products, elementwise
         self._columns = step_table
         self._num_reserved = NUM_RESERVED
-        self._max_tokens = max_tokens
         self._vocabulary = linears[-1].outputs
         self._region = Region(step.ADDRESS, step.NUM_STEP_ARGUMENTS - NUM_RESERVED)
         first = decoder.layers[0]
@@ -80,7 +76,10 @@ class CompiledStep:
         }
         self._buffers = {name: np.empty((MAX_ROWS, size), dtype=np.float32) for name, size in sizes.items()}
         self._buffers["tiles"] = np.empty(max(each.tile_bytes(MAX_ROWS) for each in linears) // 4, dtype=np.float32)
-        self._scores = np.empty(0, dtype=np.float32)
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room_bytes, self._tile_tokens = attention.room_bytes(first.head_size), attention.tile_tokens
+        self._key_heads = first.key_heads
+        self._group, self._most_heads = first.query_heads // first.key_heads, attention.MAX_TILE_ROWS
         self._logits = torch.empty(0, self._vocabulary)
         self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
         self._norms = _Norms()
@@ -90,72 +89,108 @@ class CompiledStep:
         self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, MAX_ROWS)
         self._set_constants(first)
 
-    def takes(self, parts: Sequence[StepPart]) -> bool:
-        """Return whether a step of these parts is computed here: one of few tokens."""
-        tokens = keys = 0
-        for part in parts:
-            count = part.num_tokens
-            tokens += count
-            if count >= _PROMPT_TOKENS:
-                keys += count * part.start + count * (count + 1) // 2
-            if tokens > MAX_ROWS or keys > MAX_PROMPT_KEYS:
-                return False
-        return True
-
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
         """As Decoder.logits of these parts with their adapters, float32. The tensor is valid until the next step.
 
         Raises IndexError.
+        """
+        pieces = _pieces([_Rows(part, 0, part.num_tokens) for part in parts])
+        vocabulary = self._decoder.embed.num_embeddings
+        token_ids = [part.token_ids for part in parts]
+        lowest, highest = min(map(min, token_ids)), max(map(max, token_ids))
+        if lowest < 0 or highest >= vocabulary:
+            # Compiled code would read beyond the table.
+            raise IndexError(f"expected tokens from 0 to {vocabulary - 1}, got {lowest} to {highest}")
+        count = sum(part.num_logits for part in parts)
+        if count > len(self._logits):
+            self._logits = torch.empty(count, self._vocabulary)
+        done = 0
+        for piece in pieces:
+            done += self._compute(piece, done)
+        return self._logits[:count]
+
+    def _compute(self, piece: "Sequence[_Rows]", done: int) -> int:
+        """Compute a piece of a step, and return the number of its logits. `done`: logits before them."""
+        threads = torch.get_num_threads()
+        numbers, cosines, sines = self._set_rows(piece, threads)
+        if len(self._room) < threads * self._room_bytes:
+            self._room = torch.empty(threads * self._room_bytes, dtype=torch.uint8)
+        step, arguments = self._step, self._region.arguments
+        arguments[step.ROOM] = self._room.data_ptr()
+        arguments[step.COSINES], arguments[step.SINES] = cosines.ctypes.data, sines.ctypes.data
+        count = int(arguments[step.LOGITS])
+        products = self._arguments_of_products
+        products[:, self._products.ROWS] = arguments[step.ROWS]
+        # The head, and what is behind the attention of the last layer.
+        products[-self._columns.PRODUCTS_OF_LAYER :, self._products.ROWS] = count
+        products[-1, self._products.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
+        adapters = self.adapters.prepare(
+            [rows.part.sequence.request.adapter_id for rows in piece],
+            [rows.num_rows for rows in piece],
+            [rows.num_logits for rows in piece],
+        )
+        self._region.prepare(threads)
+        products[:, : self._num_reserved] = arguments[: self._num_reserved]
+        self._region.run(threads)
+        del adapters, numbers  # they were read until here
+        return count
+
+    def _set_rows(self, piece: "Sequence[_Rows]", threads: int) -> tuple[Any, Any, Any]:
+        """Set the arguments that say which rows are computed. Return numbers that they have addresses of, cosines and
+        sines.
         """
         token_ids: list[int] = []
         positions: list[int] = []
         first_blocks: list[int] = []
         logit_rows: list[int] = []
         blocks: list[int] = []
-        for part in parts:
-            token_ids += part.token_ids
-            positions += range(part.start, part.start + part.num_tokens)
-            first_blocks += [len(blocks)] * part.num_tokens
-            blocks += part.sequence.blocks
-            logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
-        vocabulary = self._decoder.embed.num_embeddings
-        if min(token_ids) < 0 or max(token_ids) >= vocabulary:
-            # Compiled code would read beyond the table.
-            raise IndexError(f"expected tokens from 0 to {vocabulary - 1}, got {min(token_ids)} to {max(token_ids)}")
-        rows, count = len(token_ids), len(logit_rows)
-        threads = torch.get_num_threads()
-        if count > len(self._logits):
-            self._set_logits(count)
-        if len(self._scores) < threads * self._max_tokens:
-            self._scores = np.empty(threads * self._max_tokens, dtype=np.float32)
+        for rows in piece:
+            token_ids += rows.token_ids
+            positions += rows.positions
+            first_blocks += [len(blocks)] * rows.num_rows
+            blocks += rows.part.sequence.blocks
+            logit_rows += range(len(token_ids) - rows.num_logits, len(token_ids))
         if self._embedding is None:
             states = self._decoder.embed(torch.tensor(token_ids)).float()
-            self._buffers["states"][:rows] = states.numpy()
-        numbers = np.array(token_ids + positions + first_blocks + logit_rows + blocks, dtype=np.int64)
-        cosines, sines = self._decoder.angles(np.array(positions, dtype=np.float32))
+            self._buffers["states"][: len(token_ids)] = states.numpy()
+        heads = self._heads_at_once(len(piece), threads)
+        tiles, last_tiles = self._tiles(piece, heads)
         step, arguments = self._step, self._region.arguments
+        arguments[step.ROWS], arguments[step.LOGITS] = len(token_ids), len(logit_rows)
+        arguments[step.TILE_HEADS] = heads
+        arguments[step.NUM_TILES], arguments[step.NUM_LAST_TILES] = len(tiles) // 2, len(last_tiles) // 2
+        lists = (token_ids, positions, first_blocks, logit_rows, tiles, last_tiles, blocks)
+        numbers = np.array([number for each in lists for number in each], dtype=np.int64)
         address = numbers.ctypes.data
-        arguments[step.ROWS], arguments[step.LOGITS] = rows, count
-        arguments[step.TOKEN_IDS] = address
-        arguments[step.POSITIONS] = address + 8 * rows
-        arguments[step.FIRST_BLOCKS] = address + 16 * rows
-        arguments[step.LOGIT_ROWS] = address + 24 * rows
-        arguments[step.BLOCKS] = address + 24 * rows + 8 * count
-        arguments[step.COSINES], arguments[step.SINES] = cosines.ctypes.data, sines.ctypes.data
-        arguments[step.SCORES] = self._scores.ctypes.data
-        products = self._arguments_of_products
-        products[:, self._products.ROWS] = rows
-        products[-1, self._products.ROWS] = count
-        adapters = self.adapters.prepare(parts, rows)
-        self._region.prepare(threads)
-        products[:, : self._num_reserved] = arguments[: self._num_reserved]
-        self._region.run(threads)
-        del adapters  # their weights were read until here
-        return self._logits[:count]
+        names = (step.TOKEN_IDS, step.POSITIONS, step.FIRST_BLOCKS, step.LOGIT_ROWS)
+        for name, each in zip((*names, step.TILES, step.LAST_TILES, step.BLOCKS), lists, strict=True):
+            arguments[name] = address
+            address += 8 * len(each)
+        return numbers, *self._decoder.angles(np.array(positions, dtype=np.float32))
 
-    def _set_logits(self, count: int) -> None:
-        self._logits = torch.empty(count, self._vocabulary)
-        self._arguments_of_products[-1, self._products.OUT] = self._logits.data_ptr()
+    def _heads_at_once(self, num_parts: int, threads: int) -> int:
+        """Return the query heads of a tile: all that have the same keys, or fewer where threads would have nothing to
+        do. A head's result is the same.
+        """
+        heads: int = min(self._group, self._most_heads)
+        tasks = num_parts * self._key_heads
+        while heads > 1 and tasks * -(-self._group // heads) < threads:
+            heads = -(-heads // 2)
+        return heads
+
+    def _tiles(self, piece: "Sequence[_Rows]", heads: int) -> tuple[list[int], list[int]]:
+        """Return first row and tokens of each tile, and of those of the last layer."""
+        tokens = self._tile_tokens(heads)
+        tiles: list[int] = []
+        last_tiles: list[int] = []
+        end = 0
+        for rows in piece:
+            start, end = end, end + rows.num_rows
+            for row in range(start, end, tokens):
+                tiles += (row, min(tokens, end - row))
+            for row in range(end - rows.num_logits, end, tokens):
+                last_tiles += (row, min(tokens, end - row))
+        return tiles, last_tiles
 
     def _products_table(self, linears: Sequence[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Return the arguments of each product, with what it reads and writes."""
@@ -188,8 +223,7 @@ class CompiledStep:
         arguments[step.HIDDEN] = self._hidden_size
         arguments[step.QUERY_HEADS], arguments[step.KEY_HEADS] = layer.query_heads, layer.key_heads
         arguments[step.HEAD_SIZE] = layer.head_size
-        arguments[step.MAX_TOKENS] = self._max_tokens
-        arguments[step.BLOCK_TOKENS] = BLOCK_TOKENS
+        arguments[step.ROOM_BYTES] = self._room_bytes
         arguments[step.TABLE] = self._table.ctypes.data
         arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
         arguments[step.NUMBERS] = self._numbers.ctypes.data
@@ -202,6 +236,50 @@ class CompiledStep:
         arguments[step.CACHE_BLOCK_BYTES] = keys.stride(0) * keys.element_size()
         for name in ("STATES", "NORMED", "HEADS", "SEEN"):
             arguments[getattr(step, name)] = self._buffers[name.lower()].ctypes.data
+
+
+class _Rows(NamedTuple):
+    """Rows of one part of a step: `num_rows` of its tokens, from the token `first` on."""
+
+    part: StepPart
+    first: int
+    num_rows: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.part.token_ids[self.first : self.first + self.num_rows]
+
+    @property
+    def positions(self) -> range:
+        start = self.part.start + self.first
+        return range(start, start + self.num_rows)
+
+    @property
+    def num_logits(self) -> int:
+        """Number of the last rows whose logits are computed."""
+        without = self.part.num_tokens - self.part.num_logits
+        return min(self.num_rows, max(0, self.first + self.num_rows - without))
+
+
+def _pieces(rows: list[_Rows]) -> list[list[_Rows]]:
+    """Return the rows of a step in pieces of at most MAX_ROWS, nearly equal ones: few rows take as long as more."""
+    total = sum(each.num_rows for each in rows)
+    if total <= MAX_ROWS:
+        return [rows]
+    most = -(-total // -(-total // MAX_ROWS))
+    most = min(MAX_ROWS, -(-most // _TILE_ROWS) * _TILE_ROWS)
+    pieces: list[list[_Rows]] = [[]]
+    room = most
+    for part, first, count in rows:
+        done = 0
+        while done < count:
+            if not room:
+                pieces.append([])
+                room = most
+            size = min(room, count - done)
+            pieces[-1].append(_Rows(part, first + done, size))
+            done, room = done + size, room - size
+    return pieces
 
 
 class _Norms:

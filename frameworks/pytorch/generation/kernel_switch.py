@@ -20,7 +20,7 @@ from frameworks.pytorch.generation.adapters.layers import base_of
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.compiled_step import compiled_step
 from frameworks.pytorch.generation.kernel_choice import log_trials
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.linear import Linear, RestorableLinear
 from frameworks.pytorch.generation.linear_makers import LinearMaker
 from frameworks.pytorch.generation.runner import PagedRunner
@@ -45,7 +45,7 @@ OnSwitched = Callable[[tuple[ProductTrial, ...]], None]
 class SwitchParts:
     """The parts of a model that a switch changes, and those that it needs.
 
-    `name`, `dtype`: of the model. `maker`: made the layers. `max_tokens`: of a sequence.
+    `name`, `dtype`: of the model. `maker`: made the layers.
     """
 
     name: str
@@ -54,7 +54,6 @@ class SwitchParts:
     adapters: AdapterSet
     maker: LinearMaker
     trial: Trial
-    max_tokens: int
 
 
 class _Closed(Exception):
@@ -135,8 +134,8 @@ class KernelSwitch:
         self._check_open()
         # The blocks of the model's own cache may be in use.
         cache = KeyValueCache(runner.cache.shape, parts.trial.num_blocks, torch.device("cpu"))
-        tried = compiled_step(runner.decoder, cache, parts.trial.num_blocks * BLOCK_TOKENS)
-        step = compiled_step(runner.decoder, runner.cache, parts.max_tokens)
+        tried = compiled_step(runner.decoder, cache)
+        step = compiled_step(runner.decoder, runner.cache)
         if tried is None or step is None:
             return
         parts.trial.check_step(tried.logits, cache.shape.dtype)

@@ -49,7 +49,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
-    step = None if code is not None else compiled_step(decoder, cache, max_context_tokens)
+    step = None if code is not None else compiled_step(decoder, cache)
     compiled_adapters = None if step is None else step.adapters
     adapters = AdapterSet(
         decoder, place, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
@@ -65,7 +65,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
         check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
         warn_if_less_accurate(report, load.bits, entry.name)
-    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, max_context_tokens)
+    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial)
     return ServedModel(
         runner,
         BlockPool(cache.blocks, BLOCK_TOKENS),

@@ -36,7 +36,7 @@ class PagedRunner:
         adapters: AdapterSet,
         step: CompiledStep | None = None,
     ) -> None:
-        """`step`: computes the steps of few tokens of the decoder."""
+        """`step`: computes the steps of the decoder, where it has one."""
         self.decoder = decoder
         self.cache = cache
         self.step = step
@@ -56,9 +56,7 @@ class PagedRunner:
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
         """Compute the parts of a plan, as `logits` does."""
         step = self.step  # another thread sets it when its code has been compiled
-        if step is not None and step.takes(parts):
-            return step.logits(parts)
-        return self.compute_by_layers(parts)
+        return self.compute_by_layers(parts) if step is None else step.logits(parts)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.generation.sequence import StepPart
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer, Pair
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
@@ -45,14 +44,17 @@ class CompiledAdapters:
         self._address = 0
         self._present: list[int] = []
         self._low = np.empty((0, 0, 0), dtype=np.float32)
-        self._runs = np.empty(0, dtype=np.int64)
-        self._are_changed = np.zeros(max_rows, dtype=np.int64)
+        self._runs: list[Table] = []
+        # Of all rows, and of the rows with logits: behind the attention of the last layer no others are left.
+        self._changes = np.zeros((2, max_rows), dtype=np.int64)
+        self._of_selected = np.array([layer.selects_rows for layer in layers])
         # Gate and up have the same rows, so they are computed together.
         own[:, step_table.PRODUCT] = np.arange(len(layers))
         own[:, step_table.TOGETHER] = 1
         own[step_table.GATE :: step_table.PRODUCTS_OF_LAYER, step_table.TOGETHER] = 2
         own[:, step_table.ROOM] = max_rows
-        own[:, arguments.ARE_CHANGED] = self._are_changed.ctypes.data
+        for each, changes in zip((~self._of_selected, self._of_selected), self._changes, strict=True):
+            own[each, arguments.ARE_CHANGED] = changes.ctypes.data
         widest = -(-int(own[:, arguments.OUTPUTS].max()) // BLOCK) * BLOCK
         self._deltas = np.empty((2, max_rows, widest), dtype=np.float32)
 
@@ -71,21 +73,26 @@ class CompiledAdapters:
         with self._lock:
             self._adapters = {each: packed for each, packed in self._adapters.items() if each != number}
 
-    def prepare(self, parts: Sequence[StepPart], rows: int) -> list[CompiledAdapter]:
-        """Write to the step's table what the parts' adapters add. `rows`: of the step.
+    def prepare(
+        self, numbers: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
+    ) -> list[CompiledAdapter]:
+        """Write to the step's table what the adapters of its parts add. `numbers`: of each part's adapter, 0 for none.
+        `counts`: of its rows. `logit_counts`: of those with logits.
 
         Returns the adapters: their weights have to be kept until the step has been computed.
         """
-        numbers = [part.sequence.request.adapter_id for part in parts]
         present = sorted({number for number in numbers if number})
         adapters = [self._adapters[number] for number in present]
         if present != self._present:
             self._set_adapters(adapters)
             self._present = present
         if present:
-            self._set_rows(
-                numbers, [part.num_tokens for part in parts], rows, dict(zip(present, adapters, strict=True))
-            )
+            by_number = dict(zip(present, adapters, strict=True))
+            of_products = ((~self._of_selected, counts), (self._of_selected, logit_counts))
+            self._runs = [
+                self._set_rows(each, changes, numbers, of_parts, by_number)
+                for (each, of_parts), changes in zip(of_products, self._changes, strict=True)
+            ]
         return adapters
 
     def _set_adapters(self, adapters: Sequence[CompiledAdapter]) -> None:
@@ -104,17 +111,25 @@ class CompiledAdapters:
         own[:, columns.LOW], own[:, columns.LOW_COLUMNS] = self._low.ctypes.data, most
 
     def _set_rows(
-        self, numbers: Sequence[int], counts: Sequence[int], rows: int, adapters: Mapping[int, CompiledAdapter]
-    ) -> None:
+        self,
+        which: "np.ndarray[Any, np.dtype[np.bool_]]",
+        changes: Table,
+        numbers: Sequence[int],
+        counts: Sequence[int],
+        adapters: Mapping[int, CompiledAdapter],
+    ) -> Table:
+        """Write the rows of each adapter for some products, and return the runs. `changes`: of the rows."""
         columns, own = self._columns, self._products
-        self._are_changed[:rows] = np.repeat(np.array(numbers, dtype=np.int64), counts)
-        runs, end = [], 0
+        changed = np.repeat(np.array(numbers, dtype=np.int64), counts)
+        changes[: len(changed)] = changed
+        found, end = [], 0
         for number, texts in groupby(zip(numbers, counts, strict=True), key=lambda text: text[0]):
             start, end = end, end + sum(count for _, count in texts)
-            if number:
-                runs.append((start, end, adapters[number].numbers.ctypes.data))
-        self._runs = np.array(runs, dtype=np.int64)
-        own[:, columns.RUNS], own[:, columns.NUM_RUNS] = self._runs.ctypes.data, len(runs)
+            if number and end > start:
+                found.append((start, end, adapters[number].numbers.ctypes.data))
+        runs = np.array(found, dtype=np.int64)
+        own[which, columns.RUNS], own[which, columns.NUM_RUNS] = runs.ctypes.data, len(found)
+        return runs
 
     def _packed(self, pairs: Mapping[str, Pair]) -> CompiledAdapter:
         columns = self._columns

@@ -1,15 +1,16 @@
-"""Steps of few tokens by one compiled function equal those by the decoder's layers."""
+"""Steps by one compiled function equal those by the decoder's layers."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.vectors import lanes
-from frameworks.pytorch.generation.compiled_step import MAX_PROMPT_KEYS, MAX_ROWS
+from frameworks.pytorch.generation.compiled_step import MAX_ROWS
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
@@ -65,26 +66,31 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_step_takes_few_tokens(runner: Any) -> None:
-    decode, proposed, prompt, rest = plan_of([(3, 1), (80, 16), (0, 100), (20, 27)], range(BLOCKS))
-    assert runner.step.takes([decode, prompt, rest])
-    assert not runner.step.takes([decode, decode, prompt, rest])
-    assert runner.step.takes([proposed] * (MAX_ROWS // 16))
-
-
-def test_step_with_prompt_equals_that_by_layers(runner: Any) -> None:
-    parts = plan_of([(3, 1), (40, 1), (0, 100), (10, 20)], range(BLOCKS))
-    assert runner.step.takes(parts)
+@pytest.mark.parametrize("is_scored", [False, True])
+def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> None:
+    sizes = [(3, 1), (20, 1), (0, MAX_ROWS + 2), (10, 20)]
+    parts = plan_of(sizes, range(BLOCKS), is_scored=is_scored)
     expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
     found, cache = computed(runner, parts, runner.step.logits, threads=2)
     assert torch.allclose(found, expected, atol=TOLERANCE * float(expected.std()), rtol=0)
     assert torch.allclose(cache, expected_cache, atol=1e-4)
 
 
-def test_prompt_of_many_keys_is_left_to_layers(runner: Any) -> None:
-    short, long = plan_of([(0, 64), (MAX_PROMPT_KEYS // 64, 64)], range(BLOCKS * 2))
-    assert runner.step.takes([short])
-    assert not runner.step.takes([long])
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, MAX_ROWS + 60), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
+def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
+    """A prompt in parts, of one token too, has the same bits as at once."""
+    [whole] = plan_of([(0, MAX_ROWS + 60)], blocks)
+    bounds = [0, *sorted({*ends, whole.num_tokens})]
+    parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise(bounds)]
+
+    def in_parts(_: object) -> Any:
+        return [runner.step.logits([part]) for part in parts][-1]
+
+    expected, expected_cache = computed(runner, [whole], runner.step.logits)
+    found, cache = computed(runner, parts, in_parts, threads=2)
+    assert torch.equal(found, expected)
+    assert torch.equal(cache, expected_cache)
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE])

@@ -1,0 +1,187 @@
+"""Attention of a decoder's rows over the blocks of a key/value cache, for compiled code.
+
+A tile is some adjacent tokens of a text, each with the query heads of one head of keys. It reads each block of keys and
+values once, with a running maximum and sum for each row (Dao et al., FlashAttention, 2022). Sums are float32.
+
+A row's result depends on its own keys alone: neither on the other rows of its tile, nor on the tokens that its step
+computes.
+"""
+
+from typing import Any
+
+from frameworks.pytorch.compiled.attention_tiles import (
+    KEYS,
+    LANES,
+    LOWEST,
+    TILE_ROWS,
+    mix_of,
+    scores_of,
+    shares_of,
+    transpose,
+)
+from frameworks.pytorch.compiled.jit import inlined, ordered, pointer_to_floats, pointer_to_integers
+from frameworks.pytorch.compiled.narrow_numbers import load_bfloat16, load_float16, load_float32
+from frameworks.pytorch.compiled.rows import BFLOAT16, FLOAT32
+
+MAX_TILE_ROWS = 64
+"""Rows of a tile, a row for each token and query head. So many stay in a core's cache with a block of keys."""
+_MOST_ROWS = max(TILE_ROWS)
+# Numbers of a row's state: the largest score, then as int64 the position behind the row's last key, then the sums.
+_STATE, _END = 2 * LANES, 1
+_LINE_BYTES = 64
+
+
+def tile_tokens(heads: int) -> int:
+    """Return the tokens of a tile with so many query heads, whole tiles of TILE_ROWS where there are several."""
+    tokens = max(1, MAX_TILE_ROWS // heads)
+    return tokens - tokens % _MOST_ROWS if tokens > _MOST_ROWS else tokens
+
+
+def room_bytes(head_size: int) -> int:
+    """Return the bytes that a thread needs for its work."""
+    size = -(-head_size // LANES) * LANES
+    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * _STATE + _MOST_ROWS * (KEYS + LANES) + 3 * KEYS * size
+    return -(-4 * numbers // _LINE_BYTES) * _LINE_BYTES
+
+
+@inlined
+def _row_bytes(size: int) -> int:
+    return (size + LANES - 1) // LANES * LANES * 4
+
+
+def _block_adder(rows: int) -> Any:
+    scores_of_rows, mix_of_rows = scores_of(rows), mix_of(rows)
+
+    @ordered
+    def add_block(room: Any, first: int, keys: int, values: int, row_bytes: int, seen: Any) -> None:
+        """Add a block of transposed keys, and of values, to adjacent rows of a tile, `first` of them the first.
+
+        `room`: addresses of the queries, sums, states and shares. `seen`: position of the first key of the block, and
+        the window, 0 for none.
+        """
+        queries, sums, states, shares = room
+        start, window = seen
+        own_states = states + 4 * _STATE * first
+        count = min(KEYS, pointer_to_integers(own_states + 4 * _STATE * (rows - 1))[_END] - start)
+        if count <= 0 or (window and pointer_to_integers(own_states)[_END] - window >= start + KEYS):
+            return
+        factors = shares + 4 * _MOST_ROWS * KEYS
+        scores_of_rows(queries + first * row_bytes, keys, shares, row_bytes, count)
+        for row in range(rows):
+            state = own_states + 4 * _STATE * row
+            end = pointer_to_integers(state)[_END] - start
+            begin = end - window if window else 0
+            pointer_to_floats(factors)[row] = shares_of(shares + 4 * KEYS * row, state, begin, end)
+        mix_of_rows(shares, values, sums + first * row_bytes, factors, count, row_bytes)
+
+    return add_block
+
+
+_add_block4, _add_block2, _add_block1 = (_block_adder(rows) for rows in TILE_ROWS)
+
+
+@ordered
+def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
+    """Attend with some heads of adjacent tokens to the keys of their text.
+
+    `queries`, `out`: addresses of the first head of the first token. `room`: of `room_bytes`. `tile`: tokens, heads,
+    position of the first token, window (0 for none). `sizes`: of a head, bytes from token to token of the queries, and
+    of `out`. `cache`: addresses of the keys and of the values of the head in block 0, of the numbers of the text's
+    blocks (int64), bytes from block to block, kind of the numbers.
+    """
+    tokens, heads, position, window = tile
+    size, query_bytes, out_bytes = sizes
+    keys, values, blocks, block_bytes, kind = cache
+    rows, row_bytes = tokens * heads, _row_bytes(size)
+    sums = room + MAX_TILE_ROWS * row_bytes
+    states = sums + MAX_TILE_ROWS * row_bytes
+    shares = states + MAX_TILE_ROWS * 4 * _STATE
+    wide_keys = shares + 4 * _MOST_ROWS * (KEYS + LANES)
+    wide_values = wide_keys + KEYS * row_bytes
+    turned_keys = wide_values + KEYS * row_bytes
+    _begin(queries, room, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
+    own_room = (room, sums, states, shares)
+    # Other numbers are copied: of another type, or not in whole vectors.
+    is_copied = kind != FLOAT32 or 4 * size != row_bytes
+    oldest = max(0, position + 1 - window) if window else 0
+    end = position + tokens
+    numbers = pointer_to_integers(blocks)
+    for index in range(oldest // KEYS, (end + KEYS - 1) // KEYS):
+        offset = numbers[index] * block_bytes
+        own_keys, own_values = keys + offset, values + offset
+        if is_copied:
+            count = min(KEYS, end - index * KEYS)
+            _widen(own_keys, wide_keys, count, size, row_bytes, kind)
+            _widen(own_values, wide_values, count, size, row_bytes, kind)
+            own_keys, own_values = wide_keys, wide_values
+        transpose(own_keys, turned_keys, row_bytes)
+        seen = (index * KEYS, window)
+        done = 0
+        while rows - done >= 4:
+            _add_block4(own_room, done, turned_keys, own_values, row_bytes, seen)
+            done += 4
+        if rows - done >= 2:
+            _add_block2(own_room, done, turned_keys, own_values, row_bytes, seen)
+            done += 2
+        if rows - done == 1:
+            _add_block1(own_room, done, turned_keys, own_values, row_bytes, seen)
+    _finish(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
+
+
+@ordered
+def _begin(queries: int, target: int, tile: Any, sizes: Any, room: Any, scale: Any) -> None:
+    """Copy the queries times the scale, with zeros up to whole vectors, and begin the sums."""
+    tokens, heads, query_bytes, position = tile
+    size, row_bytes = sizes
+    all_sums, states = room
+    for row in range(tokens * heads):
+        given = pointer_to_floats(queries + row // heads * query_bytes + row % heads * 4 * size)
+        copied, sums = pointer_to_floats(target + row * row_bytes), pointer_to_floats(all_sums + row * row_bytes)
+        for place in range(size):
+            copied[place] = given[place] * scale
+        for place in range(size, row_bytes // 4):
+            copied[place] = 0
+        for place in range(row_bytes // 4):
+            sums[place] = 0
+        state = pointer_to_floats(states + 4 * _STATE * row)
+        state[0] = LOWEST
+        pointer_to_integers(states + 4 * _STATE * row)[_END] = position + row // heads + 1
+        for lane in range(LANES):
+            state[LANES + lane] = 0
+
+
+@ordered
+def _finish(out: int, tile: Any, sizes: Any, room: Any) -> None:
+    """Divide the sums by those of the shares."""
+    tokens, heads, out_bytes = tile
+    size, row_bytes = sizes
+    all_sums, states = room
+    for row in range(tokens * heads):
+        state = pointer_to_floats(states + 4 * _STATE * row)
+        total = state[LANES]
+        for lane in range(1, LANES):
+            total += state[LANES + lane]
+        sums = pointer_to_floats(all_sums + row * row_bytes)
+        result = pointer_to_floats(out + row // heads * out_bytes + row % heads * 4 * size)
+        for place in range(size):
+            result[place] = sums[place] / total
+
+
+@ordered
+def _widen(source: int, target: int, count: int, size: int, row_bytes: int, kind: int) -> None:
+    """Copy the keys or values of a block as float32, with zeros up to whole vectors."""
+    width = 4 if kind == FLOAT32 else 2
+    for token in range(count):
+        given, row = source + token * size * width, target + token * row_bytes
+        copied = pointer_to_floats(row)
+        if kind == FLOAT32:
+            for place in range(size):
+                copied[place] = load_float32(given, place)
+        elif kind == BFLOAT16:
+            for place in range(size):
+                copied[place] = load_bfloat16(given, place)
+        else:
+            for place in range(size):
+                copied[place] = load_float16(given, place)
+        for place in range(size, row_bytes // 4):
+            copied[place] = 0
