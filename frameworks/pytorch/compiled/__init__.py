@@ -9,6 +9,7 @@ stream, in an order made for it, for any number of rows.
 - `formats`: the orders of weights and rows. `float32`, `float16`, `bfloat16`, `int8`, `int4` and `int8_groups` have one
   each; importing one compiles it.
 - `dots`, `integer_tiles`, `rounded_rows`: products of whole numbers, and the rows for them.
+- `interleave`: the words of a tile's rows side by side.
 - `products`: the loops around the tiles.
 - `parallel`: run them on torch's threads.
 - `linear`: the layers.

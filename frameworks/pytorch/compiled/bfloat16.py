@@ -55,8 +55,8 @@ def _tile(rows: int) -> Any:
     return float_tile(VECTORS, _SHAPE, _add_pairs if _HAS_PAIRS else widening_step(VECTORS, _load_weights), rows)
 
 
-_WRITE_ROW = write_pairs if _HAS_PAIRS else float_row_writer(2)
-FORMAT = Format("bfloat16", 2, _SHAPE.step_bytes, _SHAPE.row_step_bytes, _tile, _WRITE_ROW)
+_WRITE_ROWS = write_pairs if _HAS_PAIRS else float_row_writer(2)
+FORMAT = Format("bfloat16", 2, _SHAPE.step_bytes, _SHAPE.row_step_bytes, _tile, _WRITE_ROWS)
 order = orderer(FORMAT)
 multiply = multiplier(FORMAT)
 _run = region(FORMAT, order, multiply)

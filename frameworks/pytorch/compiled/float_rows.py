@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from frameworks.pytorch.compiled.jit import compiled, pointer_to_floats
+from frameworks.pytorch.compiled.interleave import interleave
+from frameworks.pytorch.compiled.jit import part, pointer_to_floats
 
 
 def float_row_writer(inputs_at_once: int) -> Any:
-    """Return a `Format.write_row` for float32 [inputs, rows of the tile], with zeros up to whole steps."""
+    """Return a `Format.write_rows` for float32 [inputs, rows of the tile], with zeros up to whole steps."""
 
-    @compiled
-    def write_row(row: int, tile: int, size: int, index: int, inputs: int) -> None:
-        source, target = pointer_to_floats(row), pointer_to_floats(tile)
-        for position in range(inputs):
-            target[position * size + index] = source[position]
-        for position in range(inputs, (inputs + inputs_at_once - 1) // inputs_at_once * inputs_at_once):
-            target[position * size + index] = 0
+    @part
+    def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
+        interleave(x, 4 * inputs, tile, rows, inputs)
+        target = pointer_to_floats(tile)
+        for position in range(rows * inputs, rows * ((inputs + inputs_at_once - 1) // inputs_at_once * inputs_at_once)):
+            target[position] = 0
 
-    return write_row
+    return write_rows

@@ -30,8 +30,8 @@ class Format:
     `inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `head_bytes`: of what a block has
     before its first step. `row_step_bytes`, `row_head_bytes`: of a row in order, likewise. `tile`: the number of rows →
     the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights) → nothing; addresses, and a
-    number. It writes float32 [rows, outputs of a block]. `write_row`: a compiled function that puts a row in order:
-    (row, tile, rows of the tile, index in the tile, inputs) → nothing. `orders_one_row`: whether a row that is alone
+    number. It writes float32 [rows, outputs of a block]. `write_rows`: a compiled function that puts the rows of a
+    tile in order: (float32 [rows, inputs], tile, rows, inputs) → nothing. `orders_one_row`: whether a row that is alone
     has to be put in order.
     """
 
@@ -40,7 +40,7 @@ class Format:
     step_bytes: int
     row_step_bytes: int
     tile: Callable[[int], Any]
-    write_row: Any
+    write_rows: Any
     head_bytes: int = 0
     row_head_bytes: int = 0
     largest_tile: int = LARGEST_TILE

@@ -61,7 +61,7 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
 
 def orderer(format_: Format) -> Callable[..., None]:
     """Return the compiled function that puts rows in the order of the format."""
-    write_row, row_bytes, largest = format_.write_row, row_sizer(format_), format_.largest_tile
+    write_rows, row_bytes, largest = format_.write_rows, row_sizer(format_), format_.largest_tile
 
     @part
     def order(x: int, tiles: int, rows: int, inputs: int, number: int, threads: int) -> None:
@@ -74,8 +74,7 @@ def orderer(format_: Format) -> Callable[..., None]:
             while rows - done < size:
                 size //= 2
             if index % threads == number:
-                for row in range(size):
-                    write_row(x + 4 * (done + row) * inputs, tiles + done * row_bytes(inputs), size, row, inputs)
+                write_rows(x + 4 * done * inputs, tiles + done * row_bytes(inputs), size, inputs)
             done += size
             index += 1
 

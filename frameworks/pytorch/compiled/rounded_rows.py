@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from frameworks.pytorch.compiled.dots import GROUP, Dot
+from frameworks.pytorch.compiled.formats import LARGEST_TILE
 from frameworks.pytorch.compiled.integer_tiles import ROW_HEAD_BYTES
+from frameworks.pytorch.compiled.interleave import interleave
 from frameworks.pytorch.compiled.jit import (
     compiled,
+    inlined,
     llvm_function,
     part,
     pointer_to_floats,
@@ -21,7 +25,7 @@ from frameworks.pytorch.compiled.jit import (
     store_float,
     store_integer,
 )
-from frameworks.pytorch.compiled.tiles import BYTES, function, load, scatter, splat
+from frameworks.pytorch.compiled.tiles import BYTES, function, load, number, splat
 from frameworks.quantization.ranges import LARGEST_INT8
 
 _TINY = np.float32(1e-12)
@@ -31,16 +35,23 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 @llvm_function
-def _largest_bits(_context: Any, _source: Any) -> Any:
-    """(address of a group's floats) → the bits of the largest magnitude, int64: infinity and NaN are the largest."""
+def _largest_bits(_context: Any, _source: Any, _groups: Any) -> Any:
+    """(address of floats, number of whole groups) → the bits of the largest magnitude, int64: infinity and NaN are the
+    largest.
+    """
 
     def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        bits = load(builder, builder.inttoptr(arguments[0], BYTES), _GROUP_INTEGERS)
-        magnitudes = builder.and_(bits, ir.Constant(_GROUP_INTEGERS, [_MAGNITUDE] * GROUP))
-        largest = function(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", _I32, [_GROUP_INTEGERS])
-        return builder.zext(builder.call(largest, [magnitudes]), _I64)
+        source, kind = builder.inttoptr(arguments[0], BYTES), _GROUP_INTEGERS
+        larger = function(builder, f"llvm.umax.v{GROUP}i32", kind, [kind, kind])
+        found = cgutils.alloca_once_value(builder, ir.Constant(kind, [0] * GROUP))
+        with cgutils.for_range_slice(builder, number(0), arguments[1], number(1)) as (group, _):
+            bits = load(builder, builder.gep(source, [builder.mul(group, number(4 * GROUP))]), kind)
+            magnitudes = builder.and_(bits, ir.Constant(kind, [_MAGNITUDE] * GROUP))
+            builder.store(builder.call(larger, [builder.load(found), magnitudes]), found)
+        largest = function(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", _I32, [kind])
+        return builder.zext(builder.call(largest, [builder.load(found)]), _I64)
 
-    return types.int64(types.int64), write
+    return types.int64(types.int64, types.int64), write
 
 
 @llvm_function
@@ -58,24 +69,57 @@ def _scale_of_bits(_context: Any, _bits: Any) -> Any:
 
 def _group_rounder(dot: Dot) -> Any:
     @llvm_function
-    def round_group(_context: Any, _source: Any, _target: Any, _stride: Any, _inverse: Any) -> Any:
-        """(address of a group's floats, address of its first whole numbers, bytes from these to the next ones, 1 /
-        scale) → the sum of the whole numbers, int64, after writing them.
-        """
+    def round_group(_context: Any, _source: Any, _target: Any, _inverse: Any) -> Any:
+        """(address of a group's floats, target, 1 / scale) → the sum, int64, of the whole numbers that it writes."""
 
         def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return _write_rounded(builder, arguments, dot)
+            whole = _write_rounded(builder, arguments, dot)
+            return builder.sext(builder.call(_adder(builder), [whole]), _I64)
 
-        return types.int64(types.int64, types.int64, types.int64, types.float32), write
+        return types.int64(types.int64, types.int64, types.float32), write
 
     return round_group
 
 
+def _group_adder(dot: Dot) -> Any:
+    @llvm_function
+    def add_group(_context: Any, _source: Any, _target: Any, _inverse: Any, _sums: Any) -> Any:
+        """(address of a group's floats, target, 1 / scale, sums) → nothing, after writing the whole numbers. They are
+        added to the sums, int32 [GROUP], where the weights have an offset.
+        """
+
+        def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            whole = _write_rounded(builder, arguments, dot)
+            if dot.offset:
+                place = builder.inttoptr(arguments[3], whole.type.as_pointer())
+                builder.store(builder.add(builder.load(place, align=4), whole), place, align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float32, types.int64), write
+
+    return add_group
+
+
+@llvm_function
+def _total(_context: Any, _sums: Any) -> Any:
+    """(address of int32 [GROUP]) → their sum, int64."""
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        sums = load(builder, builder.inttoptr(arguments[0], BYTES), _GROUP_INTEGERS)
+        return builder.sext(builder.call(_adder(builder), [sums]), _I64)
+
+    return types.int64(types.int64), write
+
+
+def _adder(builder: Any) -> Any:
+    return function(builder, f"llvm.vector.reduce.add.v{GROUP}i32", _I32, [_GROUP_INTEGERS])
+
+
 def _write_rounded(builder: Any, arguments: Any, dot: Dot) -> Any:
+    """Write the whole numbers of a group, and return them, int32 [GROUP]."""
     source, target = (builder.inttoptr(each, BYTES) for each in arguments[:2])
-    stride, inverse = arguments[2:]
     kind = _GROUP_FLOATS
-    scaled = builder.fmul(load(builder, source, kind), splat(builder, inverse, GROUP))
+    scaled = builder.fmul(load(builder, source, kind), splat(builder, arguments[2], GROUP))
     # Not so for NaN, whose integer is not defined.
     magnitude = builder.call(function(builder, f"llvm.fabs.v{GROUP}f32", kind, [kind]), [scaled])
     is_number = builder.fcmp_ordered("<", magnitude, ir.Constant(kind, [LARGEST_INT8 + 1.0] * GROUP))
@@ -83,11 +127,14 @@ def _write_rounded(builder: Any, arguments: Any, dot: Dot) -> Any:
     rounded = builder.call(function(builder, f"llvm.roundeven.v{GROUP}f32", kind, [kind]), [finite])
     whole = builder.fptosi(rounded, _GROUP_INTEGERS)
     narrow = builder.trunc(whole, ir.VectorType(ir.IntType(8 * dot.row_width), GROUP))
-    count = GROUP // dot.at_once
-    parts = builder.bitcast(narrow, ir.VectorType(_I32, count))
-    scatter(builder, parts, target, stride, count)
-    total = function(builder, f"llvm.vector.reduce.add.v{GROUP}i32", _I32, [_GROUP_INTEGERS])
-    return builder.sext(builder.call(total, [whole]), _I64)
+    builder.store(narrow, builder.bitcast(target, narrow.type.as_pointer()), align=4)
+    return whole
+
+
+@inlined
+def _group_of(row: int, step: int, inputs: int, place: int) -> int:
+    """Return the address of a group of a row; of the last, broken one, copied to `place` with zeros behind."""
+    return row + 4 * GROUP * step if inputs - GROUP * step >= GROUP else _last_group(row, inputs, place)
 
 
 @compiled
@@ -101,52 +148,57 @@ def _last_group(row: int, inputs: int, place: int) -> int:
 
 
 def whole_row_writer(dot: Dot) -> Any:
-    """Return a `Format.write_row` for `row_tile`."""
-    round_group, step_bytes, offset = _group_rounder(dot), GROUP * dot.row_width, dot.offset
+    """Return a `Format.write_rows` for `row_tile`."""
+    add_group, group_bytes, offset = _group_adder(dot), GROUP * dot.row_width, dot.offset
+    room, room_of_sums, largest = LARGEST_TILE * group_bytes // 4, LARGEST_TILE * GROUP, LARGEST_TILE
 
     @part
-    def write_row(row: int, tile: int, size: int, index: int, inputs: int) -> None:
-        steps = (inputs + GROUP - 1) // GROUP
-        last = row + 4 * GROUP * (steps - 1)
-        if inputs % GROUP:
-            last = _last_group(row, inputs, stack_floats(32))
-        bits = _largest_bits(last)
-        for step in range(steps - 1):
-            bits = max(bits, _largest_bits(row + 4 * GROUP * step))
-        scale = _scale_of_bits(bits)
-        inverse = np.float32(1) / scale
-        place = tile + ROW_HEAD_BYTES * size + 4 * index
-        total = 0
-        for step in range(steps - 1):
-            total += round_group(row + 4 * GROUP * step, place + step * step_bytes * size, 4 * size, inverse)
-        total += round_group(last, place + (steps - 1) * step_bytes * size, 4 * size, inverse)
-        store_float(tile + 4 * index, scale)
-        store_integer(tile + 4 * (size + index), np.int32(offset * total))
+    def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
+        steps, last, rounded = (inputs + GROUP - 1) // GROUP, stack_floats(32), stack_floats(room)
+        sums, inverses = stack_floats(room_of_sums), pointer_to_floats(stack_floats(largest))
+        for row in range(rows):
+            bits = _largest_bits(x + 4 * row * inputs, inputs // GROUP)
+            if inputs % GROUP:
+                bits = max(bits, _largest_bits(_last_group(x + 4 * row * inputs, inputs, last), 1))
+            scale = _scale_of_bits(bits)
+            inverses[row] = np.float32(1) / scale
+            store_float(tile + 4 * row, scale)
+            own = pointer_to_floats(sums + 4 * GROUP * row)
+            for position in range(GROUP):
+                own[position] = 0
+        for step in range(steps):
+            for row in range(rows):
+                group = _group_of(x + 4 * row * inputs, step, inputs, last)
+                add_group(group, rounded + group_bytes * row, inverses[row], sums + 4 * GROUP * row)
+            place = tile + (ROW_HEAD_BYTES + step * group_bytes) * rows
+            interleave(rounded, group_bytes, place, rows, group_bytes // 4)
+        for row in range(rows):
+            store_integer(tile + 4 * (rows + row), np.int32(offset * _total(sums + 4 * GROUP * row)))
 
-    return write_row
+    return write_rows
 
 
 def grouped_row_writer(dot: Dot, has_shift: bool) -> Any:
-    """Return a `Format.write_row` for `group_tile`."""
-    round_group, offset = _group_rounder(dot), dot.offset
-    step_bytes = GROUP * dot.row_width + ROW_HEAD_BYTES
-    head = GROUP * dot.row_width
+    """Return a `Format.write_rows` for `group_tile`."""
+    round_group, group_bytes, offset = _group_rounder(dot), GROUP * dot.row_width, dot.offset
+    room = LARGEST_TILE * group_bytes // 4
 
     @part
-    def write_row(row: int, tile: int, size: int, index: int, inputs: int) -> None:
-        steps = (inputs + GROUP - 1) // GROUP
-        for step in range(steps):
-            group = row + 4 * GROUP * step
-            if inputs - GROUP * step < GROUP:
-                group = _last_group(row, inputs, stack_floats(32))
-            scale = _scale_of_bits(_largest_bits(group))
-            place = tile + step * step_bytes * size
-            total = round_group(group, place + 4 * index, 4 * size, np.float32(1) / scale)
-            store_float(place + head * size + 4 * index, scale)
-            after = place + (head + 4) * size + 4 * index
-            if has_shift:
-                store_float(after, scale * np.float32(total))
-            else:
-                store_integer(after, np.int32(offset * total))
+    def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
+        last, rounded = stack_floats(32), stack_floats(room)
+        for step in range((inputs + GROUP - 1) // GROUP):
+            place = tile + step * (group_bytes + ROW_HEAD_BYTES) * rows
+            scales = place + group_bytes * rows
+            sums = scales + 4 * rows
+            for row in range(rows):
+                group = _group_of(x + 4 * row * inputs, step, inputs, last)
+                scale = _scale_of_bits(_largest_bits(group, 1))
+                total = round_group(group, rounded + group_bytes * row, np.float32(1) / scale)
+                store_float(scales + 4 * row, scale)
+                if has_shift:
+                    store_float(sums + 4 * row, scale * np.float32(total))
+                else:
+                    store_integer(sums + 4 * row, np.int32(offset * total))
+            interleave(rounded, group_bytes, place, rows, group_bytes // 4)
 
-    return write_row
+    return write_rows

@@ -170,14 +170,6 @@ def function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def scatter(builder: Any, words: Any, target: Any, stride: Any, count: int) -> None:
-    """Write `count` numbers of 32 bits, a vector, from `target` (bytes pointer) on, each `stride` bytes further."""
-    for index in range(count):
-        place = builder.gep(target, [builder.mul(stride, number(index))])
-        word = builder.extract_element(words, ir.Constant(_I32, index))
-        builder.store(word, builder.bitcast(place, _I32.as_pointer()), align=4)
-
-
 def number(value: int) -> Any:
     """Return an int64 constant."""
     return ir.Constant(_I64, value)
