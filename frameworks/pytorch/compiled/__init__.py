@@ -10,7 +10,7 @@ stream, in an order made for it, for any number of rows.
   each; importing one compiles it.
 - `dots`, `integer_tiles`, `rounded_rows`: products of whole numbers, and the rows for them.
 - `interleave`: the words of a tile's rows side by side.
-- `products`: the loops around the tiles.
+- `products`: the loops around the tiles. `finishing`: what is done with their sums.
 - `parallel`: run them on torch's threads.
 - `linear`: the layers.
 - `step`: a whole step of a decoder. `attention`, `attention_tiles` and `rows`: its parts between the products.

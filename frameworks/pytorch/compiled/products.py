@@ -3,16 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from frameworks.pytorch.compiled.elementwise import ADD, MUL, SILU, sigmoid
+from frameworks.pytorch.compiled.finishing import finish
 from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer
-from frameworks.pytorch.compiled.jit import (
-    compiled,
-    inlined,
-    part,
-    pointer_to_floats,
-    pointer_to_integers,
-    stack_floats,
-)
+from frameworks.pytorch.compiled.jit import inlined, part, stack_floats
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 
 ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED, NUM_ARGUMENTS = range(
@@ -52,9 +45,9 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
             if deltas:
                 deltas += 4 * first * ((outputs + BLOCK - 1) // BLOCK * BLOCK)
             changes = (deltas, arguments[ARE_CHANGED] + 8 * first)
-            finish = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS], changes)
+            how = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS], changes)
             sizes = (count, inputs, outputs)
-            multiply(arguments[WEIGHTS], tiles, arguments[OUT] + offset, sizes, finish, number, threads)
+            multiply(arguments[WEIGHTS], tiles, arguments[OUT] + offset, sizes, how, number, threads)
 
     return run
 
@@ -90,9 +83,9 @@ def multiplier(format_: Format) -> Callable[..., None]:
     row_bytes, num_sums, largest = row_sizer(format_), format_.largest_tile * BLOCK, format_.largest_tile
 
     @part
-    def multiply(weights: int, tiles: int, out: int, sizes: Any, finish: Any, number: int, threads: int) -> None:
-        """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs. `finish`:
-        operation, other, bias, deltas and which rows they change.
+    def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
+        """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs. `how`: as
+        `finish` has it.
         """
         rows, inputs, outputs = sizes
         blocks = (outputs + BLOCK - 1) // BLOCK
@@ -108,20 +101,20 @@ def multiplier(format_: Format) -> Callable[..., None]:
             while is_wide and rows - done >= 8:
                 ahead = _fetched(done, rows, largest, own, block_bytes)
                 tile8(tiles + done * row_size, own, sums, steps, ahead)
-                _finish(sums, out, (done, 8), (first, count, outputs), finish)
+                finish(sums, out, (done, 8), (first, count, outputs), how)
                 done += 8
             while rows - done >= 4:
                 ahead = _fetched(done, rows, largest, own, block_bytes)
                 tile4(tiles + done * row_size, own, sums, steps, ahead)
-                _finish(sums, out, (done, 4), (first, count, outputs), finish)
+                finish(sums, out, (done, 4), (first, count, outputs), how)
                 done += 4
             if rows - done >= 2:
                 tile2(tiles + done * row_size, own, sums, steps, own)
-                _finish(sums, out, (done, 2), (first, count, outputs), finish)
+                finish(sums, out, (done, 2), (first, count, outputs), how)
                 done += 2
             if rows - done == 1:
                 tile1(tiles + done * row_size, own, sums, steps, own)
-                _finish(sums, out, (done, 1), (first, count, outputs), finish)
+                finish(sums, out, (done, 1), (first, count, outputs), how)
 
     return multiply
 
@@ -136,44 +129,3 @@ def _fetched(done: int, rows: int, largest: int, block: int, block_bytes: int) -
     if rows <= largest or rows - done > 2 * largest:
         return block
     return block + block_bytes if rows - done > largest else block + block_bytes + block_bytes // 2
-
-
-@compiled
-def _finish(sums: int, out: int, rows: Any, columns: Any, finish: Any) -> None:
-    """Write the sums of a tile with the operation.
-
-    `rows`: first, count. `columns`: first, count, number of the outputs.
-    """
-    first_row, num_rows = rows
-    first, count, outputs = columns
-    operation, other, bias, (deltas, are_changed) = finish
-    for row in range(num_rows):
-        start = (first_row + row) * outputs + first
-        own = pointer_to_floats(sums + 4 * row * BLOCK)
-        if bias:
-            added = pointer_to_floats(bias + 4 * first)
-            for column in range(count):
-                own[column] += added[column]
-        if deltas and pointer_to_integers(are_changed)[first_row + row]:
-            blocks = (outputs + BLOCK - 1) // BLOCK
-            delta = pointer_to_floats(deltas + 4 * ((first_row + row) * blocks * BLOCK + first))
-            for column in range(count):
-                own[column] += delta[column]
-        _operate(own, out + 4 * start, other + 4 * start, count, operation)
-
-
-@inlined
-def _operate(own: Any, out: int, other: int, count: int, operation: int) -> None:
-    target, operand = pointer_to_floats(out), pointer_to_floats(other)
-    if operation == SILU:
-        for column in range(count):
-            target[column] = own[column] * sigmoid(own[column])
-    elif operation == MUL:
-        for column in range(count):
-            target[column] = own[column] * operand[column]
-    elif operation == ADD:
-        for column in range(count):
-            target[column] = own[column] + operand[column]
-    else:
-        for column in range(count):
-            target[column] = own[column]
