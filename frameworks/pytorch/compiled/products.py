@@ -109,11 +109,11 @@ def multiplier(format_: Format) -> Callable[..., None]:
                 finish(sums, out, (done, 4), (first, count, outputs), how)
                 done += 4
             if rows - done >= 2:
-                tile2(tiles + done * row_size, own, sums, steps, own)
+                tile2(tiles + done * row_size, own, sums, steps, 0)
                 finish(sums, out, (done, 2), (first, count, outputs), how)
                 done += 2
             if rows - done == 1:
-                tile1(tiles + done * row_size, own, sums, steps, own)
+                tile1(tiles + done * row_size, own, sums, steps, 0)
                 finish(sums, out, (done, 1), (first, count, outputs), how)
 
     return multiply
@@ -121,11 +121,11 @@ def multiplier(format_: Format) -> Callable[..., None]:
 
 @inlined
 def _fetched(done: int, rows: int, largest: int, block: int, block_bytes: int) -> int:
-    """Return from where on a tile fetches half a block of weights, while it computes: from the next block on.
+    """Return from where on a tile fetches half a block of weights, while it computes: from the next block on, or 0.
 
     The last two tiles fetch it: the first tile of the next block would wait for all of it, and the others for nothing.
-    A tile that is alone reads its weights as fast as memory allows; it gets those that it reads.
+    A tile that is alone reads its weights as fast as memory allows.
     """
     if rows <= largest or rows - done > 2 * largest:
-        return block
+        return 0
     return block + block_bytes if rows - done > largest else block + block_bytes + block_bytes // 2
