@@ -21,7 +21,7 @@ from frameworks.collections.contract import (
 )
 from frameworks.collections.filters import Filter
 from frameworks.collections.maintenance import Maintainer
-from frameworks.collections.products import compiled_product
+from frameworks.collections.products import compiled_kernels
 from frameworks.collections.searching import Search, Searcher
 from frameworks.collections.segments import Locks, Segments, prepared
 from frameworks.collections.store import Reader, Store, disk_errors
@@ -64,7 +64,7 @@ class _Opened:
             self.segments.publish([])
             with disk_errors(settings.name):
                 self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
-            compiled_product()
+            compiled_kernels()
         except BaseException:
             self.store.close()
             raise

@@ -1,123 +1,145 @@
-"""Compile the product of rows and 16 queries for this CPU. Needs numba, the extra `compiled`.
+"""Compile a pass over rows for this CPU: the product with one or 16 queries, and the choice of candidates in it.
 
-A tile is a few rows times 16 queries: one vector of AVX-512, or two of AVX2. Its sums stay in registers while the
-dimensions pass, and each row is read from memory once.
+Needs numba, the extra `compiled`.
 """
 
+import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
 from frameworks.collections.contract import Vectors
+from frameworks.collections.tiles import QUERIES, tile
 
-QUERIES = 16
-_FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_QUERIES = ir.VectorType(_FLOAT, QUERIES)
-_WIDE_ROWS, _NARROW_ROWS = 8, 4
-_LINE = 16
-"""Float32 numbers of a cache line."""
+_WIDE_ROWS, _NARROW_ROWS = 8, 6
+"""Rows of a tile with 16 queries: their sums fit in the registers of AVX-512, and of others."""
 
-Product = Callable[[Vectors, Vectors, Vectors], None]
-"""(rows [n, d], queries [d, 16], out [n, 16]) → nothing, after writing the inner products; all float32, contiguous."""
+ChooseRows = Callable[..., tuple[int, int]]
+"""(rows, queries, bias, bias_step, thresholds, masks, mask_of, first, end, out, out_step, values, positions, numbers)
+→ (the row after the last one that was compared, candidates).
+
+`rows`: float32 [capacity, d]; those from `first` to `end` are compared. `queries`: float32 [d, 1 or 16]. `bias`:
+float32, is subtracted from the inner products of a row; `bias_step` 0: one number for all. A row is a candidate of
+a query if its value reaches the query's threshold and its position is in the mask `masks[mask_of[query]]`, bool
+[masks, rows]; -1: no mask. `values` float32, `positions` and `numbers` int64 [room] get the candidates and the numbers
+of their queries; the call ends early when they are nearly full. `out`: float32, gets the values of each tile,
+`out_step` numbers a row apart; 0: the tiles overwrite each other.
+"""
 
 
-def compile_product() -> Product:
-    """Compile the product; takes about a second. It runs without the interpreter's lock."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    tile_rows = _WIDE_ROWS if "+avx512f" in features.split(",") else _NARROW_ROWS
-    tile, single = _tile(tile_rows), _tile(1)
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The compiled passes. They run without the interpreter's lock. `rows`: the fewest that `many` can read."""
 
-    def product(rows: Any, queries: Any, out: Any) -> None:
-        count, dimensions = rows.shape
-        whole = count - count % tile_rows
-        for first in range(0, whole, tile_rows):
-            tile(rows[first:].ctypes, queries.ctypes, out[first:].ctypes, dimensions)
-        for row in range(whole, count):
-            single(rows[row:].ctypes, queries.ctypes, out[row:].ctypes, dimensions)
+    lone: ChooseRows
+    many: ChooseRows
+    rows: int
 
-    matrix = types.Array(types.float32, 2, "C")
-    made: Product = numba.njit(types.void(matrix, matrix, matrix), nogil=True, error_model="numpy")(product)
+    def multiply(self, rows: Vectors, queries: Vectors, out: Vectors) -> None:
+        """Write the inner products of rows [n, d] and queries [d, QUERIES] to `out`, float32 [n, QUERIES]."""
+        no_bias, no_masks = np.zeros(1, np.float32), np.empty((0, 0), np.bool_)
+        thresholds, mask_of = np.full(QUERIES, np.nan, np.float32), np.full(QUERIES, -1)
+        no_room = np.empty(self.rows * QUERIES, np.int64)
+        found = (no_room.astype(np.float32), no_room, no_room)
+        flat = out.reshape(-1)
+        self.many(rows, queries, no_bias, 0, thresholds, no_masks, mask_of, 0, len(rows), flat, QUERIES, *found)
+
+
+def compile_kernels() -> Kernels:
+    """Compile the passes; takes a few seconds. Raises NotImplementedError for a CPU without fused multiply-add."""
+    _, _, names = cpu_target.target_context.codegen().magic_tuple()
+    features = names.split(",")
+    if platform.machine().lower() in {"x86_64", "amd64"} and "+fma" not in features:
+        raise NotImplementedError("expected a CPU with fused multiply-add")
+    rows = _WIDE_ROWS if "+avx512f" in features else _NARROW_ROWS
+    return Kernels(_compile(1, 1), _compile(rows, QUERIES), rows)
+
+
+def _compile(tile_rows: int, tile_queries: int) -> ChooseRows:
+    compare = tile(tile_rows, tile_queries)
+
+    def choose(  # noqa: PLR0913, PLR0917 - numba reads scalars and arrays faster than tuples of them
+        rows: Any,
+        queries: Any,
+        bias: Any,
+        bias_step: Any,
+        thresholds: Any,
+        masks: Any,
+        mask_of: Any,
+        first: Any,
+        end: Any,
+        out: Any,
+        out_step: Any,
+        values: Any,
+        positions: Any,
+        numbers: Any,
+    ) -> Any:
+        found = 0
+        room = len(values) - tile_rows * tile_queries
+        # The last tile begins earlier than after the one before it, so that it reads no memory behind the rows.
+        last = len(rows) - tile_rows
+        next_row = first
+        while next_row < end and found <= room:
+            row = min(next_row, last)
+            place = out[row * out_step :]
+            is_reached = compare(
+                rows[row:].ctypes,
+                queries.ctypes,
+                bias[row * bias_step :].ctypes,
+                thresholds.ctypes,
+                place.ctypes,
+                rows.shape[1],
+                bias_step,
+            )
+            if is_reached != 0:
+                for position in range(next_row, min(row + tile_rows, end)):
+                    for query in range(tile_queries):
+                        value = place[(position - row) * tile_queries + query]
+                        mask = mask_of[query]
+                        if value >= thresholds[query] and (mask < 0 or masks[mask, position]):
+                            values[found], positions[found], numbers[found] = value, position, query
+                            found += 1
+            next_row = row + tile_rows
+        return min(next_row, end), found
+
+    floats, matrix = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C")
+    integers, integer, masks = types.Array(types.int64, 1, "C"), types.int64, types.Array(types.boolean, 2, "C")
+    arguments = [matrix, matrix, floats, integer, floats, masks, integers, integer, integer, floats, integer]
+    signature = types.UniTuple(integer, 2)(*arguments, floats, integers, integers)
+    made: ChooseRows = numba.njit(signature, nogil=True, error_model="numpy")(choose)
     return made
 
 
-def _tile(tile_rows: int) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def tile(_context: Any, rows: Any, queries: Any, out: Any, dimensions: Any) -> Any:
-        def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointers = [
-                context.make_helper(builder, kind, value).data
-                for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
-            ]
-            _write_tile(builder, pointers, arguments[3], tile_rows)
-            return context.get_dummy_value()
-
-        return types.void(rows, queries, out, dimensions), write
-
-    return tile
+def check(kernels: Kernels) -> bool:
+    """Return whether the passes are right for a few small numbers: their sums are exact in any order."""
+    rows = (np.arange(19 * 87, dtype=np.float32) % 11).reshape(19, 87)
+    bias = np.arange(19, dtype=np.float32)
+    for choose, count in ((kernels.lone, 1), (kernels.many, QUERIES)):
+        queries = (np.arange(87 * count, dtype=np.float32) % 5).reshape(87, count)
+        expected = rows @ queries - bias[:, None]
+        if not _is_right(choose, rows, queries, bias, expected):
+            return False
+    return True
 
 
-def _write_tile(builder: Any, pointers: list[Any], dimensions: Any, tile_rows: int) -> None:
-    rows, queries, out = (builder.bitcast(each, _FLOAT.as_pointer()) for each in pointers)
-    sums = [cgutils.alloca_once(builder, _QUERIES) for _ in range(tile_rows)]
-    for each in sums:
-        builder.store(ir.Constant(_QUERIES, [0.0] * QUERIES), each)
-    starts = [builder.gep(rows, [builder.mul(dimensions, _number(row))]) for row in range(tile_rows)]
-    ahead = builder.mul(dimensions, _number(tile_rows))
-    whole = builder.and_(dimensions, _number(-_LINE))
-    with cgutils.for_range_slice(builder, _number(0), whole, _number(_LINE)) as (first, _):
-        for start in starts:
-            _prefetch(builder, builder.gep(start, [builder.add(first, ahead)]))
-        for step in range(_LINE):
-            _add(builder, builder.add(first, _number(step)), queries, starts, sums)
-    with cgutils.for_range_slice(builder, whole, dimensions, _number(1)) as (index, _):
-        _add(builder, index, queries, starts, sums)
-    for row, own in enumerate(sums):
-        place = builder.gep(out, [_number(row * QUERIES)])
-        builder.store(builder.load(own), builder.bitcast(place, _QUERIES.as_pointer()), align=4)
-
-
-def _add(builder: Any, index: Any, queries: Any, starts: list[Any], sums: list[Any]) -> None:
-    """Add the products of one dimension."""
-    fma_type = ir.FunctionType(_QUERIES, [_QUERIES] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fma.v{QUERIES}f32")
-    place = builder.gep(queries, [builder.mul(index, _number(QUERIES))])
-    of_queries = builder.load(builder.bitcast(place, _QUERIES.as_pointer()), align=4)
-    for start, own in zip(starts, sums, strict=True):
-        factor = _splat(builder, builder.load(builder.gep(start, [index])))
-        builder.store(builder.call(fma, [of_queries, factor, builder.load(own)]), own)
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    """Ask for the memory of the next tile; the CPU alone does not follow so many rows at once."""
-    pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    read, keep, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
-    builder.call(prefetch, [builder.bitcast(address, pointer), read, keep, data])
-
-
-def _number(value: int) -> Any:
-    return ir.Constant(_I64, value)
-
-
-def _splat(builder: Any, value: Any) -> Any:
-    undefined = ir.Constant(_QUERIES, ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(_I32, 0))
-    zeros = ir.Constant(ir.VectorType(_I32, QUERIES), [0] * QUERIES)
-    return builder.shuffle_vector(first, undefined, zeros)
-
-
-def check(product: Product) -> bool:
-    """Return whether the product is right for a few small numbers: their sums are exact in any order."""
-    rows = (np.arange(19 * 7, dtype=np.float32) % 11).reshape(19, 7)
-    queries = (np.arange(7 * QUERIES, dtype=np.float32) % 5).reshape(7, QUERIES)
-    out = np.empty((19, QUERIES), dtype=np.float32)
-    product(rows, queries, out)
-    return bool(np.array_equal(out, rows @ queries))
+def _is_right(choose: ChooseRows, rows: Vectors, queries: Vectors, bias: Vectors, expected: Vectors) -> bool:
+    thresholds = np.median(expected, axis=0)
+    values, positions, numbers = np.empty(999, np.float32), np.empty(999, np.int64), np.empty(999, np.int64)
+    masks, mask_of = np.arange(19)[None] != 7, np.arange(len(thresholds)) % 2 - 1
+    out = np.empty(9 * QUERIES, dtype=np.float32)
+    end, found = choose(rows, queries, bias, 1, thresholds, masks, mask_of, 2, 18, out, 0, values, positions, numbers)
+    reached = expected >= thresholds
+    reached[:2] = reached[18:] = False
+    reached[7] &= mask_of < 0
+    wanted = np.flatnonzero(reached)
+    chosen = positions[:found] * len(thresholds) + numbers[:found]
+    return (
+        end == 18
+        and bool(np.array_equal(chosen, wanted))
+        and bool(np.array_equal(values[:found], expected.ravel()[wanted]))
+    )

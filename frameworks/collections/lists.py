@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from frameworks.collections.best import Best
 from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.scan import Best
+from frameworks.collections.passes import Admitted
+from frameworks.collections.scan import QueryGroup, admitted_rows
 from frameworks.collections.segments import MAX_SEGMENT_ROWS, Part, Positions
 
 CALIBRATED_TOP_K = (10, 100)
@@ -60,21 +62,16 @@ class Lists:
         probed: int,
     ) -> None:
         """Compare a query with the rows of its nearest lists. `masks`: which rows of each part may be found."""
+        group = QueryGroup([best], metric)
+        admitted: dict[int, Admitted] = {}
         for number in self.ranking(best.query, metric, probed):
             for index, rows in _pieces(int(self.starts[number]), int(self.starts[number + 1])):
                 segment = parts[index].segment
-                values = np.vecdot(segment.vectors[rows], best.query)
-                if segment.squares is not None:
-                    values = 2 * values - segment.squares[rows]
-                found = np.flatnonzero(values >= best.threshold)
-                if not len(found):
-                    continue
-                positions = found + rows.start
-                admitted = segment.died[positions] > sequence
-                if masks is not None:
-                    admitted &= masks[index][positions]
-                if admitted.any():
-                    best.add(values[found[admitted]], segment, positions[admitted])
+                if index not in admitted:
+                    mask = None if masks is None else masks[index]
+                    admitted[index] = admitted_rows(segment, parts[index].count, sequence, [mask])
+                group.compare(segment, rows.start, rows.stop, admitted[index])
+        group.finish()
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, slice]]:

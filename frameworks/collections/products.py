@@ -1,25 +1,28 @@
 """Multiply blocks of rows by queries: the inner product of each pair.
 
 On one core the limit is the memory's bandwidth for one query, and the CPU's multiplications for many. numpy's product
-of a matrix and a vector reaches 0.4 of the former, its `vecdot` 0.9. Its product of two matrices is fast for small
+of a matrix and a vector reaches 0.4 of the former, its `vecdot` 0.8. Its product of two matrices is fast for small
 ones only: it copies the parts of larger ones, which costs more than it saves where one matrix has few rows.
 """
 
 import importlib.util
-from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
 from frameworks.collections.contract import Vectors
 
+if TYPE_CHECKING:
+    from frameworks.collections.compiled import Kernels
+
 log = structlog.get_logger(__name__)
 
 GROUP = 16
 """Queries of one product; further ones are multiplied by the same block while it is in the cache."""
 FEW_QUERIES = 4
-"""So many are multiplied one by one."""
+"""So many are multiplied one by one by numpy."""
 _SMALL_PRODUCT = 800_000
 """rows x queries x dimensions that numpy's library multiplies without copies."""
 
@@ -29,7 +32,7 @@ class BlockProduct:
 
     def __init__(self, queries: Vectors) -> None:
         self._count, self._dimensions = queries.shape
-        self._compiled = compiled_product() if self._count > FEW_QUERIES else None
+        self._kernels = compiled_kernels() if self._count > FEW_QUERIES else None
         if self._count <= FEW_QUERIES:
             self._groups = [queries]
         else:
@@ -52,8 +55,8 @@ class BlockProduct:
 
     def _grouped(self, rows: Vectors, group: Vectors) -> Vectors:
         out = np.empty((len(rows), GROUP), dtype=np.float32)
-        if self._compiled is not None:
-            self._compiled(rows, group, out)
+        if self._kernels is not None and len(rows) >= self._kernels.rows:
+            self._kernels.multiply(rows, group, out)
             return out
         at_once = max(16, _SMALL_PRODUCT // (GROUP * self._dimensions) // 16 * 16)
         whole = len(rows) - len(rows) % at_once
@@ -66,17 +69,17 @@ class BlockProduct:
 
 
 @cache
-def compiled_product() -> Callable[[Vectors, Vectors, Vectors], None] | None:
-    """Return the product that is compiled for this CPU; None where numba is absent, or its code is wrong."""
+def compiled_kernels() -> "Kernels | None":
+    """Return the passes that are compiled for this CPU; None where numba is absent, or its code is wrong."""
     if importlib.util.find_spec("numba") is None:
         return None
     from frameworks.collections import compiled
 
     try:
-        product = compiled.compile_product()
-        if compiled.check(product):
-            return product
-        log.warning("the compiled product of searches is wrong on this CPU; numpy's is used")
+        kernels = compiled.compile_kernels()
+        if compiled.check(kernels):
+            return kernels
+        log.warning("the compiled passes of searches are wrong on this CPU; numpy's products are used")
     except Exception as error:  # noqa: BLE001 - numba and LLVM raise many kinds
-        log.warning("the product of searches could not be compiled; numpy's is used", error=str(error))
+        log.warning("the passes of searches could not be compiled; numpy's products are used", error=str(error))
     return None

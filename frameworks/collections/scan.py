@@ -1,110 +1,108 @@
-"""Find the best rows of segments for some queries exactly: one product per block, and a running list of the best."""
+"""Find the best rows of segments for some queries exactly: one pass over the rows for each 16 of the queries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from frameworks.collections.best import PLACE_BITS, Best
 from frameworks.collections.columns import Mask
-from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.products import FEW_QUERIES, GROUP, BlockProduct
+from frameworks.collections.contract import Metric
+from frameworks.collections.passes import CACHED_BYTES, Admitted, Found, make_pass
+from frameworks.collections.products import GROUP
 from frameworks.collections.segments import Part, Positions, Segment
-from frameworks.collections.store import Rows
 
-Values = npt.NDArray[np.float32]
-_PLACE_BITS = 32
-_PLACE_MASK = (1 << _PLACE_BITS) - 1
-"""A place is the number of a segment and a position in it."""
-
-LONE_BYTES = 12 * 1024 * 1024
-BLOCK_BYTES = 2 * 1024 * 1024
-"""Of rows that one product reads, with one query and with many: their scores stay in a core's cache."""
-CACHED_BYTES = 512 * 1024
-"""Of rows that several products in turn read: they stay in a core's cache."""
+_FIRST_ROWS = 256
+_GROWTH = 16
+"""The first rows set the thresholds; then so many times more are compared at once."""
+_MERGED_SHARE = 4
+"""Candidates wait until they are this part of the best rows: fewer are not worth a merge."""
 
 
-@dataclass(slots=True)
-class Best:
-    """The best rows found so far for one query. `query`: float32 [d], as rows are compared.
+class QueryGroup:
+    """Up to 16 queries that are compared with the same rows, and their best rows so far. `finish` ends it."""
 
-    `threshold`: rows below it cannot be among the best `top_k`. Values are the inner product, or for Euclid
-    2 q·x - x·x, which orders rows as their distance does.
-    """
+    def __init__(self, best: Sequence[Best], metric: Metric) -> None:
+        self._best = best
+        self._pass = make_pass(np.stack([each.query for each in best]), metric)
+        self._kept = np.array([each.kept for each in best])
+        self._thresholds = np.full(GROUP, np.nan, dtype=np.float32)
+        self._thresholds[: len(best)] = [each.threshold for each in best]
+        self._rows_at_once = max(_FIRST_ROWS, 2 * int(self._kept.max()))
+        self._is_full = bool(np.isfinite(self._thresholds[: len(best)]).all())
+        self._segments: list[Segment] = []
+        # The best rows, sorted by query, and then candidates.
+        self._found: list[Found] = []
+        self._waiting = 0
 
-    query: Vectors
-    top_k: int
-    threshold: float = -np.inf
-    _values: list[Values] = field(default_factory=list)
-    _rows: list[Rows] = field(default_factory=list)
-    _places: list[Positions] = field(default_factory=list)
-    _segments: list[Segment] = field(default_factory=list)
+    def compare(self, segment: Segment, first: int, end: int, admitted: Admitted) -> None:
+        """Compare the rows of a segment from `first` to `end`."""
+        while first < end:
+            stop = min(end, first + self._rows_at_once)
+            next_row, found = self._pass(segment, first, stop, self._thresholds, admitted)
+            self._rows_at_once *= _GROWTH
+            first = next_row
+            if len(found.values):
+                self._add(found, segment)
 
-    def add(self, values: Values, segment: Segment, positions: Positions) -> None:
-        """Add candidates: values [n] at these positions of a segment."""
-        if len(values) > 2 * self.top_k:
-            lowest = np.partition(values, len(values) - self.top_k)[len(values) - self.top_k]
-            kept = values >= lowest
-            values, positions = values[kept], positions[kept]
+    def _add(self, found: Found, segment: Segment) -> None:
         if not self._segments or self._segments[-1] is not segment:
             self._segments.append(segment)
-        self._append(values, segment.rows[positions], positions + ((len(self._segments) - 1) << _PLACE_BITS))
+        place = (len(self._segments) - 1) << PLACE_BITS
+        self._found.append(self._best_of(Found(found.values.copy(), found.positions + place, found.numbers.copy())))
+        self._waiting += len(self._found[-1].values)
+        if not self._is_full or self._waiting * _MERGED_SHARE >= self._kept.sum():
+            self._merge()
 
-    def merge(self, other: "Best") -> None:
-        """Add what another scan found for the same query."""
-        shift = len(self._segments) << _PLACE_BITS
-        self._segments += other._segments
-        for values, rows, places in zip(other._values, other._rows, other._places, strict=True):
-            self._append(values, rows, places + shift)
+    def _best_of(self, found: Found) -> Found:
+        """Drop most of those candidates that others of the same pass exceed, where there are many."""
+        if len(found.values) <= 4 * self._kept.sum():
+            return found
+        is_kept = np.ones(len(found.values), dtype=np.bool_)
+        for number, kept in enumerate(self._kept):
+            own = np.flatnonzero(found.numbers == number)
+            if len(own) > kept:
+                values = found.values[own]
+                is_kept[own] = values >= np.partition(values, -kept)[-kept]
+        return found.take(is_kept)
 
-    def _append(self, values: Values, rows: Rows, places: Positions) -> None:
-        """Add candidates and keep the best `top_k`; of equal values the oldest rows."""
-        self._values.append(values)
-        self._rows.append(rows)
-        self._places.append(places)
-        if sum(map(len, self._values)) <= self.top_k:
+    def _merge(self) -> None:
+        """Keep the best rows of each query, of equal values the oldest, and raise the thresholds."""
+        values, places, numbers = (np.concatenate(each) for each in zip(*self._found, strict=True))
+        order = np.lexsort((self._rows(places), -values, numbers))
+        numbers = numbers[order]
+        starts = np.searchsorted(numbers, np.arange(len(self._best) + 1))
+        is_kept = np.arange(len(numbers)) - starts[numbers] < self._kept[numbers]
+        order, numbers = order[is_kept], numbers[is_kept]
+        values, places = values[order], places[order]
+        counts = np.bincount(numbers, minlength=len(self._best))
+        full = np.flatnonzero(counts == self._kept)
+        self._thresholds[full] = values[np.cumsum(counts)[full] - 1]
+        self._is_full = len(full) == len(self._best)
+        self._found = [Found(values, places, numbers)]
+        self._waiting = 0
+
+    def _rows(self, places: Positions) -> Positions:
+        """Return the row numbers at some places."""
+        rows = np.empty(len(places), dtype=np.int64)
+        segments, positions = places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)
+        for number in np.unique(segments):
+            own = segments == number
+            rows[own] = self._segments[number].rows[positions[own]]
+        return rows
+
+    def finish(self) -> None:
+        """Add the best rows to those of the queries."""
+        if not self._found:
             return
-        values, rows = np.concatenate(self._values), np.concatenate(self._rows)
-        places = np.concatenate(self._places)
-        order = np.lexsort((rows, -values))[: self.top_k]
-        self._values, self._rows, self._places = [values[order]], [rows[order]], [places[order]]
-        self.threshold = float(values[order[-1]])
-
-    @property
-    def count(self) -> int:
-        """Return how many rows were found, at most `top_k`."""
-        return sum(map(len, self._values))
-
-    def clear(self) -> None:
-        """Forget what was found."""
-        self.threshold = -np.inf
-        for each in (self._values, self._rows, self._places, self._segments):
-            each.clear()
-
-    def ranked(self, metric: Metric) -> tuple[Rows, Values]:
-        """Return row numbers and scores, the best first. Scores are computed again in float64.
-
-        So they do not depend on the product that found them, nor on the queries beside this one.
-        """
-        if not self._rows:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        rows, places = np.concatenate(self._rows), np.concatenate(self._places)
-        scores = np.empty(len(rows), dtype=np.float32)
-        numbers = places >> _PLACE_BITS
-        for number in np.unique(numbers):
-            own = numbers == number
-            vectors = self._segments[number].vectors[places[own] & _PLACE_MASK]
-            scores[own] = exact_scores(vectors, self.query, metric)
-        order = np.lexsort((rows, -scores))
-        return rows[order], scores[order]
-
-
-def exact_scores(vectors: Vectors, query: Vectors, metric: Metric) -> npt.NDArray[np.float64]:
-    """Return the scores [n] of vectors [n, d] and a query [d], as they are compared, computed in float64."""
-    wide, other = vectors.astype(np.float64), query.astype(np.float64)
-    if metric is Metric.EUCLID:
-        return np.asarray(-np.sqrt(np.square(wide - other).sum(axis=1)))
-    return np.asarray(np.vecdot(wide, other))
+        self._merge()
+        [(values, places, numbers)] = self._found
+        rows = self._rows(places)
+        starts = np.searchsorted(numbers, np.arange(len(self._best) + 1))
+        for best, start, end in zip(self._best, starts[:-1], starts[1:], strict=True):
+            if end > start:
+                own = slice(start, end)
+                best.extend(values[own], rows[own], places[own], self._segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,50 +115,22 @@ class Scan:
 
     def run(self, parts: Sequence[Part], masks: Sequence[Sequence[Mask] | None] | None = None) -> None:
         """Compare all rows of the parts. `masks`: [queries][parts], which positions may be found; None: all."""
-        product = BlockProduct(np.stack([each.query for each in self.best]))
-        rows_at_once = _block_rows(self.best)
+        starts = range(0, len(self.best), GROUP)
+        groups = [QueryGroup(self.best[start : start + GROUP], self.metric) for start in starts]
         for index, part in enumerate(parts):
-            of_part = [None if of is None else of[index] for of in masks] if masks else None
-            for first in range(0, part.count, rows_at_once):
-                positions = slice(first, min(first + rows_at_once, part.count))
-                self._block(product, part.segment, positions, of_part)
-
-    def _block(
-        self, product: BlockProduct, segment: Segment, positions: slice, masks: Sequence[Mask | None] | None
-    ) -> None:
-        values = product(segment.vectors[positions])
-        if segment.squares is not None:
-            values = 2 * values - segment.squares[positions, None]
-        if len(self.best) == 1:
-            found = np.flatnonzero(values[:, 0] >= self.best[0].threshold)
-            if len(found):
-                self._add(0, values[found, 0], segment, positions.start + found, masks)
-            return
-        thresholds = np.array([each.threshold for each in self.best], dtype=np.float32)
-        reached = values >= thresholds
-        found = np.flatnonzero(reached.ravel(order="K"))
-        if not len(found):
-            return
-        if reached.flags.c_contiguous:
-            rows, queries = np.divmod(found, len(self.best))
-        else:
-            queries, rows = np.divmod(found, len(values))
-        for query in np.unique(queries):
-            own = rows[queries == query]
-            self._add(int(query), values[own, query], segment, positions.start + own, masks)
-
-    def _add(
-        self, query: int, values: Values, segment: Segment, positions: Positions, masks: Sequence[Mask | None] | None
-    ) -> None:
-        """Add the candidates of one query that it may find."""
-        admitted = segment.died[positions] > self.sequence
-        mask = masks[query] if masks else None
-        if mask is not None:
-            admitted &= mask[positions]
-        if not admitted.all():
-            values, positions = values[admitted], positions[admitted]
-        if len(positions):
-            self.best[query].add(values, segment, positions)
+            of_part = [None if of is None else of[index] for of in masks or [None] * len(self.best)]
+            admitted = [
+                admitted_rows(part.segment, part.count, self.sequence, of_part[start : start + GROUP])
+                for start in starts
+            ]
+            at_once = part.count
+            if len(groups) > 1:
+                at_once = max(64, CACHED_BYTES // self.best[0].query.nbytes // 64 * 64)
+            for first in range(0, part.count, at_once):
+                for group, own in zip(groups, admitted, strict=True):
+                    group.compare(part.segment, first, min(first + at_once, part.count), own)
+        for group in groups:
+            group.finish()
 
     def positions(self, segment: Segment, positions: Positions) -> None:
         """Compare the rows at these positions of a segment."""
@@ -172,15 +142,33 @@ class Scan:
             values = np.vecdot(vectors, each.query)
             if segment.squares is not None:
                 values = 2 * values - segment.squares[positions]
-            kept = values >= each.threshold
-            if kept.any():
-                each.add(values[kept], segment, positions[kept])
+            is_kept = values >= each.threshold
+            if is_kept.any():
+                each.add(values[is_kept], segment, positions[is_kept])
 
 
-def _block_rows(best: Sequence[Best]) -> int:
-    """Return how many rows are compared at once: fewer for queries that read them in turn."""
-    if len(best) == 1:
-        size = LONE_BYTES
-    else:
-        size = CACHED_BYTES if len(best) <= FEW_QUERIES or len(best) > GROUP else BLOCK_BYTES
-    return max(64, size // best[0].query.nbytes // 64 * 64)
+def admitted_rows(segment: Segment, count: int, sequence: int, masks: Sequence[Mask | None]) -> Admitted:
+    """Return which of the first `count` rows are alive, and match the mask of each query, if it has one."""
+    alive = segment.died[:count] > sequence if segment.dead else None
+    of_query = np.full(GROUP, -1, dtype=np.int64)
+    different: list[Mask] = []
+    numbers: dict[int, int] = {}
+    for query, mask in enumerate(masks):
+        if mask is None and alive is None:
+            continue
+        if id(mask) not in numbers:
+            numbers[id(mask)] = len(different)
+            different.append(_both(mask, alive))
+        of_query[query] = numbers[id(mask)]
+    return Admitted(np.stack(different) if different else _NO_MASKS, of_query)
+
+
+_NO_MASKS = np.empty((0, 0), dtype=np.bool_)
+
+
+def _both(mask: Mask | None, alive: Mask | None) -> Mask:
+    """Return the rows of both masks; at most one of them is None, which admits all rows."""
+    if mask is None:
+        assert alive is not None
+        return alive
+    return mask if alive is None else mask & alive

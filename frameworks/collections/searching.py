@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from frameworks.collections.best import Best, Values
 from frameworks.collections.columns import Mask
 from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
 from frameworks.collections.lists import Lists
 from frameworks.collections.maintenance import Index
-from frameworks.collections.scan import Best, Scan, Values
+from frameworks.collections.scan import Scan
 from frameworks.collections.segments import Part, Segments, Snapshot, prepared
 from frameworks.collections.store import Reader, Rows, disk_errors
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from frameworks.collections.best import Best
 from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.lists import CALIBRATED_TOP_K, Lists
 from frameworks.collections.products import BlockProduct
-from frameworks.collections.scan import Best, Scan
+from frameworks.collections.scan import Scan
 from frameworks.collections.segments import Part, Positions
 
 SAMPLED_PER_LIST = 64

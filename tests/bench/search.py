@@ -19,7 +19,7 @@ import numpy as np
 
 from frameworks.collections.collection import EmbeddedCollection, open_collection
 from frameworks.collections.contract import Collection, CollectionSettings, Hit, IndexInfo, IndexState, Record, Vectors
-from frameworks.collections.products import compiled_product
+from frameworks.collections.products import compiled_kernels
 from tests.bench.cores import LOAD_CORES, on_cores
 from tests.bench.table import Row
 
@@ -88,7 +88,7 @@ async def _exact(collection: Collection, queries: Vectors) -> tuple[list[Row], f
         alone.append(await _awaited_seconds(lambda query=query: collection.search(query, TOP_K)))  # type: ignore[misc]
     together = [await _awaited_seconds(lambda: _call_together(collection, queries)) for _ in range(_ROUNDS)]
     limit_s, alone_s, each_s = min(limits), min(alone), min(together) / (_CALLERS * _BATCHES)
-    made = "compiled" if compiled_product() is not None else "numpy"
+    made = "compiled" if compiled_kernels() is not None else "numpy"
     giga = ROWS * DIMENSIONS * 4 / 1e9
     rows = [
         Row(

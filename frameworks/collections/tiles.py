@@ -1,0 +1,184 @@
+"""Write the inner loops of a search as instructions of LLVM: a tile of rows times queries, and its comparison.
+
+A tile of many queries keeps its sums in registers, one vector of queries for each row, while the dimensions pass. A
+tile of one query is one row, read as one stream: several streams at once reach 0.7 of the memory's bandwidth.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+QUERIES = 16
+"""Of a tile of many queries: one vector of AVX-512, or two of AVX2."""
+_FLOAT, _BYTE, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_LINE = 16
+"""Float32 numbers of a cache line."""
+_UNROLLED = 4
+"""Cache lines of a lone row that are added at once: so many sums hide the latency of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The arguments of a tile. Pointers are to float32; `dimensions` and `bias_step` are int64.
+
+    `rows`: of the first row. `queries`: [dimensions, queries]. `bias`: is subtracted from the row's inner products,
+    `bias_step` numbers apart. `thresholds`: [queries]. `out`: [rows, queries], gets the values.
+    """
+
+    builder: Any
+    rows: Any
+    queries: Any
+    bias: Any
+    thresholds: Any
+    out: Any
+    dimensions: Any
+    bias_step: Any
+
+
+def tile(rows: int, queries: int) -> Any:
+    """Return a function for code that numba compiles: `tile(rows, queries, bias, thresholds, out, d, bias_step)`.
+
+    It writes the values of a tile and returns an integer, which is not zero if one of them reaches its threshold.
+    `queries`: QUERIES, or 1 with one row. The first five arguments are pointers of arrays (`array.ctypes`).
+    """
+    emit: Callable[[Operands], Any] = _lone if queries == 1 else lambda operands: _many(operands, rows)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def call(
+        _context: Any, rows: Any, queries: Any, bias: Any, thresholds: Any, out: Any, dimensions: Any, bias_step: Any
+    ) -> Any:
+        def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointers = [
+                builder.bitcast(context.make_helper(builder, kind, value).data, _FLOAT.as_pointer())
+                for kind, value in zip(signature.args[:5], arguments[:5], strict=True)
+            ]
+            return emit(Operands(builder, *pointers, *arguments[5:]))
+
+        return types.int64(rows, queries, bias, thresholds, out, dimensions, bias_step), write
+
+    return call
+
+
+def _many(operands: Operands, num_rows: int) -> Any:
+    """Multiply `num_rows` rows by QUERIES queries."""
+    builder, dimensions = operands.builder, operands.dimensions
+    vector = ir.VectorType(_FLOAT, QUERIES)
+    starts = [builder.gep(operands.rows, [builder.mul(dimensions, _number(row))]) for row in range(num_rows)]
+    sums = [cgutils.alloca_once(builder, vector) for _ in starts]
+    for row, own in enumerate(sums):
+        builder.store(_splat(builder, _bias(operands, row)), own)
+    ahead = builder.mul(dimensions, _number(num_rows))
+    fma = _fma(builder, vector)
+
+    def add(index: Any) -> None:
+        of_queries = _load(builder, builder.gep(operands.queries, [builder.mul(index, _number(QUERIES))]), vector)
+        for start, own in zip(starts, sums, strict=True):
+            factor = _splat(builder, builder.load(builder.gep(start, [index])))
+            builder.store(builder.call(fma, [of_queries, factor, builder.load(own)]), own)
+
+    whole = builder.and_(dimensions, _number(-_LINE))
+    with cgutils.for_range_slice(builder, _number(0), whole, _number(_LINE)) as (first, _):
+        for start in starts:
+            _prefetch(builder, builder.gep(start, [builder.add(first, ahead)]))
+        for step in range(_LINE):
+            add(builder.add(first, _number(step)))
+    with cgutils.for_range_slice(builder, whole, dimensions, _number(1)) as (index, _):
+        add(index)
+    thresholds = _load(builder, operands.thresholds, vector)
+    reached = ir.Constant(ir.VectorType(ir.IntType(1), QUERIES), [0] * QUERIES)
+    for row, own in enumerate(sums):
+        values = builder.load(own)
+        place = builder.gep(operands.out, [_number(row * QUERIES)])
+        builder.store(values, builder.bitcast(place, vector.as_pointer()), align=4)
+        reached = builder.or_(reached, builder.fcmp_ordered(">=", values, thresholds))
+    return builder.zext(builder.bitcast(reached, ir.IntType(QUERIES)), _I64)
+
+
+def _lone(operands: Operands) -> Any:
+    """Multiply one row by one query."""
+    builder, dimensions = operands.builder, operands.dimensions
+    vector = ir.VectorType(_FLOAT, _LINE)
+    sums = [cgutils.alloca_once(builder, vector) for _ in range(_UNROLLED)]
+    for own in sums:
+        builder.store(ir.Constant(vector, [0.0] * _LINE), own)
+    tail = cgutils.alloca_once(builder, _FLOAT)
+    builder.store(_bias(operands, 0), tail)
+
+    def add(index: Any, kind: Any, own: Any) -> None:
+        factors = [_load(builder, builder.gep(each, [index]), kind) for each in (operands.rows, operands.queries)]
+        builder.store(builder.call(_fma(builder, kind), [*factors, builder.load(own)]), own)
+
+    blocks = builder.and_(dimensions, _number(-_LINE * _UNROLLED))
+    lines = builder.and_(dimensions, _number(-_LINE))
+    with cgutils.for_range_slice(builder, _number(0), blocks, _number(_LINE * _UNROLLED)) as (first, _):
+        for number, own in enumerate(sums):
+            add(builder.add(first, _number(number * _LINE)), vector, own)
+    with cgutils.for_range_slice(builder, blocks, lines, _number(_LINE)) as (first, _):
+        add(first, vector, sums[0])
+    with cgutils.for_range_slice(builder, lines, dimensions, _number(1)) as (index, _):
+        add(index, _FLOAT, tail)
+    first, *others = (builder.load(own) for own in sums)
+    for other in others:
+        first = builder.fadd(first, other)
+    value = builder.fadd(_sum(builder, first), builder.load(tail))
+    builder.store(value, operands.out)
+    return builder.zext(builder.fcmp_ordered(">=", value, builder.load(operands.thresholds)), _I64)
+
+
+def _bias(operands: Operands, row: int) -> Any:
+    """Return the number that the sum of a row begins with."""
+    builder = operands.builder
+    place = builder.gep(operands.bias, [builder.mul(operands.bias_step, _number(row))])
+    return builder.fsub(ir.Constant(_FLOAT, 0.0), builder.load(place))
+
+
+def _sum(builder: Any, vector: Any) -> Any:
+    """Return the sum of a vector's numbers, added in pairs."""
+    count = vector.type.count
+    while count > 1:
+        count //= 2
+        halves = [
+            builder.shuffle_vector(
+                vector, ir.Constant(vector.type, ir.Undefined), _indices(range(start, start + count))
+            )
+            for start in (0, count)
+        ]
+        vector = builder.fadd(*halves)
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Ask for the memory of the next tile; the CPU alone does not follow so many rows at once."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    read, keep, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
+    builder.call(prefetch, [builder.bitcast(address, _BYTE.as_pointer()), read, keep, data])
+
+
+def _fma(builder: Any, kind: Any) -> Any:
+    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+
+
+def _load(builder: Any, pointer: Any, kind: Any) -> Any:
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=4)
+
+
+def _splat(builder: Any, value: Any) -> Any:
+    undefined = ir.Constant(ir.VectorType(_FLOAT, QUERIES), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, undefined, _indices([0] * QUERIES))
+
+
+def _indices(values: Any) -> Any:
+    numbers = list(values)
+    return ir.Constant(ir.VectorType(_I32, len(numbers)), numbers)
+
+
+def _number(value: int) -> Any:
+    return ir.Constant(_I64, value)
