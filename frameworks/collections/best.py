@@ -87,12 +87,9 @@ class Best:
         if not self._rows:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         rows, places = np.concatenate(self._rows), np.concatenate(self._places)
-        scores = np.empty(len(rows), dtype=np.float32)
-        numbers = places >> PLACE_BITS
-        for number in np.unique(numbers):
-            own = numbers == number
-            vectors = self._segments[number].vectors[places[own] & _PLACE_MASK]
-            scores[own] = exact_scores(vectors, self.query, metric)
+        numbers, positions = (places >> PLACE_BITS).tolist(), (places & _PLACE_MASK).tolist()
+        vectors = np.stack([self._segments[n].vectors[p] for n, p in zip(numbers, positions, strict=True)])
+        scores = exact_scores(vectors, self.query, metric).astype(np.float32)
         order = np.lexsort((rows, -scores))[: self.top_k]
         return rows[order], scores[order]
 

@@ -21,7 +21,7 @@ LONE_BYTES = 12 * 1024 * 1024
 BLOCK_BYTES = 2 * 1024 * 1024
 """Of rows that one product of numpy reads, with one query and with many: their values stay in a core's cache."""
 CACHED_BYTES = 512 * 1024
-"""Of rows that several products in turn read: they stay in a core's cache."""
+"""Of rows that numpy multiplies by several queries in turn: they stay in a core's cache."""
 
 
 class Found(NamedTuple):

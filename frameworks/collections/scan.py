@@ -2,21 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from frameworks.collections.best import PLACE_BITS, Best
 from frameworks.collections.columns import Mask
-from frameworks.collections.contract import Metric
-from frameworks.collections.passes import CACHED_BYTES, Admitted, Found, make_pass
+from frameworks.collections.contract import Metric, Vectors
+from frameworks.collections.passes import Admitted, Found, make_pass
 from frameworks.collections.products import GROUP
 from frameworks.collections.segments import Part, Positions, Segment
+from frameworks.collections.store import Rows
 
 _FIRST_ROWS = 256
+_SHARED_BYTES = 2 * 1024 * 1024
+"""Of rows that several groups of queries compare in turn: they stay in the CPU's cache."""
 _GROWTH = 16
 """The first rows set the thresholds; then so many times more are compared at once."""
-_MERGED_SHARE = 4
-"""Candidates wait until they are this part of the best rows: fewer are not worth a merge."""
+
+
+class Candidates(NamedTuple):
+    """`values` float32, `rows` their row numbers, `places`, and `numbers` of their queries, int64; each [n]."""
+
+    values: Vectors
+    rows: Rows
+    places: Positions
+    numbers: Positions
 
 
 class QueryGroup:
@@ -26,13 +37,15 @@ class QueryGroup:
         self._best = best
         self._pass = make_pass(np.stack([each.query for each in best]), metric)
         self._kept = np.array([each.kept for each in best])
+        self._numbers = np.arange(len(best))
+        self._num_kept = int(self._kept.sum())
         self._thresholds = np.full(GROUP, np.nan, dtype=np.float32)
         self._thresholds[: len(best)] = [each.threshold for each in best]
         self._rows_at_once = max(_FIRST_ROWS, 2 * int(self._kept.max()))
         self._is_full = bool(np.isfinite(self._thresholds[: len(best)]).all())
         self._segments: list[Segment] = []
-        # The best rows, sorted by query, and then candidates.
-        self._found: list[Found] = []
+        # The best rows, sorted by query, and then candidates that wait until they are as many.
+        self._found: list[Candidates] = []
         self._waiting = 0
 
     def compare(self, segment: Segment, first: int, end: int, admitted: Admitted) -> None:
@@ -48,15 +61,18 @@ class QueryGroup:
     def _add(self, found: Found, segment: Segment) -> None:
         if not self._segments or self._segments[-1] is not segment:
             self._segments.append(segment)
-        place = (len(self._segments) - 1) << PLACE_BITS
-        self._found.append(self._best_of(Found(found.values.copy(), found.positions + place, found.numbers.copy())))
-        self._waiting += len(self._found[-1].values)
-        if not self._is_full or self._waiting * _MERGED_SHARE >= self._kept.sum():
+        found = self._best_of(found)
+        places = found.positions + ((len(self._segments) - 1) << PLACE_BITS)
+        # The pass writes its next candidates over these.
+        values, numbers = found.values.copy(), found.numbers.copy()
+        self._found.append(Candidates(values, segment.rows[found.positions], places, numbers))
+        self._waiting += len(values)
+        if not self._is_full or self._waiting >= self._num_kept:
             self._merge()
 
     def _best_of(self, found: Found) -> Found:
         """Drop most of those candidates that others of the same pass exceed, where there are many."""
-        if len(found.values) <= 4 * self._kept.sum():
+        if len(found.values) <= 4 * self._num_kept:
             return found
         is_kept = np.ones(len(found.values), dtype=np.bool_)
         for number, kept in enumerate(self._kept):
@@ -68,41 +84,30 @@ class QueryGroup:
 
     def _merge(self) -> None:
         """Keep the best rows of each query, of equal values the oldest, and raise the thresholds."""
-        values, places, numbers = (np.concatenate(each) for each in zip(*self._found, strict=True))
-        order = np.lexsort((self._rows(places), -values, numbers))
+        values, rows, places, numbers = (np.concatenate(each) for each in zip(*self._found, strict=True))
+        order = np.lexsort((rows, -values, numbers))
         numbers = numbers[order]
-        starts = np.searchsorted(numbers, np.arange(len(self._best) + 1))
+        starts = np.searchsorted(numbers, self._numbers)
         is_kept = np.arange(len(numbers)) - starts[numbers] < self._kept[numbers]
         order, numbers = order[is_kept], numbers[is_kept]
-        values, places = values[order], places[order]
+        values = values[order]
         counts = np.bincount(numbers, minlength=len(self._best))
         full = np.flatnonzero(counts == self._kept)
         self._thresholds[full] = values[np.cumsum(counts)[full] - 1]
         self._is_full = len(full) == len(self._best)
-        self._found = [Found(values, places, numbers)]
+        self._found = [Candidates(values, rows[order], places[order], numbers)]
         self._waiting = 0
-
-    def _rows(self, places: Positions) -> Positions:
-        """Return the row numbers at some places."""
-        rows = np.empty(len(places), dtype=np.int64)
-        segments, positions = places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)
-        for number in np.unique(segments):
-            own = segments == number
-            rows[own] = self._segments[number].rows[positions[own]]
-        return rows
 
     def finish(self) -> None:
         """Add the best rows to those of the queries."""
         if not self._found:
             return
         self._merge()
-        [(values, places, numbers)] = self._found
-        rows = self._rows(places)
-        starts = np.searchsorted(numbers, np.arange(len(self._best) + 1))
-        for best, start, end in zip(self._best, starts[:-1], starts[1:], strict=True):
+        [(values, rows, places, numbers)] = self._found
+        ends = np.cumsum(np.bincount(numbers, minlength=len(self._best))).tolist()
+        for best, start, end in zip(self._best, [0, *ends], ends, strict=False):
             if end > start:
-                own = slice(start, end)
-                best.extend(values[own], rows[own], places[own], self._segments)
+                best.extend(values[start:end], rows[start:end], places[start:end], self._segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ class Scan:
             ]
             at_once = part.count
             if len(groups) > 1:
-                at_once = max(64, CACHED_BYTES // self.best[0].query.nbytes // 64 * 64)
+                at_once = max(64, _SHARED_BYTES // self.best[0].query.nbytes // 64 * 64)
             for first in range(0, part.count, at_once):
                 for group, own in zip(groups, admitted, strict=True):
                     group.compare(part.segment, first, min(first + at_once, part.count), own)

@@ -1,123 +1,162 @@
 """Measure searches of a collection of 1,000,000 x 384 float32 on one core: exact, batched and by its index.
 
-The limit of an exact search is one read of the same bytes: a float32 dot product of the rows with themselves. Rows are
-like embeddings: 1,000 topics, 20,000 subtopics around them and noise around those, with variances that fall from the
-first dimension to the last. Queries are drawn in the same way and are not among the rows.
-
-Exact searches and their limit are the best of several rounds: a neighbour on the bus of the memory changes a median.
+The limit of an exact search is one read of the same bytes: a float32 dot product of the rows with themselves, on one
+thread. `BENCH_ROWS="exact index"` measures some of the rows, `BENCH_VECTORS=250000` fewer vectors.
 """
 
 import asyncio
+import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from frameworks.collections.collection import EmbeddedCollection, open_collection
-from frameworks.collections.contract import Collection, CollectionSettings, Hit, IndexInfo, IndexState, Record, Vectors
+from frameworks.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState, Record, Vectors
 from frameworks.collections.products import compiled_kernels
 from tests.bench.cores import LOAD_CORES, on_cores
+from tests.bench.search_data import (
+    BATCHES,
+    CALLERS,
+    CLUSTERED,
+    DIMENSIONS,
+    NOISY,
+    ROWS,
+    TOP_K,
+    cpu_ratio,
+    embeddings,
+    in_rounds,
+    queries_of,
+)
+from tests.bench.search_peers import PYTHON_ROWS, peer_seconds
+from tests.bench.search_served import measure_served
 from tests.bench.table import Row
 
-ROWS, DIMENSIONS, TOP_K = 1_000_000, 384, 10
-_UPSERTED_AT_ONCE = 10_000
-_CALLERS = 16
-_ROUNDS = 15
-_BATCHES = 3
-_QUERIES = 128
-_TOPICS, _SUBTOPICS, _SPREAD, _DECAY = 1000, 20_000, 0.7, -0.35
-_PYTHON_ROWS = 500
+_PARTS = ("exact", "index", "server", "noisy-index", "scikit-learn", "python")
+_NOISY_SHARE = 4
+"""The noisier collection has so many times fewer rows: its build is no slower than all other rows."""
+_QUERIES = 64
+_EXACT_S, _INDEX_S = 20, 10
+_SMALL_DOT = 8192
+"""Numbers that BLAS multiplies on one thread."""
 
 
 def measure_search() -> list[Row]:
-    """Return the rows of the table."""
+    """Return the rows of the table. Raises RuntimeError for an unknown name in BENCH_ROWS."""
+    names = os.environ.get("BENCH_ROWS", "").split() or list(_PARTS)
+    if unknown := set(names) - set(_PARTS):
+        raise RuntimeError(f"BENCH_ROWS: expected names of {', '.join(_PARTS)}, got {min(unknown)!r}; change it")
     with on_cores(LOAD_CORES), tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_measure(Path(folder)))
+        return _rows(Path(folder), names)
 
 
-def embeddings(count: int, seed: int) -> Vectors:
-    """Return vectors like embeddings, float32 [count, DIMENSIONS]."""
-    generator = np.random.default_rng(0)
-    topics = generator.standard_normal((_TOPICS, DIMENSIONS), dtype=np.float32)
-    subtopics = topics[generator.integers(0, _TOPICS, _SUBTOPICS)]
-    subtopics += np.float32(_SPREAD) * generator.standard_normal(subtopics.shape, dtype=np.float32)
-    scales = ((1 + np.arange(DIMENSIONS)) ** _DECAY).astype(np.float32)
-    generator = np.random.default_rng(seed)
-    vectors = generator.standard_normal((count, DIMENSIONS), dtype=np.float32)
-    for start in range(0, count, _UPSERTED_AT_ONCE):
-        part = vectors[start : start + _UPSERTED_AT_ONCE]
-        part += subtopics[generator.integers(0, _SUBTOPICS, len(part))]
-        part *= scales
-    return vectors
+def _rows(folder: Path, names: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    if {"exact", "index", "server"} & set(names):
+        own = folder / "clustered" / "bench"
+        settings = CollectionSettings("bench", own, DIMENSIONS, index_rows=None)
+        rows += asyncio.run(_exact_part(settings, names))
+        indexed = replace(settings, index_rows=ROWS // 2)
+        if {"index", "server"} & set(names):
+            rows += asyncio.run(_index_part(indexed, CLUSTERED))
+        if "server" in names:
+            rows += measure_served(own, queries_of(CALLERS), ROWS // 2)
+    if "noisy-index" in names:
+        count = ROWS // _NOISY_SHARE
+        settings = CollectionSettings("noisy", folder / "noisy" / "bench", DIMENSIONS, index_rows=None)
+        asyncio.run(_filled(settings, count, NOISY))
+        rows += asyncio.run(_index_part(replace(settings, index_rows=count // 2), NOISY))
+    for peer in ("scikit-learn", "python"):
+        if peer in names:
+            rows += _peer_rows(peer)
+    return rows
 
 
-async def _measure(folder: Path) -> list[Row]:
-    vectors, queries = embeddings(ROWS, 1), embeddings(_QUERIES, 2)
-    settings = CollectionSettings("bench", folder / "bench", DIMENSIONS, index_rows=None)
+async def _filled(settings: CollectionSettings, count: int, noise: float) -> list[Row]:
+    """Make a collection of `count` rows."""
     collection = await open_collection(settings)
-    started_s = time.perf_counter()
-    for start in range(0, ROWS, _UPSERTED_AT_ONCE):
-        part = vectors[start : start + _UPSERTED_AT_ONCE]
-        await collection.upsert([Record(f"record-{start + index}", each) for index, each in enumerate(part)])
-    upsert_s = time.perf_counter() - started_s
-    rows, exact_s = await _exact(collection, queries)
-    truth = [found[0] for found in [await collection.search(query[None], TOP_K) for query in queries]]
+    taken_s, done = 0.0, 0
+    for part in embeddings(count, 1, noise):
+        records = [Record(f"record-{done + index}", each) for index, each in enumerate(part)]
+        started_s = time.perf_counter()
+        await collection.upsert(records)
+        taken_s += time.perf_counter() - started_s
+        done += len(part)
     await collection.close()
-    started_s = time.perf_counter()
-    collection = await open_collection(replace(settings, index_rows=200_000))
-    opened_s = time.perf_counter() - started_s
-    rows += await _indexed(collection, queries, truth, exact_s)
-    await collection.close()
-    rows.append(Row("Upsert of 1,000,000 rows, 10,000 at once, durable", f"{upsert_s:.0f} s"))
-    rows.append(Row("Open of the collection", f"{opened_s:.1f} s"))
-    return rows + _others(vectors, queries, exact_s)
+    return [Row(f"Upsert of {count:,} rows, {len(part):,} at once, durable", f"{taken_s:.0f} s")]
 
 
-async def _exact(collection: Collection, queries: Vectors) -> tuple[list[Row], float]:
-    """Return rows of exact searches, and the seconds of one alone. The rounds of limit and search alternate."""
+async def _exact_part(settings: CollectionSettings, names: list[str]) -> list[Row]:
+    rows = await _filled(settings, ROWS, CLUSTERED)
+    started_s = time.perf_counter()
+    collection = await open_collection(settings)
+    rows.append(Row("Open of the collection", f"{time.perf_counter() - started_s:.1f} s"))
+    if "exact" in names:
+        rows = await _exact(collection, queries_of(_QUERIES)) + rows
+    await collection.close()
+    return rows
+
+
+async def _exact(collection: Collection, queries: Vectors) -> list[Row]:
     assert isinstance(collection, EmbeddedCollection)
     parts = collection._segments.snapshot.parts
-    limits, alone = [], []
-    for number in range(_ROUNDS):
-        limits.append(_seconds(lambda: [_read(part.segment.vectors[: part.count]) for part in parts]))
-        query = queries[number % len(queries)][None]
-        alone.append(await _awaited_seconds(lambda query=query: collection.search(query, TOP_K)))  # type: ignore[misc]
-    together = [await _awaited_seconds(lambda: _call_together(collection, queries)) for _ in range(_ROUNDS)]
-    limit_s, alone_s, each_s = min(limits), min(alone), min(together) / (_CALLERS * _BATCHES)
-    made = "compiled" if compiled_kernels() is not None else "numpy"
-    giga = ROWS * DIMENSIONS * 4 / 1e9
-    rows = [
+    numbers = iter(range(1 << 60))
+
+    async def limit() -> None:
+        for part in parts:
+            flat = part.segment.vectors[: part.count].reshape(-1)
+            blocks = flat[: len(flat) // _SMALL_DOT * _SMALL_DOT].reshape(-1, _SMALL_DOT)
+            np.vecdot(blocks, blocks)
+
+    async def alone() -> None:
+        await collection.search(queries[next(numbers) % len(queries)][None], TOP_K)
+
+    async def together() -> None:
+        await asyncio.gather(*(_caller(collection, queries, number) for number in range(CALLERS)))
+
+    taken = await in_rounds({"limit": limit, "alone": alone, "together": together}, _EXACT_S)
+    of_limit, of_alone, of_together = (taken[name] for name in ("limit", "alone", "together"))
+    each_s = of_together.usual_s / (CALLERS * BATCHES)
+    kind = "compiled passes" if compiled_kernels() is not None else "numpy"
+    limit_s = of_limit.usual_s
+    return [
         Row(
-            "Exact top 10 of 1,000,000 x 384, one core, alone",
-            f"{alone_s * 1e3:.1f} ms, {limit_s / alone_s:.2f} of the limit",
+            f"Exact top 10 of {ROWS:,} x 384, one core, alone ({kind})",
+            f"{of_alone.usual_s * 1e3:.1f} ms, {limit_s / of_alone.usual_s:.2f} of the limit by the clock, "
+            f"{cpu_ratio(of_limit, of_alone):.2f} by CPU time",
             "≥ 0.9 of the limit",
-            f"one read of the same bytes: {limit_s * 1e3:.1f} ms, {giga / limit_s:.1f} GB/s",
+            f"one read of the same bytes: {limit_s * 1e3:.1f} ms, {ROWS * DIMENSIONS * 4 / 1e9 / limit_s:.1f} GB/s",
         ),
         Row(
-            f"The same, {_CALLERS} callers ({made} product)",
-            f"{1 / each_s:.0f}/s, {alone_s / each_s:.1f} times alone",
+            f"The same, {CALLERS} callers",
+            f"{1 / each_s:.0f}/s, {of_alone.usual_s / each_s:.1f} times alone by the clock, "
+            f"{cpu_ratio(of_alone, of_together) * CALLERS * BATCHES:.1f} times by CPU time",
             "≥ 5 times alone",
-            f"alone: {1 / alone_s:.1f}/s",
+            f"alone: {1 / of_alone.usual_s:.1f}/s",
         ),
     ]
-    return rows, alone_s
 
 
-def _read(vectors: Vectors) -> float:
-    flat = vectors.reshape(-1)
-    return float(np.dot(flat, flat))
+async def _caller(collection: Collection, queries: Vectors, number: int) -> None:
+    for index in range(BATCHES):
+        await collection.search(queries[(number + index) % len(queries)][None], TOP_K)
 
 
-async def _call_together(collection: Collection, queries: Vectors) -> None:
-    async def caller(number: int) -> None:
-        for index in range(_BATCHES):
-            await collection.search(queries[(number + index) % len(queries)][None], TOP_K)
-
-    await asyncio.gather(*(caller(number) for number in range(_CALLERS)))
+async def _index_part(settings: CollectionSettings, noise: float) -> list[Row]:
+    started_s = time.perf_counter()
+    collection = await open_collection(settings)
+    index = await _built(collection)
+    built_s = time.perf_counter() - started_s
+    rows = await _indexed(collection, queries_of(_QUERIES, noise), index, noise)
+    info = await collection.info()
+    await collection.close()
+    size = f"{info.memory_bytes / 1e9:.2f} GB, {info.disk_bytes / 1e9:.2f} GB on disk"
+    return [
+        *rows,
+        Row(f"Open and build of the index of {info.rows:,} rows, one core", f"{built_s:.0f} s", compared=size),
+    ]
 
 
 async def _built(collection: Collection) -> IndexInfo:
@@ -129,62 +168,43 @@ async def _built(collection: Collection) -> IndexInfo:
         await asyncio.sleep(0.2)
 
 
-async def _indexed(collection: Collection, queries: Vectors, truth: list[list[Hit]], exact_s: float) -> list[Row]:
-    started_s = time.perf_counter()
-    index = await _built(collection)
-    built_s = time.perf_counter() - started_s
-    times, shares = [], []
-    for query, expected in zip(queries, truth, strict=True):
-        started_s = time.perf_counter()
-        (found,) = await collection.search(query[None], TOP_K)
-        times.append(time.perf_counter() - started_s)
-        shares.append(len({hit.id for hit in found} & {hit.id for hit in expected}) / TOP_K)
-    info = await collection.info()
+async def _indexed(collection: Collection, queries: Vectors, index: IndexInfo, noise: float) -> list[Row]:
+    numbers = {name: iter(range(1 << 60)) for name in ("exact", "index")}
+
+    async def search(name: str) -> None:
+        query = queries[next(numbers[name]) % len(queries)]
+        await collection.search(query[None], TOP_K, exact=name == "exact")
+
+    ways = {"exact": lambda: search("exact"), "index": lambda: search("index")}
+    taken = await in_rounds(ways, _INDEX_S)
+    truth = await collection.search(queries, TOP_K, exact=True)
+    found = await collection.search(queries, TOP_K)
+    recall = np.mean(
+        [
+            len({hit.id for hit in own} & {hit.id for hit in all_}) / TOP_K
+            for own, all_ in zip(found, truth, strict=True)
+        ]
+    )
+    exact, by_index = taken["exact"], taken["index"]
+    count = (await collection.info()).rows
+    read = f"{index.probed} of {index.lists} lists are read"
+    if index.state is not IndexState.READY:
+        read = f"not used ({index.reason}): {index.probed} of {index.lists} lists would be read"
     return [
         Row(
-            f"By its index: {index.probed} of {index.lists} lists are read",
-            f"{median(times) * 1e3:.2f} ms, {exact_s / median(times):.0f} times exact, recall {np.mean(shares):.3f}",
+            f"By its index, {count:,} rows, noise {noise:.1f}: {read}",
+            f"{by_index.usual_s * 1e3:.2f} ms, {exact.usual_s / by_index.usual_s:.0f} times exact by the clock, "
+            f"{cpu_ratio(exact, by_index):.0f} times by CPU time, recall {recall:.3f}",
             "≥ 10 times exact, recall ≥ 0.95",
-            f"exact: {exact_s * 1e3:.1f} ms",
-        ),
-        Row("Build of the index, one core, low priority", f"{built_s:.0f} s"),
-        Row("Memory of the collection", f"{info.memory_bytes / 1e9:.2f} GB, {info.disk_bytes / 1e9:.2f} GB on disk"),
+            f"exact: {exact.usual_s * 1e3:.1f} ms",
+        )
     ]
 
 
-def _others(vectors: Vectors, queries: Vectors, exact_s: float) -> list[Row]:
-    """Return rows of scikit-learn and of loops in Python."""
-    from sklearn.neighbors import NearestNeighbors
-
-    neighbours = NearestNeighbors(n_neighbors=TOP_K, algorithm="brute", metric="cosine").fit(vectors)
-    sklearn_s = median(_seconds(lambda query=query: neighbours.kneighbors(query[None])) for query in queries[:3])  # type: ignore[misc]
-    rows, query = vectors[:_PYTHON_ROWS].tolist(), queries[0].tolist()
-
-    def loop() -> list[float]:
-        return sorted((sum(a * b for a, b in zip(row, query, strict=True)) for row in rows), reverse=True)[:TOP_K]
-
-    python_s = median(_seconds(loop) for _ in range(3)) * ROWS / _PYTHON_ROWS
-    return [
-        Row(
-            "scikit-learn `NearestNeighbors`, brute, cosine, one query",
-            f"{sklearn_s * 1e3:.0f} ms, {sklearn_s / exact_s:.1f} times as long",
-            compared=f"exact: {exact_s * 1e3:.1f} ms",
-        ),
-        Row(
-            f"Loops in Python, measured with {_PYTHON_ROWS} rows and scaled",
-            f"{python_s:.0f} s, {python_s / exact_s:.0f} times as long",
-            compared=f"exact: {exact_s * 1e3:.1f} ms",
-        ),
-    ]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started_s = time.perf_counter()
-    call()
-    return time.perf_counter() - started_s
-
-
-async def _awaited_seconds(call: Callable[[], Awaitable[object]]) -> float:
-    started_s = time.perf_counter()
-    await call()
-    return time.perf_counter() - started_s
+def _peer_rows(peer: str) -> list[Row]:
+    if peer == "python":
+        what = f"Loops in Python, measured with {PYTHON_ROWS} rows and scaled, one query: CPU time"
+    else:
+        what = "scikit-learn `NearestNeighbors`, brute, {}: CPU time"
+    seconds = peer_seconds(peer)
+    return [Row(what.format(name), f"{taken_s * 1e3:,.0f} ms") for name, taken_s in seconds.items()]

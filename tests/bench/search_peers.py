@@ -1,0 +1,79 @@
+"""Measure an exact search with scikit-learn and with loops in Python.
+
+`python -m tests.bench.search_peers scikit-learn|python` prints the seconds of one search as JSON, by variant. It is a
+process of its own with one thread: the libraries choose their threads when they are loaded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from tests.bench.search_data import CALLERS, DIMENSIONS, ROWS, TOP_K, embeddings, queries_of
+from tests.bench.servers import ROOT
+
+PYTHON_ROWS = 500
+"""Of the loops in Python; their time is scaled to all rows."""
+_ROUNDS = 3
+
+
+def peer_seconds(peer: str) -> dict[str, float]:
+    """Return the CPU seconds of the variants of a peer."""
+    one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+    command = [sys.executable, "-m", "tests.bench.search_peers", peer]
+    variables = {**os.environ, **one_thread, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=variables, cwd=ROOT)
+    seconds: dict[str, float] = json.loads(found.stdout)
+    return seconds
+
+
+def main() -> int:
+    """Measure the peer that the command line names."""
+    seconds = _scikit_learn() if sys.argv[1] == "scikit-learn" else _python()
+    print(json.dumps(seconds))
+    return 0
+
+
+def _scikit_learn() -> dict[str, float]:
+    from sklearn.neighbors import NearestNeighbors
+
+    vectors = np.empty((ROWS, DIMENSIONS), dtype=np.float32)
+    done = 0
+    for part in embeddings(ROWS, 1):
+        vectors[done : done + len(part)] = part / np.linalg.norm(part, axis=1, keepdims=True)
+        done += len(part)
+    queries = queries_of(CALLERS)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    seconds = {}
+    for metric in ("euclidean", "cosine"):
+        found = NearestNeighbors(n_neighbors=TOP_K, algorithm="brute", metric=metric).fit(vectors)
+        seconds[metric] = _usual_s(lambda found=found: found.kneighbors(queries[:1]))  # type: ignore[misc]
+        seconds[f"{metric}, {CALLERS} queries"] = _usual_s(lambda found=found: found.kneighbors(queries))  # type: ignore[misc]
+    return seconds
+
+
+def _python() -> dict[str, float]:
+    rows, query = next(embeddings(PYTHON_ROWS, 1)).tolist(), queries_of(1)[0].tolist()
+
+    def loop() -> list[float]:
+        return sorted((sum(a * b for a, b in zip(row, query, strict=True)) for row in rows), reverse=True)[:TOP_K]
+
+    return {"loops": _usual_s(loop) * ROWS / PYTHON_ROWS}
+
+
+def _usual_s(call: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(_ROUNDS):
+        started_s = time.process_time()
+        call()
+        taken.append(time.process_time() - started_s)
+    return median(taken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
