@@ -16,7 +16,9 @@ from frameworks.collections.segments import Part, Positions
 SAMPLED_PER_LIST = 64
 _ROUNDS = 8
 _ASSIGNED_AT_ONCE = 1024
-HELD_OUT_QUERIES = 128
+HELD_OUT_QUERIES = 256
+_LEAST_PROBED_SHARE = 0.01
+"""Of the lists. Fewer would save little time, and whether they reach the recall depends on the held-out rows."""
 _SEED = 0x5EA2C4
 
 Labels = npt.NDArray[np.int32]
@@ -87,7 +89,8 @@ def calibrated(
         ranks[index, : len(found)] = rank_of_list[np.searchsorted(lists.starts, places, side="right") - 1]
         ranks[index, len(found) :] = -1
     wanted = (1 + recall) / 2
-    probes = tuple(_fewest(ranks[:, :count], wanted) for count in CALIBRATED_TOP_K)
+    least = math.ceil(_LEAST_PROBED_SHARE * len(lists.centres))
+    probes = tuple(max(least, _fewest(ranks[:, :count], wanted)) for count in CALIBRATED_TOP_K)
     reached = _recall(ranks[:, : CALIBRATED_TOP_K[0]], probes[0])
     return Lists(lists.centres, lists.squares, lists.starts, probes, reached, lists.trained_rows)
 

@@ -20,15 +20,13 @@ from tests.bench.cores import LOAD_CORES, on_cores
 from tests.bench.search_data import (
     BATCHES,
     CALLERS,
-    CLUSTERED,
     DIMENSIONS,
     NOISY,
     ROWS,
     TOP_K,
+    Corpus,
     cpu_ratio,
-    embeddings,
     in_rounds,
-    queries_of,
 )
 from tests.bench.search_peers import PYTHON_ROWS, peer_seconds
 from tests.bench.search_served import measure_served
@@ -58,43 +56,42 @@ def _rows(folder: Path, names: list[str]) -> list[Row]:
         own = folder / "clustered" / "bench"
         settings = CollectionSettings("bench", own, DIMENSIONS, index_rows=None)
         rows += asyncio.run(_exact_part(settings, names))
-        indexed = replace(settings, index_rows=ROWS // 2)
-        if {"index", "server"} & set(names):
-            rows += asyncio.run(_index_part(indexed, CLUSTERED))
+        if "index" in names:
+            rows += asyncio.run(_index_part(settings, Corpus()))
         if "server" in names:
-            rows += measure_served(own, queries_of(CALLERS), ROWS // 2)
+            rows += measure_served(own, Corpus().queries(CALLERS), ROWS // 2)
     if "noisy-index" in names:
-        count = ROWS // _NOISY_SHARE
+        corpus = Corpus(ROWS // _NOISY_SHARE, NOISY)
         settings = CollectionSettings("noisy", folder / "noisy" / "bench", DIMENSIONS, index_rows=None)
-        asyncio.run(_filled(settings, count, NOISY))
-        rows += asyncio.run(_index_part(replace(settings, index_rows=count // 2), NOISY))
+        asyncio.run(_filled(settings, corpus))
+        rows += asyncio.run(_index_part(settings, corpus))
     for peer in ("scikit-learn", "python"):
         if peer in names:
             rows += _peer_rows(peer)
     return rows
 
 
-async def _filled(settings: CollectionSettings, count: int, noise: float) -> list[Row]:
-    """Make a collection of `count` rows."""
+async def _filled(settings: CollectionSettings, corpus: Corpus) -> list[Row]:
+    """Make a collection of a corpus."""
     collection = await open_collection(settings)
     taken_s, done = 0.0, 0
-    for part in embeddings(count, 1, noise):
+    for part in corpus.vectors():
         records = [Record(f"record-{done + index}", each) for index, each in enumerate(part)]
         started_s = time.perf_counter()
         await collection.upsert(records)
         taken_s += time.perf_counter() - started_s
         done += len(part)
     await collection.close()
-    return [Row(f"Upsert of {count:,} rows, {len(part):,} at once, durable", f"{taken_s:.0f} s")]
+    return [Row(f"Upsert of {corpus.rows:,} rows, {len(part):,} at once, durable", f"{taken_s:.0f} s")]
 
 
 async def _exact_part(settings: CollectionSettings, names: list[str]) -> list[Row]:
-    rows = await _filled(settings, ROWS, CLUSTERED)
+    rows = await _filled(settings, Corpus())
     started_s = time.perf_counter()
     collection = await open_collection(settings)
     rows.append(Row("Open of the collection", f"{time.perf_counter() - started_s:.1f} s"))
     if "exact" in names:
-        rows = await _exact(collection, queries_of(_QUERIES)) + rows
+        rows = await _exact(collection, Corpus().queries(_QUERIES)) + rows
     await collection.close()
     return rows
 
@@ -144,12 +141,12 @@ async def _caller(collection: Collection, queries: Vectors, number: int) -> None
         await collection.search(queries[(number + index) % len(queries)][None], TOP_K)
 
 
-async def _index_part(settings: CollectionSettings, noise: float) -> list[Row]:
+async def _index_part(settings: CollectionSettings, corpus: Corpus) -> list[Row]:
     started_s = time.perf_counter()
-    collection = await open_collection(settings)
+    collection = await open_collection(replace(settings, index_rows=corpus.rows // 2))
     index = await _built(collection)
     built_s = time.perf_counter() - started_s
-    rows = await _indexed(collection, queries_of(_QUERIES, noise), index, noise)
+    rows = await _indexed(collection, corpus.queries(_QUERIES), index, corpus)
     info = await collection.info()
     await collection.close()
     size = f"{info.memory_bytes / 1e9:.2f} GB, {info.disk_bytes / 1e9:.2f} GB on disk"
@@ -168,7 +165,7 @@ async def _built(collection: Collection) -> IndexInfo:
         await asyncio.sleep(0.2)
 
 
-async def _indexed(collection: Collection, queries: Vectors, index: IndexInfo, noise: float) -> list[Row]:
+async def _indexed(collection: Collection, queries: Vectors, index: IndexInfo, corpus: Corpus) -> list[Row]:
     numbers = {name: iter(range(1 << 60)) for name in ("exact", "index")}
 
     async def search(name: str) -> None:
@@ -186,13 +183,12 @@ async def _indexed(collection: Collection, queries: Vectors, index: IndexInfo, n
         ]
     )
     exact, by_index = taken["exact"], taken["index"]
-    count = (await collection.info()).rows
     read = f"{index.probed} of {index.lists} lists are read"
     if index.state is not IndexState.READY:
         read = f"not used ({index.reason}): {index.probed} of {index.lists} lists would be read"
     return [
         Row(
-            f"By its index, {count:,} rows, noise {noise:.1f}: {read}",
+            f"By its index, {corpus.rows:,} rows, noise {corpus.noise:.1f}: {read}",
             f"{by_index.usual_s * 1e3:.2f} ms, {exact.usual_s / by_index.usual_s:.0f} times exact by the clock, "
             f"{cpu_ratio(exact, by_index):.0f} times by CPU time, recall {recall:.3f}",
             "≥ 10 times exact, recall ≥ 0.95",

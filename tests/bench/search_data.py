@@ -16,33 +16,41 @@ BATCHES = 3
 CLUSTERED, NOISY = 1.0, 1.6
 """Standard deviations of the noise around the subtopics; that of the topics is 1."""
 _CHUNK = 10_000
-_TOPICS, _SUBTOPICS, _SPREAD, _DECAY = 1000, 20_000, 0.7, -0.35
+_ROWS_OF_TOPIC, _ROWS_OF_SUBTOPIC, _SPREAD, _DECAY = 1000, 50, 0.7, -0.35
 _LEAST_ROUNDS = 3
 
 
-def embeddings(count: int, seed: int, noise: float = CLUSTERED) -> Iterator[Vectors]:
-    """Yield vectors like embeddings, float32 [up to 10,000, DIMENSIONS], `count` in all.
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Vectors like embeddings: topics, subtopics around them, and noise of this standard deviation around those.
 
-    There are 1,000 topics, 20,000 subtopics around them and noise around those, with variances that fall from the first
-    dimension to the last.
+    Variances fall from the first dimension to the last. A topic has 1,000 of the `rows`, and a subtopic 50.
     """
-    generator = np.random.default_rng(0)
-    topics = generator.standard_normal((_TOPICS, DIMENSIONS), dtype=np.float32)
-    subtopics = topics[generator.integers(0, _TOPICS, _SUBTOPICS)]
-    subtopics += np.float32(_SPREAD) * generator.standard_normal(subtopics.shape, dtype=np.float32)
-    scales = ((1 + np.arange(DIMENSIONS)) ** _DECAY).astype(np.float32)
-    generator = np.random.default_rng(seed)
-    for start in range(0, count, _CHUNK):
-        vectors = generator.standard_normal((min(_CHUNK, count - start), DIMENSIONS), dtype=np.float32)
-        vectors *= np.float32(noise)
-        vectors += subtopics[generator.integers(0, _SUBTOPICS, len(vectors))]
-        vectors *= scales
-        yield vectors
 
+    rows: int = ROWS
+    noise: float = CLUSTERED
 
-def queries_of(count: int, noise: float = CLUSTERED) -> Vectors:
-    """Return vectors like the rows, which are not among them."""
-    return np.concatenate(list(embeddings(count, 2, noise)))
+    def vectors(self) -> Iterator[Vectors]:
+        """Yield the rows, float32 [up to 10,000, DIMENSIONS]."""
+        return self._drawn(self.rows, 1)
+
+    def queries(self, count: int) -> Vectors:
+        """Return vectors like the rows, which are not among them, float32 [count, DIMENSIONS]."""
+        return np.concatenate(list(self._drawn(count, 2)))
+
+    def _drawn(self, count: int, seed: int) -> Iterator[Vectors]:
+        generator = np.random.default_rng(0)
+        topics = generator.standard_normal((max(1, self.rows // _ROWS_OF_TOPIC), DIMENSIONS), dtype=np.float32)
+        subtopics = topics[generator.integers(0, len(topics), max(1, self.rows // _ROWS_OF_SUBTOPIC))]
+        subtopics += np.float32(_SPREAD) * generator.standard_normal(subtopics.shape, dtype=np.float32)
+        scales = ((1 + np.arange(DIMENSIONS)) ** _DECAY).astype(np.float32)
+        generator = np.random.default_rng(seed)
+        for start in range(0, count, _CHUNK):
+            vectors = generator.standard_normal((min(_CHUNK, count - start), DIMENSIONS), dtype=np.float32)
+            vectors *= np.float32(self.noise)
+            vectors += subtopics[generator.integers(0, len(subtopics), len(vectors))]
+            vectors *= scales
+            yield vectors
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from tests.bench.search_data import CALLERS, DIMENSIONS, ROWS, TOP_K, embeddings, queries_of
+from tests.bench.search_data import CALLERS, DIMENSIONS, ROWS, TOP_K, Corpus
 from tests.bench.servers import ROOT
 
 PYTHON_ROWS = 500
@@ -44,10 +44,10 @@ def _scikit_learn() -> dict[str, float]:
 
     vectors = np.empty((ROWS, DIMENSIONS), dtype=np.float32)
     done = 0
-    for part in embeddings(ROWS, 1):
+    for part in Corpus().vectors():
         vectors[done : done + len(part)] = part / np.linalg.norm(part, axis=1, keepdims=True)
         done += len(part)
-    queries = queries_of(CALLERS)
+    queries = Corpus().queries(CALLERS)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     seconds = {}
     for metric in ("euclidean", "cosine"):
@@ -58,7 +58,7 @@ def _scikit_learn() -> dict[str, float]:
 
 
 def _python() -> dict[str, float]:
-    rows, query = next(embeddings(PYTHON_ROWS, 1)).tolist(), queries_of(1)[0].tolist()
+    rows, query = next(Corpus().vectors())[:PYTHON_ROWS].tolist(), Corpus().queries(1)[0].tolist()
 
     def loop() -> list[float]:
         return sorted((sum(a * b for a, b in zip(row, query, strict=True)) for row in rows), reverse=True)[:TOP_K]
