@@ -28,7 +28,7 @@ from tests.bench.search_data import (
     cpu_ratio,
     in_rounds,
 )
-from tests.bench.search_peers import PYTHON_ROWS, peer_seconds
+from tests.bench.search_peers import PYTHON_ROWS, peer_measured
 from tests.bench.search_served import measure_served
 from tests.bench.table import Row
 
@@ -52,10 +52,11 @@ def measure_search() -> list[Row]:
 
 def _rows(folder: Path, names: list[str]) -> list[Row]:
     rows: list[Row] = []
+    own_s: dict[int, float] = {}
     if {"exact", "index", "server"} & set(names):
         own = folder / "clustered" / "bench"
         settings = CollectionSettings("bench", own, DIMENSIONS, index_rows=None)
-        rows += asyncio.run(_exact_part(settings, names))
+        rows += asyncio.run(_exact_part(settings, names, own_s))
         if "index" in names:
             rows += asyncio.run(_index_part(settings, Corpus()))
         if "server" in names:
@@ -67,7 +68,7 @@ def _rows(folder: Path, names: list[str]) -> list[Row]:
         rows += asyncio.run(_index_part(settings, corpus))
     for peer in ("scikit-learn", "python"):
         if peer in names:
-            rows += _peer_rows(peer)
+            rows += _peer_rows(peer, own_s)
     return rows
 
 
@@ -85,18 +86,19 @@ async def _filled(settings: CollectionSettings, corpus: Corpus) -> list[Row]:
     return [Row(f"Upsert of {corpus.rows:,} rows, {len(part):,} at once, durable", f"{taken_s:.0f} s")]
 
 
-async def _exact_part(settings: CollectionSettings, names: list[str]) -> list[Row]:
+async def _exact_part(settings: CollectionSettings, names: list[str], own_s: dict[int, float]) -> list[Row]:
+    """Fill the collection and search it. `own_s` gets the CPU seconds of 1 query, and of 16 at once."""
     rows = await _filled(settings, Corpus())
     started_s = time.perf_counter()
     collection = await open_collection(settings)
     rows.append(Row("Open of the collection", f"{time.perf_counter() - started_s:.1f} s"))
     if "exact" in names:
-        rows = await _exact(collection, Corpus().queries(_QUERIES)) + rows
+        rows = await _exact(collection, Corpus().queries(_QUERIES), own_s) + rows
     await collection.close()
     return rows
 
 
-async def _exact(collection: Collection, queries: Vectors) -> list[Row]:
+async def _exact(collection: Collection, queries: Vectors, own_s: dict[int, float]) -> list[Row]:
     assert isinstance(collection, EmbeddedCollection)
     parts = collection._segments.snapshot.parts
     numbers = iter(range(1 << 60))
@@ -116,6 +118,7 @@ async def _exact(collection: Collection, queries: Vectors) -> list[Row]:
     taken = await in_rounds({"limit": limit, "alone": alone, "together": together}, _EXACT_S)
     of_limit, of_alone, of_together = (taken[name] for name in ("limit", "alone", "together"))
     each_s = of_together.usual_s / (CALLERS * BATCHES)
+    own_s |= {1: of_alone.usual_cpu_s, CALLERS: of_together.usual_cpu_s / BATCHES}
     kind = "compiled passes" if compiled_kernels() is not None else "numpy"
     limit_s = of_limit.usual_s
     return [
@@ -197,10 +200,14 @@ async def _indexed(collection: Collection, queries: Vectors, index: IndexInfo, c
     ]
 
 
-def _peer_rows(peer: str) -> list[Row]:
+def _peer_rows(peer: str, own_s: dict[int, float]) -> list[Row]:
+    """Return the CPU times of a peer beside ours, where those were measured."""
+    what = f"scikit-learn `NearestNeighbors`, brute, of {ROWS:,} rows"
     if peer == "python":
-        what = f"Loops in Python, measured with {PYTHON_ROWS} rows and scaled, one query: CPU time"
-    else:
-        what = "scikit-learn `NearestNeighbors`, brute, {}: CPU time"
-    seconds = peer_seconds(peer)
-    return [Row(what.format(name), f"{taken_s * 1e3:,.0f} ms") for name, taken_s in seconds.items()]
+        what = f"Python of {ROWS:,} rows, measured with {PYTHON_ROWS} and scaled"
+    rows = []
+    for name, taken in peer_measured(peer).items():
+        ours_s = own_s.get(taken.queries)
+        compared = "-" if ours_s is None else f"exact: {ours_s * 1e3:.1f} ms, {taken.cpu_s / ours_s:.1f} times"
+        rows.append(Row(f"{what}: {name}, CPU time", f"{taken.cpu_s * 1e3:,.0f} ms", compared=compared))
+    return rows

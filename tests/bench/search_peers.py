@@ -1,6 +1,6 @@
 """Measure an exact search with scikit-learn and with loops in Python.
 
-`python -m tests.bench.search_peers scikit-learn|python` prints the seconds of one search as JSON, by variant. It is a
+`python -m tests.bench.search_peers scikit-learn|python` prints queries and CPU seconds as JSON, by variant. It is a
 process of its own with one thread: the libraries choose their threads when they are loaded.
 """
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,24 +23,29 @@ PYTHON_ROWS = 500
 _ROUNDS = 3
 
 
-def peer_seconds(peer: str) -> dict[str, float]:
-    """Return the CPU seconds of the variants of a peer."""
+class Measured(NamedTuple):
+    """A search for so many queries at once, and its CPU seconds."""
+
+    queries: int
+    cpu_s: float
+
+
+def peer_measured(peer: str) -> dict[str, Measured]:
+    """Return the variants of a peer."""
     one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
     command = [sys.executable, "-m", "tests.bench.search_peers", peer]
     variables = {**os.environ, **one_thread, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=variables, cwd=ROOT)
-    seconds: dict[str, float] = json.loads(found.stdout)
-    return seconds
+    return {name: Measured(*each) for name, each in json.loads(found.stdout).items()}
 
 
 def main() -> int:
     """Measure the peer that the command line names."""
-    seconds = _scikit_learn() if sys.argv[1] == "scikit-learn" else _python()
-    print(json.dumps(seconds))
+    print(json.dumps(_scikit_learn() if sys.argv[1] == "scikit-learn" else _python()))
     return 0
 
 
-def _scikit_learn() -> dict[str, float]:
+def _scikit_learn() -> dict[str, Measured]:
     from sklearn.neighbors import NearestNeighbors
 
     vectors = np.empty((ROWS, DIMENSIONS), dtype=np.float32)
@@ -49,21 +55,23 @@ def _scikit_learn() -> dict[str, float]:
         done += len(part)
     queries = Corpus().queries(CALLERS)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    seconds = {}
-    for metric in ("euclidean", "cosine"):
+    measured = {}
+    # Distances of vectors of length 1 have the order of cosines, and scikit-learn computes them faster.
+    for metric, name in (("euclidean", "distances of vectors of length 1"), ("cosine", "cosines")):
         found = NearestNeighbors(n_neighbors=TOP_K, algorithm="brute", metric=metric).fit(vectors)
-        seconds[metric] = _usual_s(lambda found=found: found.kneighbors(queries[:1]))  # type: ignore[misc]
-        seconds[f"{metric}, {CALLERS} queries"] = _usual_s(lambda found=found: found.kneighbors(queries))  # type: ignore[misc]
-    return seconds
+        for count in (1, CALLERS):
+            taken_s = _usual_s(lambda found=found, count=count: found.kneighbors(queries[:count]))  # type: ignore[misc]
+            measured[f"{name}, {count} queries" if count > 1 else f"{name}, one query"] = Measured(count, taken_s)
+    return measured
 
 
-def _python() -> dict[str, float]:
+def _python() -> dict[str, Measured]:
     rows, query = next(Corpus().vectors())[:PYTHON_ROWS].tolist(), Corpus().queries(1)[0].tolist()
 
     def loop() -> list[float]:
         return sorted((sum(a * b for a, b in zip(row, query, strict=True)) for row in rows), reverse=True)[:TOP_K]
 
-    return {"loops": _usual_s(loop) * ROWS / PYTHON_ROWS}
+    return {"loops, one query": Measured(1, _usual_s(loop) * ROWS / PYTHON_ROWS)}
 
 
 def _usual_s(call: Callable[[], object]) -> float:

@@ -24,6 +24,7 @@ def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(module, "compiled_kernels", lambda: None)
     else:
         pytest.importorskip("numba")
+        assert products.compiled_kernels() is not None
     return str(request.param)
 
 
