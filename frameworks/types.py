@@ -335,12 +335,9 @@ class PairRequest:
     with_labels: bool = False
 
 
-class StepTiming(NamedTuple):
-    """A step of a pipeline that ran. `started_s`: time.perf_counter. `seconds`: with the wait for its model."""
-
-    name: str
-    started_s: float
-    seconds: float
+StepTiming = tuple[str, float, float]
+"""A step of a pipeline that ran: its name, its begin (time.perf_counter), and its seconds with the wait for its model.
+"""
 
 
 @dataclass(slots=True)

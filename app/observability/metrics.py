@@ -281,7 +281,8 @@ def server_timing(timings: Timings) -> str:
         timings.encode_s * 1e3,
     )
     if timings.steps:
-        return ", ".join([timing, *(f"step-{name};dur={seconds * 1e3:.3f}" for name, _, seconds in timings.steps)])
+        for name, _, seconds in timings.steps:
+            timing += ", step-%s;dur=%.3f" % (name, seconds * 1e3)  # noqa: UP031
     return timing
 
 

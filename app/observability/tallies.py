@@ -84,7 +84,11 @@ class ModelMetrics:
             histogram.total += value
         if timings.steps:
             for step, _, seconds in timings.steps:
-                self.steps.setdefault(step, Histogram()).observe(seconds)
+                known = self.steps.get(step)
+                if known is None:
+                    known = self.steps[step] = Histogram()
+                known.counts[bisect_left(SECONDS_BUCKETS, seconds)] += 1
+                known.total += seconds
 
     def show(self, trace_id: str, total_s: float, timings: Timings) -> None:
         """Keep a request that succeeded as an example of its buckets."""

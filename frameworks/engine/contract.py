@@ -27,6 +27,8 @@ from frameworks.types import (
 
 EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TokenRequest
 """A request with one answer."""
+ComputeNow = Callable[[TensorBatch, Timings, Tenant], Outputs | None]
+"""As Engine.compute_now; the tenant pays for the rows, and the times are recorded in the timings."""
 
 
 class Run:
@@ -147,6 +149,15 @@ class Engine(Protocol):
         `begin` is called when a part of it begins to run, perhaps again later. `tenant`: pays for the rows. If the
         awaitable is cancelled, parts that have not begun never run. Raises InvalidInput, OutOfMemory, ModelFailed,
         Draining.
+        """
+        ...
+
+    @property
+    def compute_now(self) -> ComputeNow | None:
+        """Runs tensors at once, without a place in the queue, and returns the outputs.
+
+        It returns None where the tensors have to be queued by `submit`, as other requests wait or the run takes long.
+        Raises the error of the model. None: all requests have to be queued.
         """
         ...
 

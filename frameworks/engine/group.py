@@ -59,6 +59,7 @@ class EngineGroup:
     """
 
     references = 0
+    compute_now = None
 
     def __init__(
         self,

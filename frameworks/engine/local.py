@@ -48,6 +48,7 @@ class LocalEngine:
         dispatcher.on_death = self._note_death
         # The dispatcher's own function: a call in between would take its time for each request for tensors.
         self.submit = dispatcher.submit if isinstance(dispatcher, Dispatcher) else _refuse_rows
+        self.compute_now = dispatcher.compute_now if isinstance(dispatcher, Dispatcher) else None
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
         self._images = ImageService(model, self.submit, threads)
         self._adapter_uses = AdapterUses(settings.name)

@@ -70,7 +70,7 @@ class ClientsEngine:
         self._loaded_s = time.monotonic()
         self.model = engine.model
         self.submit, self.answer, self.generate = engine.submit, engine.answer, engine.generate
-        self.lease_body = engine.lease_body
+        self.lease_body, self.compute_now = engine.lease_body, engine.compute_now
 
     @property
     def is_dead(self) -> bool:

@@ -21,13 +21,16 @@ from frameworks.errors import (
 from frameworks.models.contract import ServedModels
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.tokens import TokenAnswer
-from frameworks.types import Answer, ModelSpec, Timings
+from frameworks.types import Answer, ModelSpec, TensorBatch, Timings
 
 log = structlog.get_logger(__name__)
 
 MakeRequest = Callable[[ModelSpec], EngineRequest]
 """Return the request to a model with this spec. Raises RoundhouseError where the model cannot answer it."""
+MakeTensors = Callable[[ModelSpec], TensorBatch]
+"""As MakeRequest, for a model of tensors."""
 
 
 class SubPermit(Permit):
@@ -37,7 +40,7 @@ class SubPermit(Permit):
 
     def __init__(self, limit: RequestLimit, whole: Permit) -> None:
         """`whole`: of the request that this one is a part of. Raises Overloaded."""
-        super().__init__(limit, whole.tenant)
+        Permit.__init__(self, limit, whole.tenant)
         self.token_budget = whole.token_budget
 
 
@@ -53,6 +56,30 @@ class SubRequests:
         self._models = models
         self._limit = RequestLimit("the steps of requests", max_queue_size, None)
 
+    def compute_now(self, whole: Run, name: str, make: MakeTensors, step: str) -> Outputs | None:
+        """Run tensors at once, if the run is light and nothing else uses the model; None: send them by `answer`.
+
+        Such a run ends before this returns: it needs no place in a queue and no reference to the model. Times are added
+        to those of the whole request. Errors as of `answer`.
+        """
+        slot = self._models.slots_by_name.get(name)
+        if slot is None or slot.canary is not None:
+            return None
+        version, limit = slot.active, slot.requests
+        spec = version.spec
+        if spec is None or not version.is_ready:
+            return None
+        if limit.own_waiting or limit.own_inflight >= limit.own_concurrency_bound:
+            return None
+        compute = version.engine().compute_now
+        if compute is None:
+            return None
+        whole.permit.begin()
+        try:
+            return compute(make(spec), whole.timings, whole.permit.tenant)
+        except RoundhouseError as error:
+            raise _named(error, name, step) from error
+
     async def answer(
         self, whole: Run, name: str, make: MakeRequest, step: str, timings: Timings | None = None
     ) -> Answer | TokenAnswer:
@@ -67,12 +94,19 @@ class SubRequests:
         try:
             permit = SubPermit(self._limit, whole.permit)
             try:
-                version, spec = await self._acquire(name, permit)
+                slot = self._models.slots_by_name.get(name) or self._models.slot(name)
+                version = slot.route()
+                spec = version.spec
+                if spec is None or not version.acquire(permit, spec):
+                    version, spec = await self._acquire(name, permit, version)
                 request = make(spec)
                 permit.queue(version.model.requests)
                 whole.permit.begin()
-                run = Run(permit, Timings() if timings is None else timings, whole.priority)
-                return await version.engine().answer(run, request)
+                timings = timings or Timings()
+                if type(request) is TensorBatch and version.model.has_queue:
+                    # As Engine.answer, without two calls and an object for each part.
+                    return await version.engine().submit(request, whole.priority, permit.begin, timings, permit.tenant)
+                return await version.engine().answer(Run(permit, timings, whole.priority), request)
             finally:
                 permit.release()
         except RoundhouseError as error:
@@ -89,9 +123,13 @@ class SubRequests:
         finally:
             permit.release()
 
-    async def _acquire(self, name: str, permit: Permit) -> tuple[ModelVersion, ModelSpec]:
-        """Return the version that answers the next request, with a reference, and its spec. Waits for its load."""
-        version: ModelVersion | None = None
+    async def _acquire(
+        self, name: str, permit: Permit, version: ModelVersion | None = None
+    ) -> tuple[ModelVersion, ModelSpec]:
+        """Return the version that answers the next request, with a reference, and its spec. Waits for its load.
+
+        `version`: the routed one; None: route the request.
+        """
         while True:
             if version is None:
                 version = self._models.slot(name).route()

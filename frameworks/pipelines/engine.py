@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
 from frameworks.pipelines.checker import Typed
-from frameworks.pipelines.kinds import ImagesType, Kind, PredictionsType, fits
+from frameworks.pipelines.kinds import ImagesType, Kind, PredictionsType
 from frameworks.pipelines.plan import make_plan
 from frameworks.pipelines.runs import Parts, Runner
 from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
@@ -55,6 +54,7 @@ class PipelineEngine:
     is_dead: ClassVar = False
     outage: ClassVar = None
     references: ClassVar = 0
+    compute_now: ClassVar = None
 
     def __init__(
         self, typed: Typed, parts: Parts, threads: ThreadPoolExecutor, collections: NamedCollections | None = None
@@ -67,6 +67,7 @@ class PipelineEngine:
         self._plan = make_plan(typed)
         self._runner = Runner(typed, self._plan, parts, threads, collections)
         self.model = _Described(spec_of(typed))
+        self._image_inputs = [(name, at) for name, at, kind in self._plan.inputs if isinstance(kind, ImagesType)]
         self._embeddings = embedding_output(typed)
         self._predictions = prediction_output(typed)
         self._num_running = 0
@@ -111,7 +112,9 @@ class PipelineEngine:
             run.timings.steps = []
         values: list[Any] = [None] * self._plan.num_values
         if isinstance(request, TensorBatch):
-            await self._read_tensors(request, values)
+            self._read_tensors(request, values)
+            if self._image_inputs:
+                await self._read_encoded_images(request, values)
         elif isinstance(request, TextRequest):
             self._read_texts(request, values)
         elif isinstance(request, ImageRequest):
@@ -147,16 +150,24 @@ class PipelineEngine:
     def check_integrity(self) -> None:
         assert not self._num_running, f"{self._num_running} requests run in an idle pipeline"
 
-    async def _read_tensors(self, request: TensorBatch, values: list[Any]) -> None:
+    def _read_tensors(self, request: TensorBatch, values: list[Any]) -> None:
         for name, position, kind in self._plan.inputs:
-            if name not in request.inputs:
+            value = request.inputs.get(name)
+            if value is None:
                 raise InvalidInput(f"inputs.{name}", "expected a value, got nothing; send all inputs of the pipeline")
-            value: Any = request.inputs[name]
-            if isinstance(kind, ImagesType) and sum(len(text) for text in np.ravel(value)) > _MANY_CHARACTERS:
+            if isinstance(kind, TensorType) and not (isinstance(value, np.ndarray) and _fits(kind.shape, value.shape)):
+                shape = list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__
+                raise InvalidInput(f"inputs.{name}", f"expected the shape {list(kind.shape or ())}, got {shape}")
+            values[position] = value
+
+    async def _read_encoded_images(self, request: TensorBatch, values: list[Any]) -> None:
+        for name, position in self._image_inputs:
+            texts: list[str] = np.ravel(cast("Array", request.inputs[name])).tolist()
+            if sum(map(len, texts)) > _MANY_CHARACTERS:
                 loop = asyncio.get_running_loop()
-                values[position] = await loop.run_in_executor(self._threads, _input, name, value, kind)
+                values[position] = await loop.run_in_executor(self._threads, _images, name, texts)
             else:
-                values[position] = _input(name, value, kind)
+                values[position] = _images(name, texts)
 
     def _read_texts(self, request: TextRequest, values: list[Any]) -> None:
         [(_, position, _)] = self._plan.inputs
@@ -197,15 +208,21 @@ class PipelineEngine:
         }
 
 
-def _input(name: str, value: Any, kind: Kind) -> Any:
-    """Return a value of a request as the steps read it. Raises InvalidInput."""
-    if isinstance(kind, ImagesType):
-        return [read_encoded(text, f"inputs.{name}[{at}]") for at, text in enumerate(np.ravel(value).tolist())]
-    assert isinstance(kind, TensorType)
-    if not isinstance(value, np.ndarray) or not fits(kind, replace(kind, shape=value.shape)):
-        shape = list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__
-        raise InvalidInput(f"inputs.{name}", f"expected the shape {list(kind.shape or ())}, got {shape}")
-    return value
+def _fits(wanted: tuple[int, ...] | None, given: tuple[int, ...]) -> bool:
+    """Whether a tensor has the declared shape. It runs for each request."""
+    if wanted is None:
+        return True
+    if len(wanted) != len(given):
+        return False
+    for declared, size in zip(wanted, given, strict=True):  # noqa: SIM110 - a generator would take longer
+        if declared not in (-1, size):
+            return False
+    return True
+
+
+def _images(name: str, texts: list[str]) -> list[bytes]:
+    """Decode images in base64. Raises InvalidInput."""
+    return [read_encoded(text, f"inputs.{name}[{at}]") for at, text in enumerate(texts)]
 
 
 def _as_value(value: Any, kind: Kind) -> Any:

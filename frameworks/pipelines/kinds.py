@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from frameworks.types import NUMPY_DTYPES, MapType, SequenceType, TensorType, ValueType
 
 
@@ -110,14 +108,6 @@ def merged_shape(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> 
         return False
     dimensions = [max(a, b) if min(a, b) == -1 else (a if a == b else None) for a, b in zip(one, other, strict=True)]
     return False if None in dimensions else tuple(each for each in dimensions if each is not None)
-
-
-def cast(value: StepValue, wanted: Kind) -> StepValue:
-    """Return a value in the dtype that a step reads; the same object where it has it already."""
-    if isinstance(wanted, TensorType) and isinstance(value, np.ndarray):
-        dtype = NUMPY_DTYPES[wanted.dtype]
-        return value if value.dtype == dtype else value.astype(dtype)
-    return value
 
 
 def _fits_dtype(wanted: str, given: str) -> bool:

@@ -10,7 +10,7 @@ from frameworks.batches.label_order import in_label_order
 from frameworks.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.pipeline_settings import StepEntry
-from frameworks.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values, cast
+from frameworks.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values
 from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
@@ -201,11 +201,6 @@ def _empty(kind: Kind) -> Any:
     if not isinstance(kind, TensorType):
         return []
     return np.empty((0, *(max(size, 0) for size in (kind.shape or ())[1:])), NUMPY_DTYPES[kind.dtype])
-
-
-def cast_values(ports: Mapping[str, Port], values: Values) -> Values:
-    """Return the values in the dtypes that the ports read."""
-    return {name: cast(value, ports[name].kind) for name, value in values.items()}
 
 
 def _outputs_of(spec: ModelSpec, labels: tuple[str, ...], embedding_size: int | None) -> dict[str, Kind]:

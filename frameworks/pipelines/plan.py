@@ -1,24 +1,28 @@
 """Compile a checked pipeline into a plan that runs fast: values have positions, and steps know their readers."""
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from frameworks.pipelines.checker import Typed, Work
 from frameworks.pipelines.graph import Source
-from frameworks.pipelines.kinds import Kind
-from frameworks.pipelines.model_calls import ModelCall
+from frameworks.pipelines.kinds import Kind, Values
+from frameworks.pipelines.model_calls import ModelCall, TensorCall
 from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import Port
+from frameworks.types import NUMPY_DTYPES, TensorType
 
-InputPort = tuple[str, int, Kind]
-"""An input of a step: its name, the position of its value, and the type that the step reads."""
+InputPort = tuple[str, int, np.dtype[Any] | None]
+"""An input of a step: its name, the position of its value, and the dtype that the step reads; None: no tensor."""
 
 
 @dataclass(slots=True, eq=False)
 class PlannedStep:
     """A step of a plan. `outputs`: the read ones and the positions of their values. `readers`: steps that read them.
 
-    `is_call`: it runs a model. `is_search`: it searches a collection. `is_slow`: it runs on a thread.
-    `num_sources`: the steps that it waits for.
+    `label`: names it in messages. `is_call`: it runs a model; `reads_tensors`: a model of tensors. `is_search`: it
+    searches a collection. `is_slow`: it runs on a thread. `num_sources`: the steps that it waits for.
     """
 
     name: str
@@ -27,11 +31,31 @@ class PlannedStep:
     outputs: tuple[tuple[str, int], ...]
     model: str = ""
     is_call: bool = False
+    reads_tensors: bool = False
     is_search: bool = False
     is_slow: bool = False
     num_sources: int = 0
     readers: list["PlannedStep"] = field(default_factory=list)
     position: int = 0
+    label: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.label = f'step "{self.name}"'
+
+    def read(self, values: list[Any]) -> Values:
+        """Return the inputs in the dtypes that the step reads. `values`: of the request, by position."""
+        read: Values = {}
+        for name, position, dtype in self.inputs:
+            value = values[position]
+            if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
+                value = value.astype(dtype)
+            read[name] = value
+        return read
+
+    def write(self, answer: Values, values: list[Any]) -> None:
+        """Set the values that other steps read."""
+        for name, position in self.outputs:
+            values[position] = answer[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +87,9 @@ def make_plan(typed: Typed) -> Plan:
         work = typed.works[entry.name]
         wires = graph.wires[entry.name]
         ports = _ports_of(work, tuple(wires))
-        inputs = tuple((name, positions[_named(source, typed)], ports[name].kind) for name, source in wires.items())
+        inputs = tuple(
+            (name, positions[_named(source, typed)], _dtype_of(ports[name].kind)) for name, source in wires.items()
+        )
         read = {name or _first(typed, entry.name) for name in typed.used[entry.name]}
         outputs = []
         for name in typed.produced[entry.name]:
@@ -75,7 +101,16 @@ def make_plan(typed: Typed) -> Plan:
         is_slow = not isinstance(work, ModelCall) and work.is_slow
         is_search = isinstance(work, SearchStep)
         step = PlannedStep(
-            entry.name, work, inputs, tuple(outputs), entry.model or "", is_call, is_search, is_slow, position=at
+            entry.name,
+            work,
+            inputs,
+            tuple(outputs),
+            entry.model or "",
+            is_call,
+            isinstance(work, TensorCall),
+            is_search,
+            is_slow,
+            position=at,
         )
         sources = {source.step for source in wires.values() if source.step is not None}
         step.num_sources = len(sources)
@@ -97,6 +132,10 @@ def make_plan(typed: Typed) -> Plan:
 
 def _ports_of(work: Work, names: tuple[str, ...]) -> dict[str, Port]:
     return dict(work.ports if isinstance(work, ModelCall) else work.ports(names))
+
+
+def _dtype_of(kind: Kind) -> np.dtype[Any] | None:
+    return NUMPY_DTYPES[kind.dtype] if isinstance(kind, TensorType) else None
 
 
 def _first(typed: Typed, step: str) -> str:

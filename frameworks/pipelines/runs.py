@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,19 +17,26 @@ from frameworks.engine.contract import EngineRequest, Run
 from frameworks.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.pipelines.checker import Typed
 from frameworks.pipelines.kinds import Values
-from frameworks.pipelines.kinds import cast as cast_kind
-from frameworks.pipelines.model_calls import ModelCall, empty_values, make_call
+from frameworks.pipelines.model_calls import ModelCall, TensorCall, empty_values, make_call
 from frameworks.pipelines.plan import Plan, PlannedStep
 from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
-from frameworks.types import ModelSpec, StepTiming, Timings
+from frameworks.types import ModelSpec, TensorBatch, Timings
 
 _MANY_NUMBERS = 16 * 1024
 _MANY_CHARACTERS = 64 * 1024
+_LONGEST_TURN_S = 0.002
+"""Seconds of steps on the event loop after which a request lets others run."""
 
 
 class Parts(Protocol):
-    """Answers requests to models as parts of another request."""
+    """Answers requests to models as parts of another request. The methods are those of SubRequests of
+    frameworks/models.
+    """
+
+    def compute_now(self, whole: Run, name: str, make: Callable[[ModelSpec], TensorBatch], step: str) -> Values | None:
+        """As SubRequests.compute_now."""
+        ...
 
     def answer(
         self,
@@ -38,7 +46,7 @@ class Parts(Protocol):
         step: str,
         timings: Timings | None = None,
     ) -> Awaitable[Any]:
-        """As SubRequests.answer of frameworks/models."""
+        """As SubRequests.answer."""
         ...
 
 
@@ -59,7 +67,6 @@ class Runner:
         self._threads = threads
         self._collections = collections
         self._entries = typed.graph.steps
-        self._labels = {step.name: f'step "{step.name}"' for step in plan.steps}
         self._calls: dict[str, ModelCall] = {
             step.name: step.work for step in plan.steps if isinstance(step.work, ModelCall)
         }
@@ -71,16 +78,14 @@ class Runner:
         Raises the first error of a step, with its name; the other steps are cancelled.
         """
         if self._plan.is_serial:
+            until_s = time.perf_counter() + _LONGEST_TURN_S
             for step in self._plan.steps:
-                read = _read(step, values)
-                if step.is_call:
-                    await self._call(whole, step, read, values)
-                elif step.is_search:
-                    await self._search(whole, step, read, values)
-                elif step.is_slow or _is_long(read):
-                    await self._compute_on_thread(whole, step, read, values)
-                else:
-                    self._compute(whole, step, read, values)
+                read = step.read(values)
+                if not self._run_now(whole, step, read, values):
+                    await self._run_later(whole, step, read, values)
+                elif time.perf_counter() > until_s:
+                    await asyncio.sleep(0)
+                    until_s = time.perf_counter() + _LONGEST_TURN_S
             return
         try:
             await self._run_parallel(whole, values)
@@ -89,19 +94,20 @@ class Runner:
 
     async def _run_parallel(self, whole: Run, values: list[Any]) -> None:
         missing = [step.num_sources for step in self._plan.steps]
+        until_s = time.perf_counter() + _LONGEST_TURN_S
 
         async def wait_for(step: PlannedStep, read: Values) -> None:
-            run = self._call if step.is_call else self._search if step.is_search else self._compute_on_thread
-            await run(whole, step, read, values)
+            nonlocal until_s
+            await self._run_later(whole, step, read, values)
+            until_s = time.perf_counter() + _LONGEST_TURN_S
             finish(step)
 
         def start(step: PlannedStep) -> None:
-            read = _read(step, values)
-            if step.is_call or step.is_search or step.is_slow or _is_long(read):
-                tasks.create_task(wait_for(step, read))
-            else:
-                self._compute(whole, step, read, values)
+            read = step.read(values)
+            if time.perf_counter() <= until_s and self._run_now(whole, step, read, values):
                 finish(step)
+            else:
+                tasks.create_task(wait_for(step, read))
 
         def finish(step: PlannedStep) -> None:
             for reader in step.readers:
@@ -114,14 +120,51 @@ class Runner:
                 if not step.num_sources:
                     start(step)
 
+    def _run_now(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> bool:
+        """Run a step on the event loop, if it is short; return whether it ran."""
+        if step.is_call:
+            if not _has_rows(read):
+                step.write(empty_values(self._calls[step.name].outputs), values)
+                return True
+            return step.reads_tensors and self._call_now(whole, step, read, values)
+        if step.is_search or step.is_slow or _is_long(read):
+            return False
+        started_s = time.perf_counter()
+        try:
+            answer = cast(BuiltinStep, step.work).run(read)
+        except RoundhouseError as error:
+            raise self._named(step, error) from error
+        step.write(answer, values)
+        _note(whole, step, started_s)
+        return True
+
+    def _call_now(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> bool:
+        """Run the model of a step, if its queue is empty and the run is light; return whether it ran."""
+        started_s = time.perf_counter()
+        try:
+            answer = self._parts.compute_now(whole, step.model, partial(self._tensors, step, read), step.label)
+        except RoundhouseError:
+            _note(whole, step, started_s)
+            raise
+        if answer is None:
+            return False
+        step.write(answer, values)
+        _note(whole, step, started_s)
+        return True
+
+    async def _run_later(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
+        """Queue a step at its model or collection, or run it on a thread."""
+        if step.is_call:
+            await self._call(whole, step, read, values)
+        elif step.is_search:
+            await self._search(whole, step, read, values)
+        else:
+            await self._compute_on_thread(whole, step, read, values)
+
     async def _call(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
-        """Run the model of a step, unless it has no rows."""
+        """Run the model of a step on rows."""
         started_s = time.perf_counter()
         call = self._calls[step.name]
-        if any(map(_is_empty, read.values())):
-            _write(step, empty_values(call.outputs), values)
-            return
-        timings = Timings(started_s=started_s, trace=whole.timings.trace)
 
         def make(spec: ModelSpec) -> EngineRequest:
             nonlocal call
@@ -130,20 +173,22 @@ class Runner:
             return call.request(read)
 
         try:
-            answer = await self._parts.answer(whole, step.model, make, self._labels[step.name], timings)
+            answer = await self._parts.answer(whole, step.model, make, step.label, whole.timings)
         finally:
-            all_timings = whole.timings
-            all_timings.queue_s += timings.queue_s
-            all_timings.compute_s += timings.compute_s
-            all_timings.decode_s += timings.decode_s
-            all_timings.batch_rows = max(all_timings.batch_rows, timings.batch_rows)
             _note(whole, step, started_s)
-        _write(step, call.read(read, answer), values)
+        step.write(call.read(read, answer), values)
+
+    def _tensors(self, step: PlannedStep, read: Values, spec: ModelSpec) -> TensorBatch:
+        """Return the request of a step that reads tensors. Raises ModelFailed, as `_call_for`."""
+        call = self._calls[step.name]
+        if spec is not call.spec:
+            call = self._calls[step.name] = self._call_for(step, spec)
+        return cast(TensorCall, call).request(read)
 
     def _call_for(self, step: PlannedStep, spec: ModelSpec) -> ModelCall:
         """Return how a step calls another version of its model, or its next load. Raises ModelFailed."""
         known = cast(ModelCall, step.work)
-        label = self._labels[step.name]
+        label = step.label
         try:
             call = make_call(self._entries[step.name], self._plan.wired[step.name], self._plan.used[step.name], spec)
         except StepFault as fault:
@@ -160,11 +205,11 @@ class Runner:
         whole.permit.begin()
         assert self._collections is not None, "the checker knew the collection"
         try:
-            answer = await cast(SearchStep, step.work).search(self._collections, read, self._labels[step.name])
+            answer = await cast(SearchStep, step.work).search(self._collections, read, step.label)
         finally:
             _note(whole, step, started_s)
             whole.timings.compute_s += time.perf_counter() - started_s
-        _write(step, answer, values)
+        step.write(answer, values)
 
     async def _compute_on_thread(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
         started_s = time.perf_counter()
@@ -178,34 +223,22 @@ class Runner:
         finally:
             _note(whole, step, started_s)
             whole.timings.compute_s += time.perf_counter() - started_s
-        _write(step, answer, values)
-
-    def _compute(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
-        started_s = time.perf_counter()
-        try:
-            answer = cast(BuiltinStep, step.work).run(read)
-        except RoundhouseError as error:
-            raise self._named(step, error) from error
-        _write(step, answer, values)
-        _note(whole, step, started_s)
+        step.write(answer, values)
 
     def _named(self, step: PlannedStep, error: RoundhouseError) -> RoundhouseError:
         """Return the error of a step with the name of the step."""
         if isinstance(error, FieldError):
-            return InvalidInput(error.field, f"{error.reason} ({self._labels[step.name]})")
-        error.message = f"{self._labels[step.name]}: {error.message}"
+            return InvalidInput(error.field, f"{error.reason} ({step.label})")
+        error.message = f"{step.label}: {error.message}"
         return error
 
 
-def _read(step: PlannedStep, values: list[Any]) -> Values:
-    return {name: cast_kind(values[position], kind) for name, position, kind in step.inputs}
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether a value has no rows."""
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0 and not len(value)
-    return not value
+def _has_rows(read: Values) -> bool:
+    """Whether each value has rows."""
+    for value in read.values():
+        if (value.ndim and not len(value)) if isinstance(value, np.ndarray) else not value:
+            return False
+    return True
 
 
 def _is_long(read: Values) -> bool:
@@ -219,15 +252,10 @@ def _is_long(read: Values) -> bool:
     return False
 
 
-def _write(step: PlannedStep, answer: Values, values: list[Any]) -> None:
-    for name, position in step.outputs:
-        values[position] = answer[name]
-
-
 def _note(whole: Run, step: PlannedStep, started_s: float) -> None:
     steps = whole.timings.steps
     assert steps is not None
-    steps.append(StepTiming(step.name, started_s, time.perf_counter() - started_s))
+    steps.append((step.name, started_s, time.perf_counter() - started_s))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -64,6 +64,7 @@ class SharedEngine:
         self.model = engine.model
         self.submit, self.answer, self.generate = engine.submit, engine.answer, engine.generate
         self.lease_body = engine.lease_body
+        self.compute_now = engine.compute_now
         self.has_ended_requests = False
         self._processes = _processes_of(engine)
         self._connects = [Connects(partial(_is_up, process)) for process in self._processes]

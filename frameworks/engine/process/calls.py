@@ -91,7 +91,7 @@ class InferCall:
         timings.queue_s += message.queue_s
         timings.compute_s += message.compute_s
         timings.decode_s += message.decode_s
-        timings.batch_rows = message.batch_rows
+        timings.batch_rows = max(timings.batch_rows, message.batch_rows)
         if timings.trace is not None:
             timings.trace.add(message.runs)
         if not self.future.done():

@@ -50,6 +50,7 @@ class ProcessEngine:
     """
 
     references = 0
+    compute_now = None
 
     def __init__(
         self,

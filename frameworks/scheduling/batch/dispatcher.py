@@ -9,6 +9,7 @@ from functools import partial
 
 from frameworks.batches.rows import Part, follow_rows, signature_of, split_request
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.charging import BatchCharges, Costs
 from frameworks.scheduling.batch.cost import CostModel
@@ -106,13 +107,24 @@ class Dispatcher:
         """
         signature = signature_of(batch, self._spec.batched_inputs, self._spec.sequence)
         future: asyncio.Future[Outputs] = self._loop.create_future()
-        share = self._share
-        if tenant is not share.tenant:
-            share = self._share = self._clock.share(tenant)
+        share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)
         if self._inline is None or self._learner is not None or not self._inline.try_accept(request):
             self._enqueue(request)
         return future
+
+    def compute_now(self, batch: TensorBatch, timings: Timings, tenant: Tenant) -> Outputs | None:
+        """As Engine.compute_now."""
+        inline = self._inline
+        if inline is None or not inline.answers_at_once or self._learner is not None:
+            return None
+        signature = signature_of(batch, self._spec.batched_inputs)
+        share = self._share if tenant is self._share.tenant else self._share_of(tenant)
+        return inline.compute_now(batch, signature, share, timings)
+
+    def _share_of(self, tenant: Tenant) -> TenantShare:
+        self._share = self._clock.share(tenant)
+        return self._share
 
     @property
     def is_running(self) -> bool:

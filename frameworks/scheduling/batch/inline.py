@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable
 
 from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
+from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
 from frameworks.traces import RunTrace, note_batch
+from frameworks.types import Batch, Timings
 
 LIGHT_S = 0.0003
 """Longest run that is light: about the cost of handing a batch to a thread and back. Light runs run on the loop."""
@@ -99,15 +101,47 @@ class InlineExecutor:
         self._loop = asyncio.get_running_loop()
         self._round: asyncio.Handle | None = None
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether the next light request is alone in its round, as that of the round before was."""
+        return self._is_alone and self._round is None
+
+    def compute_now(
+        self, batch: Batch, signature: BatchSignature, share: TenantShare, timings: Timings
+    ) -> Outputs | None:
+        """Run a light batch without a request; None where `answers_at_once` is False or the batch has to be queued.
+
+        Raises the error of the model. A batch that does not fit in memory has to be queued: that may split it.
+        """
+        worker = self._idle_worker() if self.answers_at_once and self._is_light(signature) else None
+        if worker is None:
+            return None
+        self._answered_at_once = 1
+        self._round = self._loop.call_soon(self._run_round)
+        started_s, thread_started_s = time.perf_counter(), time.thread_time()
+        try:
+            outputs = worker.model.infer(batch)
+        except BaseException as error:
+            failure = _failure_of(error)
+            if isinstance(failure, OutOfMemory):
+                return None
+            raise failure from error
+        compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
+        rows = signature.rows
+        self._counts.ran(rows, compute_s)
+        self._counts.tenant_seconds[share.tenant.name] += compute_s
+        self._learn(signature, rows, thread_s)
+        timings.compute_s += compute_s
+        timings.batch_rows = max(timings.batch_rows, rows)
+        if timings.trace is not None:
+            note_batch([timings.trace], started_s, compute_s, rows, worker.model.spec.device, worker.number)
+        return outputs
+
     def try_accept(self, request: Request) -> bool:
         """Accept a request for this round, if its run is light."""
-        signature = request.signature
-        rows, ceiling = signature.rows, self._ceiling.state.size
-        if rows > self._max_rows or rows > self.policy.max_rows.get(signature.shape, 0):
+        if not self._is_light(request.signature):
             return False
-        if ceiling is not None and rows > max(1, ceiling // signature.length):
-            return False
-        worker = self._idle_worker() if self._is_alone and self._round is None else None
+        worker = self._idle_worker() if self.answers_at_once else None
         if worker is not None:
             self._answered_at_once = 1
             self._run(worker, [request])
@@ -124,8 +158,17 @@ class InlineExecutor:
         for request in self._collected:
             request.fail(error)
 
+    def _is_light(self, signature: BatchSignature) -> bool:
+        rows, ceiling = signature.rows, self._ceiling.state.size
+        if rows > self._max_rows or rows > self.policy.max_rows.get(signature.shape, 0):
+            return False
+        return ceiling is None or rows <= max(1, ceiling // signature.length)
+
     def _run_round(self) -> None:
         self._round = None
+        if not self._collected:
+            self._is_alone, self._answered_at_once = True, 0
+            return
         requests = [request for request in self._collected if not request.future.done()]
         self._is_alone = self._answered_at_once + len(self._collected) <= 1
         self._answered_at_once = 0
@@ -205,7 +248,7 @@ class InlineExecutor:
             timings = request.timings
             timings.queue_s += started_s - request.arrived_s
             timings.compute_s += compute_s
-            timings.batch_rows = rows
+            timings.batch_rows = max(timings.batch_rows, rows)
             if timings.trace is not None:
                 traces.append(timings.trace)
             request.future.set_result(own)

@@ -99,7 +99,7 @@ class Request:
         if not self.future.done():
             self.timings.queue_s += progress.queue_s
             self.timings.compute_s += progress.compute_s
-            self.timings.batch_rows = progress.batch_rows
+            self.timings.batch_rows = max(self.timings.batch_rows, progress.batch_rows)
             self.future.set_result(outputs)
 
     def fail(self, error: BaseException) -> None:

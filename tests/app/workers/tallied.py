@@ -16,7 +16,7 @@ from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.tenants import Tenant
-from frameworks.types import StepTiming, Timings
+from frameworks.types import Timings
 from memory.tensor_pool import PoolStats
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, soon
@@ -42,7 +42,7 @@ def observe(
     """Count a request of every kind. `steps`: all its times."""
     version, seconds = "1", steps * step_s
     timings = Timings(seconds, seconds, seconds, seconds, cache_hit=(None, True, False)[steps % 3])
-    timings.steps = [StepTiming("first", 0.0, seconds), StepTiming("second", 0.0, 2 * seconds)]
+    timings.steps = [("first", 0.0, seconds), ("second", 0.0, 2 * seconds)]
     principal = Principal(Tenant(tenant))
     code = "" if status == 200 else "overloaded"
     record = RequestRecord("id", "POST", "/", seconds, model, version, status, code, timings, principal)

@@ -85,7 +85,7 @@ class TestPipelineEngine:
         order = np.argsort(-expected, axis=1)[:, :2]
         assert [list(row) for row in answer["best"]] == [[LABELS[at] for at in row] for row in order]
         np.testing.assert_allclose(answer["s"], np.take_along_axis(expected, order, axis=1), rtol=1e-5)
-        assert [each.name for each in timings.steps or []] == ["one", "two", "p", "names"]
+        assert [name for name, *_ in timings.steps or []] == ["one", "two", "p", "names"]
 
     @in_loop
     async def test_only_named_outputs_are_returned(self, threads: ThreadPoolExecutor) -> None:
@@ -201,6 +201,32 @@ class TestPipelineEngine:
         assert names == []
         await ask(engine, tensors(x=X))
         assert names == ["run"]
+
+    @in_loop
+    async def test_long_chain_lets_other_requests_run(
+        self, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runs, "_LONGEST_TURN_S", -1.0)
+        chain = [step(f"p{at}", "softmax", {"values": f"p{at - 1}" if at else "x"}) for at in range(8)]
+        engine = engine_of(pipeline({"x": "float32[-1, 4]"}, {"y": "p7"}, *chain), NumpyParts({}, {}), threads)
+        requests, turns = task(ask(engine, tensors(x=X))), 0
+        while not requests.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= len(chain)
+        np.testing.assert_allclose((await requests)["y"].sum(axis=1), np.ones(6), rtol=1e-5)
+
+    @in_loop
+    async def test_light_models_run_without_queue(self, threads: ThreadPoolExecutor) -> None:
+        parts = two_models()
+        parts.runs_at_once = True
+        engine = engine_of(pipeline(["x"], {"p": "p"}, *CHAIN[:3]), parts, threads)
+        timings = Timings()
+        answer = await ask(engine, tensors(x=X), timings)
+        raw = np.exp(X @ A @ B)
+        np.testing.assert_allclose(answer["p"], raw / raw.sum(axis=1, keepdims=True), rtol=1e-5)
+        assert [name for name, _ in parts.requests] == ["a", "b"]
+        assert [name for name, *_ in timings.steps or []] == ["one", "two", "p"]
 
     @in_loop
     async def test_changed_model_is_refused_or_followed(self, threads: ThreadPoolExecutor) -> None:

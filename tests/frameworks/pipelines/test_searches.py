@@ -122,7 +122,7 @@ class TestSearches:
         assert found["rows"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
         assert [found[name].dtype.name for name in OUTPUTS] == ["object", "float32", "object", "int64"]
         assert timings.steps is not None
-        assert [each.name for each in timings.steps] == ["find"]
+        assert [name for name, *_ in timings.steps] == ["find"]
 
     @in_loop
     async def test_filter_leaves_fewer_hits(self, tmp_path: Path) -> None:
