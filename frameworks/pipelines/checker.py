@@ -52,16 +52,17 @@ def check_pipeline(
     `pipelines`: the names of all pipelines, which no step may run. `collections`: the dimensions of each collection, -1
     where they are unknown.
     """
-    faults = [fault for index, step in enumerate(entry.steps) for fault in _faults_of_keys(index, step)]
-    faults += _unknown_models(entry, models, pipelines)
-    faults += _unknown_collections(entry, collections)
-    graph, more = check_graph(entry)
-    faults += more
-    if graph is None or faults:
+    of_keys = [fault for index, step in enumerate(entry.steps) for fault in _faults_of_keys(index, step)]
+    graph, of_wires = check_graph(entry)
+    unknown = [*_unknown_models(entry, models, pipelines), *_unknown_collections(entry, collections)]
+    faults = [*of_keys, *unknown, *of_wires]
+    if graph is None or of_keys:
         return None, faults
+    # Steps of unknown models and collections have unknown types; the types of the others are checked.
     checker = _Checker(graph, specs, collections)
     checker.check()
-    return (None, checker.faults) if checker.faults else (checker.typed, [])
+    faults += checker.faults
+    return (None, faults) if faults else (checker.typed, [])
 
 
 def _faults_of_keys(index: int, step: StepEntry) -> Iterator[Fault]:
@@ -155,7 +156,8 @@ class _Checker:
             if step.function is not None:
                 work = FunctionStep(step)
             elif step.collection is not None:
-                work = SearchStep(step, self._collections[step.collection])
+                if step.collection in self._collections:
+                    work = SearchStep(step, self._collections[step.collection])
             elif step.builtin is not None and step.builtin != "tokenize":
                 work = make_builtin(step, spec)
             elif spec is not None:

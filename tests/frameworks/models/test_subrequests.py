@@ -81,6 +81,15 @@ class TestSubRequests:
             assert registry.loads == ["a"]
 
     @in_loop
+    async def test_evicted_model_is_loaded_for_later_part(self) -> None:
+        """Parts of one request need more memory than there is, one after the other."""
+        async with lazy_models("abc") as (registry, manager):
+            with permit() as whole:
+                for x, name in enumerate("abcab"):
+                    assert await _ask(manager, whole, name, x) == [2 * x]
+            assert registry.loads == list("abcab")
+
+    @in_loop
     async def test_cancelled_part_waiting_for_load_holds_nothing(self) -> None:
         async with lazy_models("a") as (registry, manager):
             registry.gates["a"] = Gate()

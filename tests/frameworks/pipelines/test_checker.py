@@ -40,6 +40,23 @@ class TestChecker:
             'inputs.idle: expected a step that reads "idle", got none; read it, or remove the input',
         ]
 
+    def test_unknown_model_hides_no_fault_of_types(self) -> None:
+        entry = pipeline(
+            {"x": "float32[-1, 4]"},
+            {"y": "two", "odds": "odds", "hits": "find"},
+            call("one", "aa", {"x": "x"}),
+            call("two", "b", {"x": "x"}),
+            step("odds", "softmax", {"values": "one"}, axis=-1),
+            step("wide", "softmax", {"values": "x"}, axis=3),
+            {"name": "find", "collection": "docs", "inputs": {"vectors": "wide"}},
+        )
+        assert faults_of(entry, AB) == [
+            'steps[0].model: expected a model of the server, got "aa"; did you mean "a"?',
+            'steps[4].collection: expected a collection of the server, got "docs"; there is none',
+            'steps[1].inputs.x: expected float32[-1, 3], got float32[-1, 4] from "x"; wire another value',
+            "steps[3].axis: expected a tensor that has the axis 3, got 2 axes",
+        ]
+
     def test_cycle_is_named(self) -> None:
         entry = pipeline(
             ["x"],
