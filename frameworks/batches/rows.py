@@ -37,16 +37,21 @@ class Part:
     length: int
 
 
-def signature_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceSpec | None = None) -> BatchSignature:
+def signature_of(
+    batch: Batch,
+    batched_inputs: frozenset[str],
+    sequence: SequenceSpec | None = None,
+    all_outputs: tuple[str, ...] = (),
+) -> BatchSignature:
     """Return the signature of a batch. Texts always share a run.
 
     `batched_inputs`: tensors share a run only if all of them are named here and have equal numbers of rows. A
-    broadcast tensor has no rows of its own.
+    broadcast tensor has no rows of its own. `all_outputs`: those of the model, which a batch without names has too.
     """
     if isinstance(batch, TokenBatch):
         return BatchSignature(batch.rows, max(1, max(map(len, batch.token_ids), default=1)), TokenBatch, shares=True)
     if sequence is not None:
-        return _signature_of_sequences(batch, batched_inputs, sequence)
+        return _signature_of_sequences(batch, batched_inputs, sequence, all_outputs)
     rows = -1
     elements = 0
     shares = True
@@ -63,7 +68,8 @@ def signature_of(batch: Batch, batched_inputs: frozenset[str], sequence: Sequenc
         shape.append((name, value.dtype.char, dimensions[1:]))
     if len(shape) > 1:
         shape.sort(key=str)
-    return BatchSignature(max(1, rows), elements or 1, (batch.output_names, *shape), shares and rows > 0)
+    names = batch.output_names or all_outputs
+    return BatchSignature(max(1, rows), elements or 1, (names, *shape), shares and rows > 0)
 
 
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:
@@ -194,7 +200,7 @@ class ResultAssembler:
 
 
 def _signature_of_sequences(
-    batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec
+    batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec, all_outputs: tuple[str, ...]
 ) -> BatchSignature:
     """As for other tensors; to share, the inputs with the sequence axis must also agree in its size."""
     rows = length = -1
@@ -219,7 +225,8 @@ def _signature_of_sequences(
                 dimensions = (*dimensions[:axis], -1, *dimensions[axis + 1 :])
         shape.append((name, value.dtype.char, dimensions[1:]))
     shape.sort(key=str)
-    return BatchSignature(max(1, rows), max(1, length), (batch.output_names, *shape), shares and rows > 0)
+    names = batch.output_names or all_outputs
+    return BatchSignature(max(1, rows), max(1, length), (names, *shape), shares and rows > 0)
 
 
 def _texts(batch: TokenBatch) -> Iterator[Part]:

@@ -51,6 +51,7 @@ class Dispatcher:
         self._name = name
         self._workers = list(workers)
         self._spec = spec
+        self._all_outputs = tuple(output.name for output in spec.outputs)
         # Only texts and sequences have tokens to count.
         self._limits = limits if spec.text or spec.sequence else replace(limits, max_tokens=None)
         device = device or SharedDevice()
@@ -105,7 +106,7 @@ class Dispatcher:
         parts that have not begun never run. The future fails with ModelFailed if no worker is left, and with what the
         model raises.
         """
-        signature = signature_of(batch, self._spec.batched_inputs, self._spec.sequence)
+        signature = signature_of(batch, self._spec.batched_inputs, self._spec.sequence, self._all_outputs)
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)
@@ -118,7 +119,7 @@ class Dispatcher:
         inline = self._inline
         if inline is None or not inline.answers_at_once or self._learner is not None:
             return None
-        signature = signature_of(batch, self._spec.batched_inputs)
+        signature = signature_of(batch, self._spec.batched_inputs, None, self._all_outputs)
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         return inline.compute_now(batch, signature, share, timings)
 

@@ -29,6 +29,16 @@ def signature(batch: Batch) -> BatchSignature:
     return signature_of(batch, frozenset(["x", "y", "z", "x0", "x1", "x2"]))
 
 
+def test_batch_without_names_has_all_outputs() -> None:
+    """Requests that name all outputs share batches with those that name none."""
+    inputs: dict[str, Value] = {"x": np.zeros((2, 3), np.float32)}
+    shapes = [
+        signature_of(TensorBatch(inputs, names), frozenset(["x"]), all_outputs=("y", "z")).shape
+        for names in (None, ("y", "z"), ("y",))
+    ]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
 def parts_of(batch: Batch, max_rows: int) -> list[Part]:
     count, parts = split_request(batch, signature(batch), max_rows)
     every = list(parts)

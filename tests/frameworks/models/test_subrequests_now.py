@@ -46,7 +46,7 @@ async def light_model(**settings: Any) -> AsyncIterator[MLFrameworkManager]:
         assert isinstance(engine, LocalEngine)
         assert isinstance(engine.dispatcher, Dispatcher)
         assert engine.dispatcher._inline is not None
-        engine.dispatcher._inline.policy.learn((None,), 1, LIGHT_S / 100)
+        engine.dispatcher._inline.policy.learn((("y",),), 1, LIGHT_S / 100)
         await engine.submit(numbers(0))
         await asyncio.sleep(0)
         yield manager

@@ -26,9 +26,9 @@ def now(harness: Harness, *x: int, timings: Timings | None = None, tenant: Tenan
     return None if outputs is None else (np.asarray(outputs["y"])[:, 0] // 2).tolist()
 
 
-async def alone(harness: Harness, **options: int) -> None:
+async def alone(harness: Harness) -> None:
     """Let one light request run alone in a round of the loop."""
-    harness.allow_inline(**options)
+    harness.allow_inline()
     await harness.send(0)
     await asyncio.sleep(0)
 
@@ -67,12 +67,12 @@ class TestComputeNow:
         assert model.executed[-1] == [3, 4]
 
     @in_loop
-    async def test_unmeasured_or_heavy_batch_is_queued(self) -> None:
+    async def test_unmeasured_shape_is_queued(self) -> None:
         async with running_dispatcher(RowModel(), runs_by_shape=True) as harness:
             assert now(harness, 1) is None
-            await alone(harness, most_rows=2)
-            assert now(harness, 1, 2, 3) is None
-            assert now(harness, 1, 2) == [1, 2]
+            await alone(harness)
+            assert harness.dispatcher.compute_now(rows(1, width=2), Timings(), DEFAULT_TENANT) is None
+            assert now(harness, 1) == [1]
 
     @in_loop
     async def test_error_of_model_is_raised(self) -> None:
