@@ -202,21 +202,25 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     from app.cli.model_paths import with_models
     from app.config import load_settings
     from app.observability.logs import configure_logging
-    from app.offline.local_model import with_one_model
+    from app.offline.local_model import models_of, with_one_model
     from frameworks.addresses import SourceAddress
 
     configure_logging("warning", "auto", sys.stderr)
     loaded = load_settings(config_file(options.config, [options.model]), os.environ, {})
     models = loaded.settings.models
     fetch = partial(fetch_framework, loaded)
+    names = models_of(loaded, options.model)
+    is_known = options.model in [each.name for each in loaded.settings.pipelines]
     for framework, entries in (("onnx", models.onnx_models), ("pytorch", models.torch_models)):
         for entry in entries:
-            if entry.name == options.model:
+            if entry.name in names:
                 if isinstance(entry.path, SourceAddress):
                     fetch(entry.path, "onnx" if framework == "onnx" else "pytorch")
-                return with_one_model(loaded, entry.name), entry.name
+                is_known = True
+    if is_known:
+        return with_one_model(loaded, options.model), options.model
     none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
-    settings = loaded.settings.model_copy(update={"models": none})
+    settings = loaded.settings.model_copy(update={"models": none, "pipelines": ()})
     loaded = replace(loaded, settings=with_models(settings, [options.model], fetch))
     models = loaded.settings.models
     name = next(entry.name for entry in (*models.onnx_models, *models.torch_models))

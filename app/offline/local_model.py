@@ -1,7 +1,7 @@
 """Load the model into this process, with the scheduler and engines of the server."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,11 +42,14 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
     _refuse_searches(inference.manager.slot(name))
     async with inference.manager as manager:
         try:
+            for each in manager.slots:
+                if each.name != name:
+                    await manager.load(each.name)  # a model of a pipeline's steps
             slot = await manager.load(name)
         except (InvalidModel, ModelFailed, OutOfMemory) as error:
             raise RunFailed(f"MODEL: {error.message}") from error
         try:
-            yield LocalModel(inference.pipeline, slot)
+            yield LocalModel(inference.pipeline, slot, manager.slots)
         finally:
             await inference.shadowing.close()
             inference.pipeline.close()
@@ -63,7 +66,8 @@ def _refuse_searches(slot: ModelSlot) -> None:
 class LocalModel:
     """A RunModel. Bodies are decoded by the native API's decoder, answers stay arrays."""
 
-    def __init__(self, pipeline: Pipeline, slot: ModelSlot) -> None:
+    def __init__(self, pipeline: Pipeline, slot: ModelSlot, slots: Sequence[ModelSlot]) -> None:
+        """`slots`: the model, and for a pipeline those of its steps."""
         self._pipeline = pipeline
         self.slot = slot
         spec = slot.spec
@@ -72,7 +76,7 @@ class LocalModel:
         self.rows_per_request = min(slot.limits.max_rows, 32)
         self.concurrency = _concurrency(spec, slot.entry.instances, slot.limits.max_rows, self.rows_per_request)
         self.description = ModelDescription(
-            slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec),
+            slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec, slots),
             frozenset(each.name for each in spec.inputs if each.required),
             None if spec.image is None else (spec.image.height, spec.image.width),
         )  # fmt: skip
@@ -131,14 +135,22 @@ class _OfflineExchange:
 
 
 def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
-    """Return the settings with this model only."""
+    """Return the settings with this model only, or with this pipeline and the models of its steps."""
     models = loaded.settings.models
+    names = models_of(loaded, name)
     kept = {
-        table: tuple(entry for entry in getattr(models, table) if entry.name == name)
+        table: tuple(entry for entry in getattr(models, table) if entry.name in names)
         for table in ("onnx_models", "torch_models")
     }
-    settings = loaded.settings.model_copy(update={"models": models.model_copy(update=kept)})
-    return replace(loaded, settings=settings)
+    pipelines = tuple(each for each in loaded.settings.pipelines if each.name == name)
+    update = {"models": models.model_copy(update=kept), "pipelines": pipelines}
+    return replace(loaded, settings=loaded.settings.model_copy(update=update))
+
+
+def models_of(loaded: LoadedSettings, name: str) -> frozenset[str]:
+    """Return the names of the models that a pipeline runs; of a model its own name."""
+    steps = [step.model for each in loaded.settings.pipelines if each.name == name for step in each.steps]
+    return frozenset(step for step in steps if step is not None) if steps else frozenset([name])
 
 
 def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
@@ -151,9 +163,13 @@ def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
         )
         for table in ("onnx_models", "torch_models")
     }
+    pipelines = tuple(
+        each.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None}) for each in settings.pipelines
+    )
     scheduling = {"max_queue_size": _NO_BOUND, "max_concurrent_requests": None, "default_timeout_ms": None}
     update = {
         "models": settings.models.model_copy(update=models),
+        "pipelines": pipelines,
         "scheduling": settings.scheduling.model_copy(update=scheduling),
     }
     return replace(loaded, settings=settings.model_copy(update=update))
@@ -175,8 +191,11 @@ def _shapes(values: tuple[ValueSpec, ...]) -> Mapping[str, Shape]:
     return {value.name: value.shape for value in values}
 
 
-def _identity(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
+def _identity(slot: ModelSlot, spec: ModelSpec, slots: Sequence[ModelSlot]) -> dict[str, Any]:
     """Return the files of the model with their sizes and times, and what else changes its results."""
+    if isinstance(slot.entry, PipelineModelEntry):
+        parts = [_identity(each, each.spec, ()) for each in slots if each is not slot and each.spec is not None]
+        return {"pipeline": slot.entry.pipeline.model_dump(mode="json"), "models": parts}
     path: Path = slot.active.path
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     described = [[str(each.relative_to(path.parent)), each.stat().st_size, each.stat().st_mtime_ns] for each in files]

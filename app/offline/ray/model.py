@@ -64,7 +64,7 @@ class RayModel:
 async def open_ray_model(loaded: LoadedSettings, name: str, limits: Limits, nodes: list[Node]) -> RayModel:
     """Load the model in a worker with a GPU if the cluster has one and the settings use it. Raises RunFailed."""
     cpus = limits.cpus or 1
-    gpus = 1 if any(node.gpus >= 1 for node in nodes) and _may_use_gpu(loaded, name) else 0
+    gpus = 1 if any(node.gpus >= 1 for node in nodes) and _may_use_gpu(loaded) else 0
     # Here if this machine has the resources: the run is resumed by the sizes and times of this machine's files.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     # Its annotations lack this strategy.
@@ -79,10 +79,11 @@ async def open_ray_model(loaded: LoadedSettings, name: str, limits: Limits, node
     return RayModel(probe, description, needs)
 
 
-def _may_use_gpu(loaded: LoadedSettings, name: str) -> bool:
+def _may_use_gpu(loaded: LoadedSettings) -> bool:
+    """Whether a model of the settings, which have only those of the run, may use a GPU."""
     models = loaded.settings.models
-    entry = next(each for each in (*models.onnx_models, *models.torch_models) if each.name == name)
-    return loaded.settings.performance.enable_gpu and entry.device != "cpu"
+    devices = [each.device for each in (*models.onnx_models, *models.torch_models)]
+    return loaded.settings.performance.enable_gpu and any(device != "cpu" for device in devices)
 
 
 async def _result(reference: Any) -> Any:

@@ -81,3 +81,35 @@ steps = [{ name = "one", collection = "docs", inputs = { vectors = "vectors" } }
     with pytest.raises(RunFailed, match="send to the server with --url"):
         asyncio.run(queued_rows(load_settings(file, {}, {}), "find"))
     assert not (tmp_path / "collections").exists()
+
+
+PIPELINE = f"""
+[[models.onnx_models]]
+name = "digits"
+path = "{MODELS / "digits"}"
+[[models.onnx_models]]
+name = "missing"
+path = "nowhere"
+[[pipelines]]
+name = "odds"
+inputs = ["image"]
+outputs = {{ label = "read", odds = "odds" }}
+max_concurrent_requests = 1
+steps = [
+    {{ name = "read", model = "digits", inputs = {{ image = "image" }} }},
+    {{ name = "odds", builtin = "softmax", inputs = {{ values = "image" }} }},
+]
+"""
+
+
+def test_pipeline_runs_with_its_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli.commands import main
+
+    config, source, output = tmp_path / "c.toml", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    config.write_text(PIPELINE, encoding="utf-8")
+    source.write_text("".join(json.dumps({"pixels": [float(i % 16)] * 64}) + "\n" for i in range(ROWS)))
+    words = ["run", "odds", str(source), str(output), "--columns", "image=pixels", "--config", str(config)]
+    assert main(words) == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(rows) == ROWS
+    assert all(abs(sum(row["odds"]) - 1.0) < 1e-5 for row in rows)
