@@ -17,6 +17,7 @@ from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.deployment import Scaling, group_deployment, model_deployment
 from frameworks.models.ray_replica import HostedModels
 from frameworks.models.slot import ModelSlot
+from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.setting_values import ReplicaRange
 from memory.tensor_pool import TensorPool
 
@@ -58,7 +59,8 @@ def build_application(loaded: LoadedSettings, api_key: str) -> serve.Application
             drain_s=drain_s,
         )
         for slot in manager.slots
-        if slot.entry.replica_group is None
+        # Each ingress runs the steps of its pipelines.
+        if slot.entry.replica_group is None and slot.framework != FRAMEWORK
     }
     groups = {
         group.name: group_deployment(

@@ -73,6 +73,23 @@ def test_application_binds_deployment_per_model(tmp_path: Path) -> None:
     assert models["b"]._bound_deployment.num_replicas == 2
 
 
+def test_pipelines_have_no_deployment(tmp_path: Path) -> None:
+    """Each ingress runs their steps."""
+    from app.ray.application import build_application
+
+    pipeline = """
+[[pipelines]]
+name = "p"
+inputs = ["x"]
+outputs = { y = "one" }
+steps = [{ name = "one", model = "a", inputs = { x = "x" } }]
+"""
+    application: Any = build_application(loaded_from(tmp_path, CONFIG + pipeline), "")
+    config, models, _ = application._bound_deployment.init_args
+    assert set(models) == {"a", "b"}
+    assert [each.name for each in config.loaded.settings.pipelines] == ["p"]
+
+
 def test_application_binds_deployment_per_group(tmp_path: Path) -> None:
     from app.ray.application import build_application
 
