@@ -149,7 +149,7 @@ class TestCommandLine:
 
 
 class TestTenants:
-    def test_tokens_of_steps_are_charged_once_to_the_caller(self, start: Start, tmp_path: Any) -> None:
+    def test_tokens_of_steps_are_charged_once(self, start: Start, tmp_path: Any) -> None:
         keys = {name: make_key(name) for name in ("direct", "piped")}
         write_keys(tmp_path / "keys.toml", *keys.values())
         unit = """

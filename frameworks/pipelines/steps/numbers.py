@@ -287,7 +287,7 @@ def best_columns(rows: Array, top_k: int) -> Array:
     for at, (row, bound) in enumerate(zip(falling, bounds, strict=True)):
         columns = (row <= bound).nonzero()[0]
         if len(columns) < top_k:
-            columns = np.arange(len(row))  # the bound is no number
+            columns = np.arange(len(row))  # the bound is NaN
         best[at] = columns[row[columns].argsort(kind="stable")[:top_k]]
     return best
 
