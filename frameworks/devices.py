@@ -152,6 +152,10 @@ class DeviceManager:
         accelerators = self._probe.accelerators() if self._enable_gpu else []
         return [*accelerators, self._probe.host()]
 
+    def host(self) -> Device:
+        """Measure and return the host."""
+        return self._probe.host()
+
     def memory_limits(self, max_model_bytes: int | None) -> dict[str, int]:
         """Return the limit for models of each memory: `max_model_bytes`, or 80 % of the bytes free now."""
         return {

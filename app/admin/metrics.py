@@ -28,7 +28,7 @@ from app.observability.worker_counts import WorkerCounts
 from frameworks.collections.contract import CollectionInfo
 from frameworks.devices import Device, DeviceManager
 from frameworks.engine.process import live
-from frameworks.models.ledger import MemoryLedger
+from frameworks.models.ledger import HOST, MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
 
 _WORKER_ENDS = ("exit_status", "sigabrt", "sigkill", "sigsegv")
@@ -312,9 +312,10 @@ class _Collector:
             for device in budget.devices
             for kind, size in (("limit", budget.limit(device)), ("reserved", budget.used(device)))
         ]
+        reservations.append(([HOST, "collections"], self._sources.ledger.held_bytes))
         return gauge(
             "model_budget_bytes",
-            "Memory of a device that models may use, and the part that is reserved.",
+            "Memory of a device for models and collections: the limit, all that is reserved, and that of collections.",
             ["device", "kind"],
             reservations,
         )

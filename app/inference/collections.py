@@ -11,6 +11,7 @@ from app.auth.principal import Principal
 from app.config.collection_settings import CollectionEntry
 from app.observability.metrics import RequestRecord
 from frameworks.collections.contract import Collection, CollectionInfo
+from frameworks.collections.memory import Reservations
 from frameworks.errors import CollectionNotFound, ModelFailed, ModelLoading, RoundhouseError
 
 log = structlog.get_logger(__name__)
@@ -27,7 +28,9 @@ class ConfiguredCollection:
 class Collections:
     """All collections. They are open from the start of the server to its end. Owned by the event loop."""
 
-    def __init__(self, configured: Iterable[ConfiguredCollection] = ()) -> None:
+    def __init__(self, configured: Iterable[ConfiguredCollection] = (), budget: Reservations | None = None) -> None:
+        """`budget`: of their memory; None without a bound."""
+        self._budget = budget
         self._configured = {each.entry.name: each for each in configured}
         self._open: dict[str, Collection] = {}
         self._failed: set[str] = set()
@@ -44,7 +47,7 @@ class Collections:
         async with AsyncExitStack() as stack:
             for name, each in self._configured.items():
                 try:
-                    collection = await open_collection(each.entry.at(each.folder))
+                    collection = await open_collection(each.entry.at(each.folder), self._budget)
                 except RoundhouseError as error:
                     log.error("collection failed to open", collection=name, reason=error.message)
                     self._failed.add(name)

@@ -223,7 +223,8 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    collections = Collections(ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
+    configured = (ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
+    collections = Collections(configured, manager.residency.ledger)
     add_operations(pipeline, manager.parts, collections)
     manager.pipelines.collections = collections
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)

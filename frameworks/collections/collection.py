@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import orjson
 
+from frameworks.collections import index_file
 from frameworks.collections.checks import Upsert, checked_id, checked_queries, checked_records
 from frameworks.collections.columns import Schema
 from frameworks.collections.contract import (
@@ -20,7 +21,9 @@ from frameworks.collections.contract import (
     Vectors,
 )
 from frameworks.collections.filters import Filter
-from frameworks.collections.maintenance import Maintainer
+from frameworks.collections.growth import Growth, row_bytes
+from frameworks.collections.maintenance import Grants, Maintainer
+from frameworks.collections.memory import Grant, MemoryNeeded, Reservations
 from frameworks.collections.products import compiled_kernels
 from frameworks.collections.searching import Search, Searcher
 from frameworks.collections.segments import Locks, Segments, prepared
@@ -36,38 +39,60 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024
 MAX_BATCH_SEARCHES = 64
 
 
-async def open_collection(settings: CollectionSettings) -> Collection:
+async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> Collection:
     """Open the collection, or create it: read its vectors into memory and start its threads.
 
-    Call it on the event loop that uses the collection. Raises CollectionInUse, InvalidCollection, CollectionFailed,
-    StorageFull, OutOfMemory.
+    Call it on the event loop that uses the collection. `budget`: of its memory; None without a bound. Raises
+    CollectionInUse, InvalidCollection, CollectionFailed, StorageFull, OutOfMemory.
     """
-    opening = asyncio.ensure_future(asyncio.to_thread(_Opened, settings))
+    owners = settings.owner, f"the rebuild of {settings.owner}"
+    grants = Grants(*(Grant(None if budget is None else budget.holding(owner)) for owner in owners))
+    opening = asyncio.ensure_future(asyncio.to_thread(_Opened, settings, grants))
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        opening.add_done_callback(lambda done: _abandon(done, grants))
+        raise
+    except BaseException:
+        grants.rows.release()
         raise
     return EmbeddedCollection(settings, opened)
+
+
+def _abandon(opening: "asyncio.Future[_Opened]", grants: Grants) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+    grants.rows.release()
 
 
 class _Opened:
     """The files and the rows of an open collection. Constructing it reads all vectors."""
 
-    def __init__(self, settings: CollectionSettings) -> None:
+    def __init__(self, settings: CollectionSettings, grants: Grants) -> None:
+        self._settings, self.grants = settings, grants
         self.store = Store(settings)
         try:
             self.segments = Segments(settings.dimensions, settings.metric, Schema())
-            for loaded in self.store.load():
-                self.segments.schema.keys.update(*loaded.metadata)
-                self.segments.add(loaded.rows, prepared(loaded.vectors, settings.metric), loaded.metadata)
-            self.segments.publish([])
+            self._load()
             with disk_errors(settings.name):
                 self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
             compiled_kernels()
         except BaseException:
             self.store.close()
             raise
+
+    def _load(self) -> None:
+        """Read all rows, after a reservation of their memory."""
+        settings, segments, grant = self._settings, self.segments, self.grants.rows
+        index_bytes = index_file.size_of(settings.folder)
+        # A collection that is too large is refused before it is read. Columns are reserved as they appear.
+        grant.grow_from_thread(index_bytes + self.store.count() * row_bytes(settings.dimensions, settings.metric))
+        for loaded in self.store.load():
+            growth = Growth(settings, segments).add(loaded.metadata)
+            grant.grow_from_thread(index_bytes + segments.memory_bytes + growth.size_bytes)
+            segments.schema.keys.update(*loaded.metadata)
+            segments.add(loaded.rows, prepared(loaded.vectors, settings.metric), loaded.metadata)
+            segments.publish([])
 
     def close(self) -> None:
         """Close what only an opening has: the collection closes the rest."""
@@ -84,10 +109,11 @@ class EmbeddedCollection:
         self._opened = opened
         self._segments = opened.segments
         locks = Locks()
-        self._maintainer = Maintainer(settings, opened.segments, locks)
+        self._grants = opened.grants
+        self._maintainer = Maintainer(settings, opened.segments, locks, opened.grants)
         self._index = self._maintainer.index
         self._searcher = Searcher(settings, opened.search_reader, opened.segments, self._index, locks.publishing)
-        writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer.poke)
+        writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer, opened.grants.rows)
         name = f"collection-{settings.name}"
         self._searches: Worker[Search, list[list[Hit]]] = Worker(
             f"{name}-search", self._searcher.run, MAX_BATCH_SEARCHES
@@ -102,7 +128,7 @@ class EmbeddedCollection:
     @property
     def memory_bytes(self) -> int:
         """Bytes in memory now."""
-        return self._segments.memory_bytes + self._index.memory_bytes
+        return self._segments.memory_bytes + self._maintainer.memory_bytes
 
     async def search(
         self,
@@ -125,7 +151,12 @@ class EmbeddedCollection:
         size = 4 * self.settings.dimensions * len(records) + sum(len(each.text or "") for each in records)
         with self._change_room.held(1, size):
             upsert: Upsert = await self._read(checked_records, records, self.settings.dimensions)
-            return await self._changes.run(upsert) if upsert.ids else 0
+            while upsert.ids:
+                try:
+                    return await self._changes.run(upsert)
+                except MemoryNeeded as needed:
+                    await self._grants.rows.grow(needed.size_bytes)
+            return 0
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
         """Delete records; return how many there were."""
@@ -183,6 +214,8 @@ class EmbeddedCollection:
         await self._changes.close()
         await self._searches.close()
         await asyncio.to_thread(self._close)
+        self._grants.rows.release()
+        self._grants.rebuild.release()
 
     def _close(self) -> None:
         self._reading.shutdown()

@@ -18,6 +18,9 @@ _BYTES_OF_VALUE = 160
 """Estimated memory of one dictionary entry beside its characters."""
 
 
+DictionaryValue = str | bool | list[str]
+
+
 class Dictionary:
     """The codes of one key's values: 1, 2, …; 0 stands for no value. Only grows; one thread adds."""
 
@@ -29,24 +32,38 @@ class Dictionary:
     def __len__(self) -> int:
         return len(self._codes)
 
-    def code(self, value: str | bool | list[str]) -> int:
+    def code(self, value: DictionaryValue) -> int:
         """Return the code of a value, a new one for a new value."""
-        key = (type(value), tuple(value) if isinstance(value, list) else value)
+        key = _key_of(value)
         code = self._codes.get(key)
         if code is None:
             items = value if isinstance(value, list) else []
             code = len(self._codes) + 1
-            self.memory_bytes += _BYTES_OF_VALUE * (1 + len(items)) + len(str(value))
+            self.memory_bytes += bytes_of_value(value)
             self._codes[key] = code
             for item in set(items):
                 self._of_lists[item] = [*self._of_lists.get(item, ()), code]
         return code
+
+    def has(self, value: DictionaryValue) -> bool:
+        """Whether the value has a code."""
+        return _key_of(value) in self._codes
 
     def codes_equal(self, value: Scalar) -> list[int]:
         """Return the codes of this value and of the lists that hold it."""
         code = self._codes.get((type(value), value))
         of_lists = self._of_lists.get(value, []) if isinstance(value, str) else []
         return of_lists if code is None else [code, *of_lists]
+
+
+def _key_of(value: DictionaryValue) -> tuple[type, Any]:
+    return type(value), tuple(value) if isinstance(value, list) else value
+
+
+def bytes_of_value(value: DictionaryValue) -> int:
+    """Return the estimated memory of a value in a dictionary."""
+    items = value if isinstance(value, list) else []
+    return _BYTES_OF_VALUE * (1 + len(items)) + len(str(value))
 
 
 @dataclass(slots=True)

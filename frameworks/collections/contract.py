@@ -80,6 +80,11 @@ class CollectionSettings:
     max_waiting: int = 1024
     threads: int = 1
 
+    @property
+    def owner(self) -> str:
+        """The owner of its memory, for messages."""
+        return f'collection "{self.name}"'
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -183,7 +188,8 @@ class Collection(Protocol):
         """Insert records, or replace those of the same ids as a whole; return how many. Durable when it returns.
 
         All or none of them are applied. Of a repeated id the last one counts. Raises InvalidInput
-        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull.
+        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull; OutOfMemory where the budget has no
+        room, even without idle models.
         """
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:

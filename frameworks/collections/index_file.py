@@ -47,6 +47,14 @@ def save(folder: Path, index: KeptIndex) -> None:
         made.unlink(missing_ok=True)
 
 
+def size_of(folder: Path) -> int:
+    """Return the bytes of the file, which is no smaller than the index in memory; 0 without one."""
+    try:
+        return (folder / FILE).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def load(folder: Path, dimensions: int) -> KeptIndex | None:
     """Return what the file holds; None where there is none, or a damaged one."""
     try:

@@ -3,6 +3,8 @@
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,10 +12,12 @@ import structlog
 
 from frameworks.collections import index_file
 from frameworks.collections.contract import CollectionSettings, IndexInfo, IndexState
+from frameworks.collections.growth import rebuild_bytes
 from frameworks.collections.index_file import KeptIndex
 from frameworks.collections.lists import Lists
+from frameworks.collections.memory import Grant
 from frameworks.collections.rebuilding import LiveRows, parts_of, rebuilt
-from frameworks.collections.segments import Locks, Segments
+from frameworks.collections.segments import Locks, Segment, Segments, Snapshot
 from frameworks.collections.training import (
     SAMPLED_PER_LIST,
     Labels,
@@ -22,6 +26,7 @@ from frameworks.collections.training import (
     number_of_lists,
     train,
 )
+from frameworks.errors import OutOfMemory
 
 log = structlog.get_logger(__name__)
 
@@ -35,10 +40,24 @@ MAX_READ_SHARE = 0.3
 """An index that reads more of the rows than this is of no use."""
 _NICE = 19
 _READ_AT_ONCE = 16_384
+_RETRY_S = 30.0
+"""Seconds after which a rebuild without memory is tried again, if no change comes before."""
 
 
 class _Stopped(Exception):
     """The collection is being closed."""
+
+
+class _Postponed(Exception):
+    """There is no memory for a rebuild now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The memory of a collection, and that of the second copy of its rows during a rebuild."""
+
+    rows: Grant
+    rebuild: Grant
 
 
 @dataclass(slots=True)
@@ -49,23 +68,28 @@ class Index:
     info: IndexInfo = field(default_factory=lambda: IndexInfo(IndexState.NONE))
     refused_rows: int = 0
 
-    @property
-    def memory_bytes(self) -> int:
-        lists = self.lists
-        return 0 if lists is None else lists.memory_bytes
-
 
 class Maintainer:
     """Decides after each change whether to rebuild, and rebuilds. `poke` may be called from any thread."""
 
-    def __init__(self, settings: CollectionSettings, segments: Segments, locks: Locks) -> None:
+    def __init__(self, settings: CollectionSettings, segments: Segments, locks: Locks, grants: Grants) -> None:
         self.index = Index()
-        self._settings, self._segments = settings, segments
+        self._settings, self._segments, self._grants = settings, segments, grants
         self._writing, self._publishing = locks.writing, locks.publishing
         self._kept = index_file.load(settings.folder, settings.dimensions)
         self._poked = threading.Event()
         self._is_stopping = False
+        self._is_postponed = False
         self._thread = threading.Thread(target=self._run, name=f"collection-{settings.name}-index", daemon=True)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the index in memory."""
+        kept, lists = self._kept, self.index.lists
+        own = 0 if kept is None else kept.rows.nbytes + kept.labels.nbytes
+        if lists is not None:
+            return own + lists.memory_bytes
+        return own + (0 if kept is None else kept.centres.nbytes)
 
     def start(self) -> None:
         """Start the thread."""
@@ -90,17 +114,51 @@ class Maintainer:
         if sys.platform == "linux":  # there, the priority is that of one thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
-            self._poked.wait()
+            self._poked.wait(_RETRY_S if self._is_postponed else None)
             self._poked.clear()
             try:
                 self._check()
                 self._look()
+                self._is_postponed = False
             except _Stopped:
                 return
+            except _Postponed as error:
+                self._postpone(str(error))
             except Exception as error:
                 log.exception("the index of a collection could not be built", collection=self._settings.name)
                 self.index.refused_rows = self._segments.live_rows
                 self.index.info = IndexInfo(IndexState.FAILED, reason=type(error).__name__)
+
+    def _postpone(self, reason: str) -> None:
+        if not self._is_postponed:
+            self._is_postponed = True
+            log.warning("rebuild of a collection is postponed", collection=self._settings.name, reason=reason)
+        state = IndexState.NONE if self.index.lists is None else IndexState.READY
+        self.index.info = replace(self.index.info, state=state, reason=f"its rebuild waits for memory: {reason}")
+
+    @contextmanager
+    def _second_copy(self, sealed: Snapshot, *, has_index: bool) -> Iterator[None]:
+        """Reserve memory for a rebuild of the rows within the block; no model is evicted for it. Raises _Postponed."""
+        rebuild = self._grants.rebuild
+        if rebuild.is_bounded:
+            needed = rebuild_bytes(self._settings, sealed, has_index=has_index)
+            try:
+                rebuild.grow_from_thread(needed, may_evict=False)
+            except OutOfMemory as error:
+                raise _Postponed(error.message) from None
+        try:
+            yield
+        finally:
+            rebuild.release_from_thread()
+
+    def _replace(self, sealed: Snapshot, made: list[Segment], lists: Lists | None) -> None:
+        """Put rebuilt rows and their index in the place of the former ones."""
+        with self._writing:
+            with self._publishing:
+                self._segments.replace(sealed, made, has_index=lists is not None)
+                self.index.lists = lists
+            # Before a change is compared with the grant again.
+            self._grants.rows.take_over(self._grants.rebuild, self._segments.memory_bytes + self.memory_bytes)
 
     def _look(self) -> None:
         """Rebuild if it is time to."""
@@ -133,21 +191,25 @@ class Maintainer:
         """Drop deleted rows, and the index."""
         with self._writing:
             sealed = self._segments.seal()
-        live = LiveRows(sealed)
-        order = np.arange(len(live))
-        made = rebuilt(live, order, self._settings.dimensions, self._settings.metric, self._check)
-        with self._writing, self._publishing:
-            self._segments.replace(sealed, made, has_index=False)
-            self.index.lists = None
+        with self._second_copy(sealed, has_index=False):
+            live = LiveRows(sealed)
+            order = np.arange(len(live))
+            made = rebuilt(live, order, self._settings.dimensions, self._settings.metric, self._check)
+            self._replace(sealed, made, None)
         self.index.info = IndexInfo(IndexState.NONE)
 
     def _build(self, former: Lists | None) -> None:
         """Put the rows in the order of lists. Centres are kept unless the rows have changed too much."""
-        settings = self._settings
-        if former is None:
-            self.index.info = IndexInfo(IndexState.BUILDING)
         with self._writing:
             sealed = self._segments.seal()
+        with self._second_copy(sealed, has_index=True):
+            if former is None:
+                self.index.info = IndexInfo(IndexState.BUILDING)
+            self._build_lists(sealed)
+        self._save()
+
+    def _build_lists(self, sealed: Snapshot) -> None:
+        settings = self._settings
         live = LiveRows(sealed)
         kept = self._kept
         if kept is None or not kept.trained_rows / MAX_GROWTH <= len(live) <= kept.trained_rows * MAX_GROWTH:
@@ -161,9 +223,7 @@ class Maintainer:
         lists = calibrated(lists, parts_of(made), settings.metric, 0, settings.index_recall, self._check)
         self._kept = KeptIndex(kept.centres, live.rows, labels, kept.trained_rows)
         is_useful = lists.probes[0] <= MAX_READ_SHARE * len(lists.centres)
-        with self._writing, self._publishing:
-            self._segments.replace(sealed, made, has_index=is_useful)
-            self.index.lists = lists if is_useful else None
+        self._replace(sealed, made, lists if is_useful else None)
         self.index.refused_rows = 0 if is_useful else len(live)
         self.index.info = IndexInfo(
             state=IndexState.READY if is_useful else IndexState.MISSED,
@@ -172,7 +232,6 @@ class Maintainer:
             probed=lists.probes[0],
             reason=None if is_useful else "the recall needs too many of the lists; searches are exact",
         )
-        self._save()
 
     def _trained(self, live: LiveRows) -> KeptIndex:
         count = number_of_lists(len(live))

@@ -158,10 +158,20 @@ class Segments:
                 self._pending.append((last, last.count))
                 return self._pending[-1]
         # Small collections use little memory; the segments of large ones have one size.
-        total = sum(each.capacity for each in self._segments) + sum(each.capacity for each, _ in self._pending)
-        capacity = min(MAX_SEGMENT_ROWS, max(_FIRST_SEGMENT_ROWS, total, wanted))
-        self._pending.append((Segment(capacity, self._dimensions, self._metric), 0))
+        total = self.capacity + sum(each.capacity for each, _ in self._pending if each not in self._segments[-1:])
+        self._pending.append((Segment(next_capacity(total, wanted), self._dimensions, self._metric), 0))
         return self._pending[-1]
+
+    @property
+    def capacity(self) -> int:
+        """The rows that all segments have room for."""
+        return sum(each.capacity for each in self._segments)
+
+    @property
+    def open_segment(self) -> Segment | None:
+        """The segment that the next row is written to; None where it is a new one. Only between two changes."""
+        last = self._segments[-1] if len(self._segments) > self._sealed else None
+        return None if last is None or last.count == last.capacity else last
 
     def discard(self) -> None:
         """Forget what was added since the last `publish`."""
@@ -218,6 +228,11 @@ class Segments:
     def _take_snapshot(self) -> None:
         parts = tuple(Part(each, each.count) for each in self._segments)
         self.snapshot = Snapshot(self._sequence, parts, self._indexed)
+
+
+def next_capacity(total: int, wanted: int) -> int:
+    """Return the capacity of a new segment beside others with room for `total` rows. `wanted`: rows to write."""
+    return min(MAX_SEGMENT_ROWS, max(_FIRST_SEGMENT_ROWS, total, wanted))
 
 
 def prepared(vectors: Vectors, metric: Metric) -> Vectors:

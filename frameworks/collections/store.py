@@ -154,6 +154,11 @@ class Store:
                     f"made, got {value}; set the former, or choose another folder"
                 )
 
+    def count(self) -> int:
+        """Return the number of records."""
+        with disk_errors(self._settings.name):
+            return int(self._connection.execute("SELECT COUNT(*) FROM vectors").fetchone()[0])
+
     def load(self) -> Iterator[Loaded]:
         """Yield all records, by rising row numbers."""
         size = 4 * self._settings.dimensions

@@ -1,6 +1,6 @@
 """Write changes of a collection: one transaction and one sync of the disk for all that wait."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import Filter
+from frameworks.collections.growth import Growth
+from frameworks.collections.maintenance import Maintainer
+from frameworks.collections.memory import Grant, MemoryNeeded
 from frameworks.collections.segments import Deletion, Locks, Segments, Snapshot, prepared
 from frameworks.collections.store import Store, disk_errors
 from frameworks.errors import InvalidInput, OutOfMemory
@@ -33,10 +36,7 @@ Outcome = int | Exception
 
 
 class ChangeWriter:
-    """Applies changes to the store and then to memory. Used by one thread.
-
-    `after`: called after each transaction.
-    """
+    """Applies changes to the store and then to memory. Used by one thread."""
 
     def __init__(
         self,
@@ -44,19 +44,24 @@ class ChangeWriter:
         store: Store,
         segments: Segments,
         locks: Locks,
-        after: Callable[[], None],
+        maintainer: Maintainer,
+        grant: Grant,
     ) -> None:
+        """`maintainer`: looks at the collection after each transaction. `grant`: the memory that rows may use."""
         self._settings, self._store, self._segments = settings, store, segments
-        self._locks, self._after = locks, after
+        self._locks, self._maintainer, self._grant = locks, maintainer, grant
         self._failure: CollectionFailed | None = None
 
     def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Apply changes in their order and return the outcome of each. A change is applied as a whole or not at all."""
+        """Apply changes in their order and return the outcome of each. A change is applied as a whole or not at all.
+
+        The outcome MemoryNeeded is no refusal: the change is made again after a larger grant.
+        """
         outcomes: list[Outcome] = []
         for group in _groups(changes):
             try:
                 outcomes += self._commit(group)
-            except (StorageFull, CollectionFailed, OutOfMemory) as error:
+            except (StorageFull, CollectionFailed, OutOfMemory, MemoryNeeded) as error:
                 # A large change may be the cause: the others may be possible without it.
                 outcomes += [error] if len(group) == 1 else [self._alone(change) for change in group]
         return outcomes
@@ -64,13 +69,14 @@ class ChangeWriter:
     def _alone(self, change: Change) -> Outcome:
         try:
             return self._commit([change])[0]
-        except (StorageFull, CollectionFailed, OutOfMemory) as error:
+        except (StorageFull, CollectionFailed, OutOfMemory, MemoryNeeded) as error:
             return error
 
     def _commit(self, group: Sequence[Change]) -> list[Outcome]:
         if self._failure is not None:
             raise self._failure
         with disk_errors(self._settings.name), self._locks.writing:
+            self._check_memory(group)
             try:
                 deleted: list[int] = []
                 self._store.begin()
@@ -88,8 +94,21 @@ class ChangeWriter:
                         "written; make room"
                     ) from error
                 raise
-        self._after()
+        self._maintainer.poke()
         return outcomes
+
+    def _check_memory(self, group: Sequence[Change]) -> None:
+        """Raise MemoryNeeded where the grant has no room for the records of these changes."""
+        if not self._grant.is_bounded:
+            return
+        growth = Growth(self._settings, self._segments)
+        for change in group:
+            if isinstance(change, Upsert):
+                growth.add(change.metadata)
+        if growth.size_bytes:
+            needed = self._segments.memory_bytes + self._maintainer.memory_bytes + growth.size_bytes
+            if needed > self._grant.granted:
+                raise MemoryNeeded(needed)
 
     def _publish(self, deletion: Deletion) -> None:
         """Change memory as the disk has been changed. All that needs memory is done before; should it fail
@@ -126,16 +145,20 @@ class ChangeWriter:
                 f'{len(keys) + len(new)} with "{min(new)}"; use the keys that there are',
             )
         rows, replaced = self._store.upsert(change.ids, change.vectors, change.texts, change.encoded)
+        deleted += replaced
+        self._check_rows(len(rows) - len(deleted))
         self._segments.add(rows, prepared(change.vectors, self._settings.metric), change.metadata)
         keys |= new
-        deleted += replaced
-        limit, count = self._settings.max_rows, self._segments.live_rows + self._segments.pending_rows - len(deleted)
+        return len(rows)
+
+    def _check_rows(self, more: int) -> None:
+        """Raise CollectionFull for too many rows, before memory is taken for them."""
+        limit, count = self._settings.max_rows, self._segments.live_rows + self._segments.pending_rows + more
         if limit is not None and count > limit:
             raise CollectionFull(
                 f'collection "{self._settings.name}": expected at most {limit} rows, got {count}; nothing was written; '
                 "delete records or raise max_rows"
             )
-        return len(rows)
 
 
 def matching_rows(segments: Segments, snapshot: Snapshot, where: Filter) -> list[int]:

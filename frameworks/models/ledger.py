@@ -1,4 +1,4 @@
-"""Account for the memory of models: reserve it, evict versions for it, and release it."""
+"""Account for the memory of models and collections: reserve it, evict versions for it, and release it."""
 
 import asyncio
 import time
@@ -20,6 +20,8 @@ from memory.sizes import format_size
 log = structlog.get_logger(__name__)
 
 _EVICTED = None
+HOST = "cpu"
+"""The memory that holds collections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,32 @@ class LoadOptions:
     keep: ModelVersion | None = None
 
 
+class Holding:
+    """Memory of the host that holds no model, such as that of a collection. It is never evicted. Implements
+    Reservation.
+    """
+
+    def __init__(self, ledger: "MemoryLedger", owner: str) -> None:
+        self._ledger, self._owner = ledger, owner
+
+    def __str__(self) -> str:
+        return self._owner
+
+    async def resize(self, size_bytes: int, *, may_evict: bool) -> None:
+        await self._ledger.hold(self, size_bytes, may_evict=may_evict)
+
+    def settle(self, size_bytes: int) -> None:
+        self._ledger.settle(self, size_bytes)
+
+    def release(self) -> None:
+        self._ledger.release_holding(self)
+
+
 class MemoryLedger:
-    """Reserve memory for each version that is loaded, being loaded or being unloaded. Owned by the event loop."""
+    """Reserve memory for each version that is loaded, being loaded or being unloaded, and for collections.
+
+    Owned by the event loop. Implements Reservations of frameworks/collections/memory.py.
+    """
 
     def __init__(
         self,
@@ -54,6 +80,7 @@ class MemoryLedger:
         self._orders: Counter[ModelVersion] = Counter()
         self._fetching: set[ModelVersion] = set()
         self._versions: set[ModelVersion] = set()
+        self._holdings: set[Holding] = set()
         # Evictions run one at a time, in order of arrival: two at once would evict the same, or too many.
         self._evicting = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -156,6 +183,62 @@ class MemoryLedger:
         self.budget.correct(version, memory, version.memory_bytes)
         self.notify()
 
+    def holding(self, owner: str) -> Holding:
+        """Return a reservation of no bytes for what is no model. `owner`: for messages."""
+        return Holding(self, owner)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are reserved for collections."""
+        return sum(self.budget.held_by(each) for each in self._holdings)
+
+    async def hold(self, holding: Holding, size_bytes: int, *, may_evict: bool) -> None:
+        """Reserve so many bytes for a collection in all; evict models where necessary and allowed.
+
+        It waits for the minimum residency of models, as a load for a request. Raises OutOfMemory where it does not fit,
+        and then changes nothing.
+        """
+        while True:
+            self._changed.clear()
+            async with self._evicting:
+                available = (await asyncio.to_thread(self._devices.host)).free_bytes
+                more = size_bytes - self.budget.held_by(holding)
+                free = max(0, min(self.budget.free(HOST), available))
+                if more <= free:
+                    self._set_held(holding, size_bytes)
+                    return
+                evictable = sum(self.budget.held_by(v, HOST) for v in self._versions if not is_pinned(v))
+                if not may_evict or more > free + evictable:
+                    raise OutOfMemory(
+                        f"{holding}: expected {format_size(more)} more memory for it, got {format_size(free)}: "
+                        f"{HOST} has {format_size(max(0, self.budget.free(HOST)))} of "
+                        f"{format_size(self.budget.limit(HOST))} left for models and collections and "
+                        f"{format_size(available)} free; unload a model, or raise memory.max_model_memory"
+                    )
+                wait_s: float | None = inf
+                if not self._orders.keys() - self._fetching:
+                    wait_s = await self._evict_one(HOST, None, False)
+            await self._wait_for_change(wait_s)
+
+    def settle(self, holding: Holding, size_bytes: int) -> None:
+        """Reserve the bytes that a collection has in use; those that are left where it is more."""
+        free = self.budget.held_by(holding) + max(0, self.budget.free(HOST))
+        self._set_held(holding, min(size_bytes, free))
+        self.notify()
+
+    def release_holding(self, holding: Holding) -> None:
+        """Free the memory of a collection."""
+        self.budget.release(holding)
+        self._holdings.discard(holding)
+        self.notify()
+
+    def _set_held(self, holding: Holding, size_bytes: int) -> None:
+        if holding in self._holdings:
+            self.budget.correct(holding, HOST, size_bytes)
+        else:
+            self.budget.reserve(holding, HOST, size_bytes)
+            self._holdings.add(holding)
+
     def release(self, version: ModelVersion) -> None:
         """Free the memory of a version."""
         self.budget.release(version)
@@ -169,7 +252,7 @@ class MemoryLedger:
     def check_integrity(self) -> None:
         """Raise AssertionError where the ledger differs from the memory that the versions hold."""
         held = {owner for device in self.budget.devices for owner in self.budget.owners(device)}
-        assert held == self._versions, f"held by {held}, in memory are {self._versions}"
+        assert held == self._versions | self._holdings, f"held by {held}, in memory are {self._versions}"
         for version in self._versions:
             if version.state is ModelState.READY:
                 assert self.budget.held_by(version) == version.memory_bytes, f"{version}: held and measured differ"

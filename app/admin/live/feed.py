@@ -20,7 +20,7 @@ from app.inference.lifecycle import ServerLifecycle
 from app.observability.recent import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.observability.tallies import RequestTallies
 from frameworks.devices import Device, DeviceManager
-from frameworks.models.ledger import MemoryLedger
+from frameworks.models.ledger import HOST, MemoryLedger
 from frameworks.models.slot import ModelSlot
 
 log = structlog.get_logger(__name__)
@@ -229,9 +229,12 @@ class LiveFeed:
         return self._sources.views.of(ANONYMOUS).models.slots
 
     def _device_bytes(self, slots: list[ModelSlot]) -> dict[str, DeviceBytes]:
-        """Return the memory of models by device. A version on several devices counts its KV caches on the first."""
-        budget = self._sources.ledger.budget
-        found = {name: [budget.used(name), 0, 0, 0] for name in budget.devices}
+        """Return the memory of models and collections by device.
+
+        A version on several devices counts its KV caches on the first.
+        """
+        budget, collections = self._sources.ledger.budget, {HOST: self._sources.ledger.held_bytes}
+        found = {name: [budget.used(name), 0, 0, 0, collections.get(name, 0)] for name in budget.devices}
         for version in (version for slot in slots for version in slot.versions.values() if version.memory_on):
             memory = found.get(next(iter(version.memory_on)))
             for stats in version.step_stats if memory is not None else ():

@@ -94,6 +94,7 @@ def device_figures(devices: Iterable[Device], limits: dict[str, int], sample: Sa
                 "kv_bytes": reserved.kv_total if limits else None,
                 "kv_used_bytes": reserved.kv_used if limits else None,
                 "kv_cached_bytes": reserved.kv_cached if limits else None,
+                "collections_bytes": reserved.collections if limits else None,
             }
         )
     return shown

@@ -20,12 +20,16 @@ Doubles = NDArray[np.float64]
 
 
 class DeviceBytes(NamedTuple):
-    """The memory of models on a device. `reserved`: with `kv_total`, the size of the KV caches."""
+    """The memory of models and collections on a device.
+
+    `reserved`: all of it, with `kv_total`, the size of the KV caches, and `collections`.
+    """
 
     reserved: int = 0
     kv_total: int = 0
     kv_used: int = 0
     kv_cached: int = 0
+    collections: int = 0
 
 
 class Sample(NamedTuple):

@@ -1,4 +1,4 @@
-// The ledger of each device: what models and their KV caches take of its memory.
+// The ledger of each device: what models, their KV caches and collections take of its memory.
 import { StackedBar } from "../components/bar.js";
 import { formatBytes, formatPercent } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -21,14 +21,15 @@ function Device({ device, models, live }) {
 }
 
 function Ledger({ device }) {
-  const { limit_bytes: limit, reserved_bytes: reserved, kv_bytes: kv } = device;
+  const { limit_bytes: limit, reserved_bytes: reserved, kv_bytes: kv, collections_bytes: collections } = device;
   const parts = [
-    { label: "Models", value: reserved - (kv ?? 0), series: 1 },
+    { label: "Models", value: reserved - (kv ?? 0) - (collections ?? 0), series: 1 },
     { label: "KV caches", value: kv ?? 0, series: 2 },
+    { label: "Collections", value: collections ?? 0, series: 3 },
     { label: "Free", value: Math.max(0, limit - reserved), series: "rest" },
   ];
   return html`<${StackedBar} label="Memory for models of ${device.id}" total=${Math.max(limit, reserved)} parts=${parts} format=${formatBytes} />
-    <p class="detail">Models may take ${formatBytes(limit)}; ${formatPercent(limit ? reserved / limit : 0)} is reserved.</p>`;
+    <p class="detail">Models and collections may take ${formatBytes(limit)}; ${formatPercent(limit ? reserved / limit : 0)} is reserved.</p>`;
 }
 
 function machine({ total_bytes: total, free_bytes: free }) {
