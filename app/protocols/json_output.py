@@ -59,7 +59,8 @@ def list_to_json_string(items: Sequence[Item], describe: Callable[[Item], Any]) 
 
 def _blocks(items: Sequence[Item], describe: Callable[[Item], Any]) -> Iterator[bytes]:
     for start in range(0, len(items), _BLOCK_ITEMS):
-        yield orjson.dumps([describe(item) for item in items[start : start + _BLOCK_ITEMS]])[1:-1]
+        described = [describe(item) for item in items[start : start + _BLOCK_ITEMS]]
+        yield orjson.dumps(described, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 def _convert_array(array: Array) -> Any:

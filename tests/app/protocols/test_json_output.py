@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -28,6 +29,13 @@ def test_blocks_of_list_equal_whole(items: list[str]) -> None:
 @pytest.mark.parametrize("count", [255, 256, 257, 512, 513])
 def test_number_of_items_is_kept(count: int) -> None:
     assert orjson.loads(orjson.dumps(list_to_json(range(count), str))) == [str(i) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [10, 300])
+def test_arrays_in_items_become_numbers(count: int) -> None:
+    written = list_to_json(range(count), lambda i: {"vector": np.array([i, 0.5], np.float32)})
+    read = orjson.loads(orjson.dumps(written, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert read == [{"vector": [i, 0.5]} for i in range(count)]
 
 
 def test_each_block_is_written_by_itself() -> None:
