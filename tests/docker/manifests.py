@@ -59,6 +59,12 @@ VALUES: Mapping[str, dict[str, Any]] = {
     },
     "shared-volume": {"persistence": {"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}, "replicas": 2},
     "existing-claim": {"persistence": {"existingClaim": "models"}, "service": {"type": "LoadBalancer"}},
+    "collections": {"collections": {"enabled": True, "storageClass": "fast", "size": "30Gi"}},
+    "existing-collections": {
+        "persistence": {"enabled": False},
+        "collections": {"enabled": True, "existingClaim": "our-records"},
+    },
+    "stateful-collections": {"kind": "StatefulSet", "collections": {"enabled": True, "keep": False}},
     "stateful": {"kind": "StatefulSet", "replicas": 2, "networkPolicy": {"enabled": False}},
     "autoscaling": {
         "kind": "StatefulSet",

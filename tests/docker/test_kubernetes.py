@@ -21,6 +21,7 @@ from tests.docker.manifests import (
     ask_helm,
     container_of,
     of_kind,
+    pod_of,
     render,
     validate,
     workload,
@@ -69,6 +70,14 @@ def test_schema_refuses_unknown_and_missing_keys() -> None:
         ({"replicas": 2}, "persistence.accessModes: expected ReadWriteMany"),
         ({"autoscaling": {"enabled": True}}, "persistence.accessModes: expected ReadWriteMany"),
         ({"kind": "StatefulSet", "persistence": {"existingClaim": "c"}}, "persistence.existingClaim: expected none"),
+        (
+            {"kind": "StatefulSet", "replicas": 2, "collections": {"enabled": True}},
+            "replicas: expected 1 with collections, got 2",
+        ),
+        (
+            {"kind": "StatefulSet", "collections": {"enabled": True, "existingClaim": "c"}},
+            "collections.existingClaim: expected none",
+        ),
         ({"auth": {"keys": "k", "existingSecret": "s"}}, "auth.keys: expected none"),
         ({"tls": {"clientCertificates": True}}, "tls.existingSecret: expected a Secret"),
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor.keySecret.name: expected a Secret"),
@@ -122,6 +131,35 @@ def test_references_between_objects_hold(case: str) -> None:
             ]
             assert [s["metadata"]["name"] for s in matching] == [of_kind(objects, "ServiceMonitor")["metadata"]["name"]]
             assert matching[0]["metadata"]["labels"][each["spec"]["jobLabel"]] == "roundhouse"
+
+
+@pytest.mark.parametrize(
+    ("case", "claim"),
+    [
+        ("collections", f"{FULL_NAME}-collections"),
+        ("existing-collections", "our-records"),
+        ("stateful-collections", None),
+        ("defaults", None),
+    ],
+)
+def test_collections_have_volume_of_one_pod(case: str, claim: str | None) -> None:
+    objects = render(VALUES[case])
+    found = of_kind(objects, "Deployment", "StatefulSet")
+    mounts = {each["name"]: each["mountPath"] for each in container_of(found)["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod_of(found)["volumes"]}
+    assert mounts.get("collections") == (None if case == "defaults" else "/app/collections")
+    if claim is not None:
+        assert volumes["collections"]["persistentVolumeClaim"] == {"claimName": claim}
+        # Two processes cannot have one collection, not even while the pod is replaced.
+        assert found["spec"]["strategy"] == {"type": "Recreate"}
+    claims = {each["metadata"]["name"]: each for each in objects if each["kind"] == "PersistentVolumeClaim"}
+    assert (claim in claims) is (case == "collections")
+    if case == "collections":
+        assert claims[claim]["spec"]["resources"] == {"requests": {"storage": "30Gi"}}
+        assert claims[claim]["spec"]["storageClassName"] == "fast"
+        assert claims[claim]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    if case == "stateful-collections":
+        assert [each["metadata"]["name"] for each in found["spec"]["volumeClaimTemplates"]] == ["models", "collections"]
 
 
 def test_network_is_closed_except_named_peers() -> None:

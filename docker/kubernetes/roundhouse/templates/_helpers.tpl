@@ -55,10 +55,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (printf "%s-models" (include "roundhouse.fullname" .)) .Values.persistence.existingClaim -}}
 {{- end -}}
 
+{{- define "roundhouse.collectionsClaim" -}}
+{{- default (printf "%s-collections" (include "roundhouse.fullname" .)) .Values.collections.existingClaim -}}
+{{- end -}}
+
 {{/* "true" if the pods of a Deployment share a volume that one node can mount at a time. */}}
 {{- define "roundhouse.isMountedOnce" -}}
 {{- $volume := .Values.persistence -}}
 {{- if and (eq .Values.kind "Deployment") $volume.enabled (not (has "ReadWriteMany" $volume.accessModes)) -}}true{{- end -}}
+{{- end -}}
+
+{{/* "true" if the old pod has to end before a new one starts: one process has a collection. */}}
+{{- define "roundhouse.isRecreated" -}}
+{{- if or (include "roundhouse.isMountedOnce" .) .Values.collections.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "roundhouse.checkValues" -}}
@@ -68,6 +77,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- if and (eq .Values.kind "StatefulSet") .Values.persistence.existingClaim -}}
 {{- fail "persistence.existingClaim: expected none for a StatefulSet, which makes a claim for each replica; set kind: Deployment" -}}
+{{- end -}}
+{{- if and .Values.collections.enabled (gt (int $replicas) 1) -}}
+{{- fail (printf "replicas: expected 1 with collections, got %d; each pod would have records of its own" (int $replicas)) -}}
+{{- end -}}
+{{- if and (eq .Values.kind "StatefulSet") .Values.collections.existingClaim -}}
+{{- fail "collections.existingClaim: expected none for a StatefulSet, which makes a claim for each replica; set kind: Deployment" -}}
 {{- end -}}
 {{- if and .Values.auth.keys .Values.auth.existingSecret -}}
 {{- fail "auth.keys: expected none beside auth.existingSecret, got both; remove one of them" -}}

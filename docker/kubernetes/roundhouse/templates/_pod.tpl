@@ -79,6 +79,10 @@ containers:
         readOnly: true
       - name: models
         mountPath: /app/models
+      {{- if .Values.collections.enabled }}
+      - name: collections
+        mountPath: /app/collections
+      {{- end }}
       - name: tmp
         mountPath: /tmp
       {{- if include "roundhouse.hasKeysFile" . }}
@@ -106,6 +110,11 @@ volumes:
   - name: models
     persistentVolumeClaim:
       claimName: {{ include "roundhouse.claim" . }}
+  {{- end }}
+  {{- if and .Values.collections.enabled (eq .Values.kind "Deployment") }}
+  - name: collections
+    persistentVolumeClaim:
+      claimName: {{ include "roundhouse.collectionsClaim" . }}
   {{- end }}
   - name: tmp
     emptyDir:
