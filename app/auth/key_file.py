@@ -61,6 +61,7 @@ class _Row(BaseModel):
     tenant: TenantName
     scopes: Annotated[tuple[Annotated[Scope, Field(strict=False)], ...], Field(strict=False, min_length=1)]
     models: Annotated[tuple[Pattern, ...], Field(strict=False, min_length=1)] = ("*",)
+    collections: Annotated[tuple[Pattern, ...], Field(strict=False, min_length=1)] = ("*",)
     secret_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created: _Time
     expires: _Time | None = None
@@ -78,6 +79,7 @@ class _Row(BaseModel):
             None if self.expires is None else self.expires.timestamp(),
             self.signed,
             self.replaced_by or "",
+            self.collections,
         )
 
 
@@ -246,6 +248,8 @@ def _format_key(key: Key) -> str:
         f'secret_sha256 = "{key.secret_sha256.hex()}"',
         f"created = {_format_time(key.created_s)}",
     ]
+    if key.collections != ("*",):
+        lines.append(f"collections = [{', '.join(map(_quote, key.collections))}]")
     if key.expires_s is not None:
         lines.append(f"expires = {_format_time(key.expires_s)}")
     if key.is_signed:

@@ -26,7 +26,8 @@ _VISIBLE = re.compile(r"[!-~]+")
 class Key:
     """One API key, without its secret. Times are Unix times in seconds.
 
-    `tenant`: its name. `models`: glob patterns. `secret_sha256`: the digest of the secret's ASCII characters, 32 bytes.
+    `tenant`: its name. `models`, `collections`: glob patterns. `secret_sha256`: the digest of the secret's ASCII
+    characters, 32 bytes.
     `expires_s`: None for a key without an end. `is_signed`: requests with this key carry a signature. `replaced_by`: id
     of the key that a rotation made for it; "" without a rotation.
     """
@@ -40,6 +41,7 @@ class Key:
     expires_s: float | None = None
     is_signed: bool = False
     replaced_by: str = ""
+    collections: tuple[str, ...] = ("*",)
 
 
 class InvalidEnvironmentKey(Exception):
@@ -78,10 +80,11 @@ def create_key(
     models: tuple[str, ...] = ("*",),
     lifetime_s: float | None = None,
     is_signed: bool = False,
+    collections: tuple[str, ...] = ("*",),
 ) -> tuple[Key, str]:
     """Return a new key, and the text that clients send. `lifetime_s`: None for a key without an end."""
     expires_s = None if lifetime_s is None else now_s + lifetime_s
-    return with_new_secret(Key("", tenant, scopes, b"", now_s, models, expires_s, is_signed))
+    return with_new_secret(Key("", tenant, scopes, b"", now_s, models, expires_s, is_signed, "", collections))
 
 
 def rotate_key(key: Key, now_s: float, overlap_s: float) -> tuple[Key, Key, str]:
@@ -90,7 +93,7 @@ def rotate_key(key: Key, now_s: float, overlap_s: float) -> tuple[Key, Key, str]
     The new key has the lifetime of the old one, from now on.
     """
     lifetime_s = None if key.expires_s is None else key.expires_s - key.created_s
-    new, text = create_key(key.tenant, key.scopes, now_s, key.models, lifetime_s, key.is_signed)
+    new, text = create_key(key.tenant, key.scopes, now_s, key.models, lifetime_s, key.is_signed, key.collections)
     end_s = now_s + overlap_s if key.expires_s is None else min(key.expires_s, now_s + overlap_s)
     return replace(key, expires_s=end_s, replaced_by=new.key_id), new, text
 
@@ -101,7 +104,7 @@ def hash_secret(secret: bytes) -> bytes:
 
 
 def environment_key(text: str) -> Key:
-    """Return the key of ROUNDHOUSE_API_KEY: all scopes, all models, no end. Raises InvalidEnvironmentKey."""
+    """Return the key of ROUNDHOUSE_API_KEY, which may do all and has no end. Raises InvalidEnvironmentKey."""
     known = split_key(text.encode("utf-8", "replace")) if _VISIBLE.fullmatch(text) else None
     if known is None:
         raise InvalidEnvironmentKey(

@@ -37,19 +37,19 @@ class Principal:
         patterns: Iterable[tuple[str, ...]] = (),
         is_operator: bool = False,
         is_signed: bool = False,
-        collections: tuple[str, ...] = ("*",),
+        collections: Iterable[tuple[str, ...]] = (),
     ) -> None:
         """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set.
 
         `is_operator`: the tenant sees the counts of all tenants. `is_signed`: each request of the key has a signature.
-        `collections`: glob patterns of the tenant.
+        `collections`: the same of collections.
         """
         self.tenant = tenant
         self.key_id = key_id
         self.scopes = scopes
         self.is_signed = is_signed
         self.patterns = tuple(patterns)
-        self.collections = collections
+        self.collections = tuple(collections)
         self.sees_all = all("*" in each for each in self.patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""
         self.counts_of = None if is_operator else tenant.name
@@ -72,15 +72,15 @@ class Principal:
 
     def may_search(self, collection: str) -> bool:
         """Whether a collection may be used and seen. Case-sensitive."""
-        if "*" in self.collections:
+        if all("*" in each for each in self.collections):
             return True
         if len(collection) > _MAX_NAME_CHARACTERS:
             return False
-        return any(fnmatchcase(collection, pattern) for pattern in self.collections)
+        return all(any(fnmatchcase(collection, pattern) for pattern in each) for each in self.collections)
 
 
 ANONYMOUS = Principal(DEFAULT_TENANT, is_operator=True)
 """The sender of every request to a server without keys."""
 
-UNAUTHENTICATED = Principal(DEFAULT_TENANT, scopes=frozenset(), patterns=[()], collections=())
+UNAUTHENTICATED = Principal(DEFAULT_TENANT, scopes=frozenset(), patterns=[()], collections=[()])
 """The sender of a request without a key to a server that requires keys. It sees no model and no collection."""

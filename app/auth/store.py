@@ -143,7 +143,7 @@ class KeyStore:
                 CERTIFICATE_SCOPES,
                 (each.models,),
                 each.operator,
-                collections=each.collections,
+                collections=(each.collections,),
             )
             principals.update(dict.fromkeys(each.client_certificates, principal))
         return ClientCertificates(principals)
@@ -158,9 +158,15 @@ class KeyStore:
         tenant = tenants.setdefault(key.tenant, Tenant(key.tenant))
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
-        collections = ("*",) if settings is None else settings.collections
+        collections = () if settings is None else (settings.collections,)
         is_operator = key.tenant == ENVIRONMENT_TENANT if settings is None else settings.operator
         principal = Principal(
-            tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator, key.is_signed, collections
+            tenant,
+            key.key_id,
+            key.scopes,
+            (*patterns, key.models),
+            is_operator,
+            key.is_signed,
+            (*collections, key.collections),
         )
         return StoredKey(key, principal)

@@ -76,6 +76,9 @@ def _add_create(actions: Any, add_command: AddCommand) -> None:
     create.add_argument(
         "--models", nargs="+", type=_pattern, default=["*"], metavar="PATTERN", help="glob patterns; default: all"
     )
+    create.add_argument(
+        "--collections", nargs="+", type=_pattern, default=["*"], metavar="PATTERN", help="the same of collections"
+    )
     create.add_argument("--expires", type=_duration, metavar="TIME", help="lifetime, like 90d or 12h; default: no end")
     create.add_argument("--signed", action="store_true", help="each request with this key has to be signed (RFC 9421)")
     _add_file(create, _create)
@@ -107,7 +110,13 @@ def _create(options: argparse.Namespace) -> None:
     file, settings = _file(options)
     _check_tenant(options.tenant, settings)
     key, text = create_key(
-        options.tenant, options.scopes, _now_s(), tuple(options.models), options.expires, options.signed
+        options.tenant,
+        options.scopes,
+        _now_s(),
+        tuple(options.models),
+        options.expires,
+        options.signed,
+        tuple(options.collections),
     )
     with _editing(file) as keys:
         keys[key.key_id] = key
@@ -124,11 +133,11 @@ def _list(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([_as_json(key) for key in keys.values()], indent=2))
         return
-    rows = [("ID", "TENANT", "SCOPES", "MODELS", "CREATED", "EXPIRES", "STATE")]
+    rows = [("ID", "TENANT", "SCOPES", "MODELS", "COLLECTIONS", "CREATED", "EXPIRES", "STATE")]
     for key in keys.values():
         shown = _as_json(key)
-        scopes, models = (",".join(shown[name]) for name in ("scopes", "models"))
-        rows.append((key.key_id, key.tenant, scopes, models, shown["created"], shown["expires"] or "-", _state(key)))
+        lists = (",".join(shown[name]) for name in ("scopes", "models", "collections"))
+        rows.append((key.key_id, key.tenant, *lists, shown["created"], shown["expires"] or "-", _state(key)))
     print_table(rows)
 
 
@@ -203,6 +212,7 @@ def _as_json(key: "Key") -> dict[str, Any]:
         "tenant": key.tenant,
         "scopes": sorted(key.scopes),
         "models": list(key.models),
+        "collections": list(key.collections),
         "created": _time(key.created_s),
         "expires": None if key.expires_s is None else _time(key.expires_s),
         "signed": key.is_signed,

@@ -36,6 +36,7 @@ class Sender(Struct, frozen=True, array_like=True):
     key_id: str
     scopes: list[str]
     patterns: list[list[str]]
+    collections: list[list[str]]
     is_operator: bool
 
 
@@ -239,6 +240,37 @@ class FinishedRequests(Reply, frozen=True):
     requests: list[FinishedRequest]
 
 
+class CollectionCallPart(EngineMessage, frozen=True):
+    """The next part of the call `id`, which follows."""
+
+    id: int
+    content: bytes
+
+
+class CollectionCall(Question, frozen=True):
+    """Search or change a collection. Answered by CollectionAnswer.
+
+    `content`: the last part of the bytes of `encode_call`; those before it are CollectionCallParts.
+    """
+
+    collection: str
+    content: bytes
+
+
+class CollectionAnswerPart(EngineMessage, frozen=True):
+    """The next part of the answer to the call `id`, which follows."""
+
+    id: int
+    content: bytes
+
+
+class CollectionAnswer(Reply, frozen=True):
+    """`count`: of changed records. `content`: the last part of the bytes of `encode_hits`; "" after a change."""
+
+    count: int
+    content: bytes = b""
+
+
 class CheckLoop(Question, frozen=True):
     """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
 
@@ -262,6 +294,8 @@ ToWorker = (
     | FeedOpened
     | FeedContent
     | CollectRequests
+    | CollectionAnswerPart
+    | CollectionAnswer
 )
 FromWorker = (
     ModelsFromWorker
@@ -280,4 +314,6 @@ FromWorker = (
     | OpenFeed
     | CloseFeed
     | FinishedRequests
+    | CollectionCallPart
+    | CollectionCall
 )

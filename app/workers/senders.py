@@ -12,6 +12,7 @@ def sender_of(principal: Principal) -> Sender:
         principal.key_id,
         [scope.value for scope in principal.scopes],
         [list(each) for each in principal.patterns],
+        [list(each) for each in principal.collections],
         principal.counts_of is None,
     )
 
@@ -24,4 +25,5 @@ def principal_of(sender: Sender) -> Principal:
         frozenset(map(Scope, sender.scopes)),
         map(tuple, sender.patterns),
         sender.is_operator,
+        collections=map(tuple, sender.collections),
     )

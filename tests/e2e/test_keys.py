@@ -79,7 +79,10 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 def test_keys_are_created_rotated_and_revoked(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     text = created(
-        tmp_path, "--scopes", "infer,read", "--models", "minilm*", "digits", "--expires", "90d", "--signed", run=run
+        tmp_path,
+        *("--scopes", "infer,read", "--models", "minilm*", "digits", "--collections", "docs*"),
+        *("--expires", "90d", "--signed"),
+        run=run,
     )
     key_id = text[3:15]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -92,9 +95,10 @@ def test_keys_are_created_rotated_and_revoked(tmp_path: Path) -> None:
     new_id = rotated.stdout[3:15]
     assert rotated.returncode == 0
     assert [key["state"] for key in listed(tmp_path)] == [f"replaced by {new_id}", "valid, signed"]
+    assert [key["collections"] for key in listed(tmp_path)] == [["docs*"]] * 2
     table = run_here("keys", "list", cwd=tmp_path).stdout.splitlines()
-    assert table[0].split() == ["ID", "TENANT", "SCOPES", "MODELS", "CREATED", "EXPIRES", "STATE"]
-    assert table[1].split()[:4] == [key_id, "search", "infer,read", "minilm*,digits"]
+    assert table[0].split() == ["ID", "TENANT", "SCOPES", "MODELS", "COLLECTIONS", "CREATED", "EXPIRES", "STATE"]
+    assert table[1].split()[:5] == [key_id, "search", "infer,read", "minilm*,digits", "docs*"]
 
     assert run_here("keys", "revoke", key_id, new_id, cwd=tmp_path).returncode == 0
     assert listed(tmp_path) == []

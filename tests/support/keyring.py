@@ -31,10 +31,12 @@ def make_key(
     lifetime_s: float | None = None,
     models: tuple[str, ...] = ("*",),
     is_signed: bool = False,
+    collections: tuple[str, ...] = ("*",),
 ) -> MadeKey:
     """Return a new key. No scope: all scopes. `lifetime_s`: from ten seconds ago on."""
     created_s = int(time.time()) - 10  # the file holds whole seconds
-    return MadeKey(*create_key(tenant, frozenset(scopes or Scope), created_s, models, lifetime_s, is_signed))
+    made = create_key(tenant, frozenset(scopes or Scope), created_s, models, lifetime_s, is_signed, collections)
+    return MadeKey(*made)
 
 
 def write_keys(file: Path, *keys: MadeKey) -> None:

@@ -40,6 +40,7 @@ KEYS = st.builds(
     expires_s=st.none() | _TIMES_S,
     is_signed=st.booleans(),
     replaced_by=st.just("") | _IDS,
+    collections=st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3).map(tuple),
 )
 
 

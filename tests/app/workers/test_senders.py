@@ -18,6 +18,7 @@ principals = st.builds(
     st.frozensets(st.sampled_from(Scope)),
     st.lists(patterns, max_size=2),
     st.booleans(),
+    collections=st.lists(patterns, max_size=2),
 )
 
 
@@ -32,10 +33,12 @@ def test_sent_principal_may_do_the_same(principal: Principal) -> None:
     for name in ("tenant", "key_id", "scopes", "sees_all", "counts_of"):
         assert getattr(received, name) == getattr(principal, name)
     assert [received.may_use(model) for model in MODELS] == [principal.may_use(model) for model in MODELS]
+    assert [received.may_search(each) for each in MODELS] == [principal.may_search(each) for each in MODELS]
 
 
 def test_sender_without_key_stays_the_same() -> None:
     assert sent(ANONYMOUS).tenant is DEFAULT_TENANT
     assert sent(ANONYMOUS).sees_all
     assert not sent(UNAUTHENTICATED).may_use("a")
+    assert not sent(UNAUTHENTICATED).may_search("a")
     assert not sent(UNAUTHENTICATED).scopes
