@@ -27,5 +27,5 @@ class MemorySettings(BaseModel):
     gc_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of `max_allocated` beyond which idle buffers are freed, least recently used first, down to half."""
     max_model_memory: Annotated[Bytes, Field(ge=1)] | None = None
-    """Maximum bytes that all loaded models and collections together take on each device. None: 80 % of the free memory at
-    start."""
+    """Maximum bytes that all loaded models and collections together take on each device. None: 80 % of the free memory
+    at start."""

@@ -80,12 +80,12 @@ class CollectionsApi:
     async def show_collection(self, collection: str, request: Request) -> Response:
         """Show one collection."""
         principal = _principal_of(request)
-        info = await self._collections.get(principal, collection).info()
+        info = await self._collections.owned(principal, collection).info()
         return json_response(self._describe(info, principal))
 
     async def show_record(self, collection: str, rest: str, request: Request) -> Response:
         """Show the record with the id that is the rest of the path."""
-        opened = self._collections.get(_principal_of(request), collection)
+        opened = self._collections.owned(_principal_of(request), collection)
         (record,) = await opened.get([rest], include_vectors=True)
         if record is None:
             raise RecordNotFound(collection, rest)

@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 from app.config.issues import format_value, nearest
 from app.config.source import Source
 from frameworks.collections.contract import MAX_DIMENSIONS, CollectionSettings, Metric
-from frameworks.cpus import usable_cpus
 from frameworks.settings import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
 
@@ -65,8 +64,8 @@ class CollectionEntry(BaseModel):
 
 
 def check_collections(source: Source) -> None:
-    """Add an issue for each collection with the name or path of another one, for each model that is not in the
-    document, and for several workers.
+    """Add an issue for each collection with the name or path of another one, and for each model that is not in the
+    document.
     """
     entries = source.document.get("collections")
     tables = [each if isinstance(each, dict) else {} for each in entries] if isinstance(entries, list | tuple) else []
@@ -80,9 +79,6 @@ def check_collections(source: Source) -> None:
             elif isinstance(value, str):
                 seen.add(value)
     _check_models(source, tables)
-    if tables and _num_workers(source) > 1:
-        message = f"expected 1 beside [[collections]], got {_num_workers(source)}; a collection has one process"
-        source.add_issue(("server", "workers"), message, "invalid")
 
 
 def _check_models(source: Source, tables: list[dict[str, object]]) -> None:
@@ -96,11 +92,3 @@ def _check_models(source: Source, tables: list[dict[str, object]]) -> None:
             hint = f'did you mean "{near}"?' if near else "add it to the models, or remove this key"
             message = f"expected the name of a model, got {format_value(name)}; {hint}"
             source.add_issue(("collections", index, "model"), message, "invalid")
-
-
-def _num_workers(source: Source) -> int:
-    server = source.document.get("server")
-    workers = server.get("workers", 1) if isinstance(server, dict) else 1
-    if workers == "auto":
-        return usable_cpus()
-    return workers if type(workers) is int else 1

@@ -20,7 +20,7 @@ from app.inference.collection_requests import (
 from app.inference.collections import Collections
 from app.inference.context import RequestContext
 from app.inference.text_vectors import Contents, FieldOf, embed
-from frameworks.collections.contract import Collection, Hit, Record
+from frameworks.collections.contract import Hit, Record, ServedCollection
 from frameworks.errors import FieldError, InvalidInput, ModelFailed
 from frameworks.images.spec import ImageRequest
 from frameworks.models.subrequests import SubRequests
@@ -37,7 +37,7 @@ class CollectionOperations:
         self.parts = parts
 
     async def embed(
-        self, context: RequestContext, collection: Collection, contents: Contents, field_of: FieldOf
+        self, context: RequestContext, collection: ServedCollection, contents: Contents, field_of: FieldOf
     ) -> EmbedAnswer:
         """Return the vectors of texts or images by the model of a collection, float32 [n, dimensions].
 
@@ -167,7 +167,7 @@ class Upserts:
     async def _embedded(
         self,
         context: RequestContext,
-        collection: Collection,
+        collection: ServedCollection,
         request: UpsertRequest,
         records: list[GivenRecord],
         kind: str,

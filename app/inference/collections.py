@@ -1,6 +1,6 @@
 """The collections of the server, and which of them a principal may use."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ import structlog
 from app.auth.principal import Principal
 from app.config.collection_settings import CollectionEntry
 from app.observability.metrics import RequestRecord
-from frameworks.collections.contract import Collection, CollectionInfo
+from frameworks.collections.contract import Collection, CollectionInfo, CollectionSettings, ServedCollection
 from frameworks.collections.memory import Reservations
 from frameworks.errors import CollectionNotFound, ModelFailed, ModelLoading, RoundhouseError
 
@@ -26,13 +26,17 @@ class ConfiguredCollection:
 
 
 class Collections:
-    """All collections. They are open from the start of the server to its end. Owned by the event loop."""
+    """All collections. They are open from the start of the server to its end, in this process or in the supervisor.
+
+    Owned by the event loop.
+    """
 
     def __init__(self, configured: Iterable[ConfiguredCollection] = (), budget: Reservations | None = None) -> None:
         """`budget`: of their memory; None without a bound."""
         self._budget = budget
         self._configured = {each.entry.name: each for each in configured}
-        self._open: dict[str, Collection] = {}
+        self._open: dict[str, ServedCollection] = {}
+        self._owned: dict[str, Collection] = {}
         self._failed: set[str] = set()
 
     @asynccontextmanager
@@ -53,8 +57,13 @@ class Collections:
                     self._failed.add(name)
                     continue
                 stack.push_async_callback(collection.close)
-                self._open[name] = collection
+                self._open[name] = self._owned[name] = collection
             yield
+
+    def connect(self, connect: Callable[[CollectionSettings], ServedCollection]) -> None:
+        """Use collections that another process has open, in place of `running`."""
+        for name, each in self._configured.items():
+            self._open[name] = connect(each.entry.at(each.folder))
 
     def check(self, record: RequestRecord, name: str) -> None:
         """Note the collection and the operation on the record, before the body is read. Raises CollectionNotFound."""
@@ -73,14 +82,24 @@ class Collections:
             raise CollectionNotFound(name, self.visible(principal))
         return configured.entry
 
-    def get(self, principal: Principal, name: str) -> Collection:
+    def owned(self, principal: Principal, name: str) -> Collection:
+        """Return a collection that this process has open. Raises as `get`."""
+        self.entry(principal, name)
+        return self.owned_by_name(name)
+
+    def owned_by_name(self, name: str) -> Collection:
+        """As `owned`, for a worker, which has checked the principal."""
+        self.opened(name)
+        return self._owned[name]
+
+    def get(self, principal: Principal, name: str) -> ServedCollection:
         """Return an open collection. Raises CollectionNotFound, ModelFailed for one that could not be opened, and
         ModelLoading before the end of the start.
         """
         self.entry(principal, name)
         return self.opened(name)
 
-    def opened(self, name: str) -> Collection:
+    def opened(self, name: str) -> ServedCollection:
         """Return an open collection, as `get`, for a step of a pipeline: the configuration authorises it."""
         collection = self._open.get(name)
         if name in self._failed:
@@ -103,4 +122,4 @@ class Collections:
 
     async def infos(self, principal: Principal) -> Sequence[CollectionInfo]:
         """Return the state of the collections that a principal may see."""
-        return [await self._open[name].info() for name in self.visible(principal) if name in self._open]
+        return [await self._owned[name].info() for name in self.visible(principal) if name in self._owned]

@@ -24,7 +24,11 @@ def _issues(loaded: LoadedSettings) -> Iterator[ConfigIssue]:
     if server.workers != 1:
         yield _issue("server.workers", f"expected 1 on Ray, got {server.workers}; set ray.ingress_replicas")
     if loaded.settings.collections:
-        yield _issue("collections", "expected none on Ray, where no process owns their files; serve them without Ray")
+        message = (
+            "expected none on Ray, where no process owns their files; serve them with `roundhouse serve` beside Ray, "
+            "and send it the vectors of POST /v1/embeddings"
+        )
+        yield _issue("collections", message)
     for table, entries in model_tables(loaded).items():
         for index, entry in enumerate(entries):
             if names_several_devices(entry.device):

@@ -71,6 +71,7 @@ from app.workers.shared_responses import SharedResponses
 from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.ledger import MemoryLedger
 from frameworks.models.starters import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
@@ -223,11 +224,16 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    configured = (ConfiguredCollection(each, loaded.resolve(each.folder)) for each in settings.collections)
-    collections = Collections(configured, manager.residency.ledger)
+    collections = build_collections(loaded, manager.residency.ledger)
     add_operations(pipeline, manager.parts, collections)
     manager.pipelines.collections = collections
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
+
+
+def build_collections(loaded: LoadedSettings, budget: MemoryLedger | None = None) -> Collections:
+    """Return the collections of the settings; none is open. `budget`: of the memory of those that are opened here."""
+    entries = loaded.settings.collections
+    return Collections((ConfiguredCollection(each, loaded.resolve(each.folder)) for each in entries), budget)
 
 
 def build_bounds(settings: Settings, byte_limit: ByteLimit, limits: SharedLimits | None = None) -> Bounds:

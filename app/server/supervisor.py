@@ -40,6 +40,7 @@ from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from app.server.live import build_live
 from app.server.worker import Inherited, prepare_workers, run_worker
+from app.workers.collections import CollectionServer
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender
@@ -151,6 +152,7 @@ class _Supervisor:
         counting = build_counting(inference, monitors, connections, self._keys, sharing)
         SharedNonces(self._workers)
         SharedFailures(self._workers)
+        self._workers.on_connect(CollectionServer(inference.pipeline.collections).serve)
         status = StatusSender(self._workers, inference.lifecycle)
 
         async def applied() -> None:

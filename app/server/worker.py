@@ -34,11 +34,12 @@ from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, renew_request_ids
 from app.observability.tracing import close_tracer, open_tracer
-from app.server.build import Monitors, build_bounds, build_routes, management_methods, origin_rules
+from app.server.build import Monitors, build_bounds, build_collections, build_routes, management_methods, origin_rules
 from app.server.http_server import open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
 from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
+from app.workers.collections import RemoteCollections
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
 from app.workers.live import RemoteFeeds, RequestsSender
@@ -173,7 +174,10 @@ class _Worker:
         self._shadowing = ShadowTraffic(service, self._observer.shadow_outcomes)
         bounds = build_bounds(settings, self._connections.byte_limit, inherited.limits)
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
-        add_operations(self._pipeline, self._replica.parts)
+        collections = build_collections(loaded)
+        collections.connect(RemoteCollections(link).connect)
+        add_operations(self._pipeline, self._replica.parts, collections)
+        self._replica.pipelines.collections = collections
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(

@@ -7,6 +7,7 @@ from msgspec import Struct, msgpack
 from app.observability.tallies import (
     SERIES_OF_MODELS,
     GenerationMetrics,
+    Histogram,
     ModelMetrics,
     RequestTallies,
     VersionRequests,
@@ -14,9 +15,9 @@ from app.observability.tallies import (
 )
 from frameworks.models.slot import ModelSlot
 
-SERIES = (*SERIES_OF_MODELS, "rejected", "auth_failures")
+SERIES = (*SERIES_OF_MODELS, "operations", "operation_seconds", "rejected", "auth_failures")
 """The counts of RequestTallies that WorkerTallies has too, without `inflight`."""
-_NUMBERS = ("requests", "rejected", "cache_hits", "cache_misses", "shadow_outcomes", "auth_failures")
+_NUMBERS = ("requests", "rejected", "cache_hits", "cache_misses", "shadow_outcomes", "operations", "auth_failures")
 
 
 class WorkerTallies(Struct, array_like=True):
@@ -33,6 +34,8 @@ class WorkerTallies(Struct, array_like=True):
     cache_hits: dict[tuple[str, str], int] = {}
     cache_misses: dict[tuple[str, str], int] = {}
     shadow_outcomes: dict[tuple[str, str, str], int] = {}
+    operations: dict[tuple[str, str, int, str], int] = {}
+    operation_seconds: dict[tuple[str, str, str], Histogram] = {}
     auth_failures: dict[str, int] = {}
     inflight: int = 0
     held: dict[tuple[str, str], tuple[int, int]] = {}
@@ -63,6 +66,8 @@ class WorkerTallies(Struct, array_like=True):
                 numbers[key] = numbers.get(key, 0) + count
         for key, metrics in other.models.items():
             self.models.setdefault(key, ModelMetrics()).merge(metrics)
+        for operation, histogram in other.operation_seconds.items():
+            self.operation_seconds.setdefault(operation, Histogram()).merge(histogram)
         for version, requests in other.versions.items():
             self.versions.setdefault(version, VersionRequests()).merge(requests)
         for key, generation in other.generations.items():

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import orjson
@@ -13,6 +12,7 @@ from frameworks.collections.contract import (
     MAX_METADATA_KEYS,
     MAX_NUMBER,
     MAX_TOP_K,
+    CheckedRecords,
     Metadata,
     Record,
     Vectors,
@@ -21,22 +21,11 @@ from frameworks.collections.filters import MAX_KEY_CHARACTERS
 from frameworks.errors import InvalidInput
 
 
-@dataclass(frozen=True, slots=True)
-class Upsert:
-    """Checked records of different ids. `vectors`: float32 [n, d], as they were sent. `encoded`: metadata as JSON."""
-
-    ids: list[str]
-    vectors: Vectors
-    texts: list[str | None]
-    metadata: list[Metadata]
-    encoded: list[bytes]
-
-
-def checked_records(records: Sequence[Record], dimensions: int) -> Upsert:
+def checked_records(records: Sequence[Record], dimensions: int) -> CheckedRecords:
     """Return the records, the last one of each id. Raises InvalidInput with the path of the field."""
     last = {record.id: index for index, record in enumerate(records)}
     vectors = np.empty((len(last), dimensions), dtype=np.float32)
-    upsert = Upsert([], vectors, [], [], [])
+    upsert = CheckedRecords([], vectors, [], [], [])
     row = 0
     for index, record in enumerate(records):
         field = f"records[{index}]"

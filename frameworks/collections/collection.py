@@ -10,9 +10,10 @@ from typing import TypeVar
 import orjson
 
 from frameworks.collections import index_file
-from frameworks.collections.checks import Upsert, checked_id, checked_queries, checked_records
+from frameworks.collections.checks import checked_id, checked_queries, checked_records
 from frameworks.collections.columns import Schema
 from frameworks.collections.contract import (
+    CheckedRecords,
     Collection,
     CollectionInfo,
     CollectionSettings,
@@ -148,15 +149,24 @@ class EmbeddedCollection:
 
     async def upsert(self, records: Sequence[Record]) -> int:
         """Insert or replace records; return how many."""
-        size = 4 * self.settings.dimensions * len(records) + sum(len(each.text or "") for each in records)
-        with self._change_room.held(1, size):
-            upsert: Upsert = await self._read(checked_records, records, self.settings.dimensions)
-            while upsert.ids:
-                try:
-                    return await self._changes.run(upsert)
-                except MemoryNeeded as needed:
-                    await self._grants.rows.grow(needed.size_bytes)
-            return 0
+        with self._change_room.held(1, self._size_of(len(records), [each.text for each in records])):
+            return await self._upsert(await self._read(checked_records, records, self.settings.dimensions))
+
+    async def upsert_checked(self, records: CheckedRecords) -> int:
+        """As `upsert`, of records that were checked in another process."""
+        with self._change_room.held(1, self._size_of(len(records.ids), records.texts)):
+            return await self._upsert(records)
+
+    def _size_of(self, count: int, texts: Sequence[str | None]) -> int:
+        return 4 * self.settings.dimensions * count + sum(len(each or "") for each in texts)
+
+    async def _upsert(self, records: CheckedRecords) -> int:
+        while records.ids:
+            try:
+                return await self._changes.run(records)
+            except MemoryNeeded as needed:
+                await self._grants.rows.grow(needed.size_bytes)
+        return 0
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
         """Delete records; return how many there were."""

@@ -28,6 +28,17 @@ MAX_NUMBER = 1e15
 """Of a vector: the squares of larger ones do not fit in float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRecords:
+    """Checked records of different ids. `vectors`: float32 [n, d], as they were sent. `encoded`: metadata as JSON."""
+
+    ids: list[str]
+    vectors: Vectors
+    texts: list[str | None]
+    metadata: list[Metadata]
+    encoded: list[bytes]
+
+
 class Metric(StrEnum):
     """How two vectors are compared. A higher score is always a better hit.
 
@@ -156,18 +167,14 @@ class CollectionInfo:
     waiting: int
 
 
-class Collection(Protocol):
-    """A collection that is open in this process. All methods are called on the event loop that opened it.
+class ServedCollection(Protocol):
+    """A collection that this process or another one of the server has open. Owned by the event loop.
 
     Each method raises Draining after `close`, Overloaded where too much waits, CollectionFailed if the disk fails.
     A cancelled call does not disturb those that share its batch; a cancelled upsert may still be committed.
     """
 
     settings: CollectionSettings
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes in memory now: vectors, filter columns and index."""
 
     async def search(
         self,
@@ -195,6 +202,17 @@ class Collection(Protocol):
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
         """Delete the records of `ids`, or those that match `where`, and return how many there were. Durable."""
 
+
+class Collection(ServedCollection, Protocol):
+    """A collection that is open in this process. All methods are called on the event loop that opened it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in memory now: vectors, filter columns and index."""
+
+    async def upsert_checked(self, records: CheckedRecords) -> int:
+        """As `upsert`, of records that were checked in another process."""
+
     async def get(self, ids: Sequence[str], *, include_vectors: bool = False) -> list[Record | None]:
         """Return the records of `ids` in this order; None for those that do not exist."""
 
@@ -212,5 +230,5 @@ class NamedCollections(Protocol):
     def dimensions(self) -> Mapping[str, int]:
         """Collection → numbers of each vector. All configured collections, open or not."""
 
-    def opened(self, name: str) -> Collection:
+    def opened(self, name: str) -> ServedCollection:
         """Return an open collection. Raises ModelFailed and ModelLoading for one that is not open."""

@@ -40,8 +40,8 @@ class MemoryNeeded(Exception):
 class Grant:
     """The bytes that a collection, or the rebuild of its index, may use. Construct it on the event loop.
 
-    Only the event loop sets `granted`: it raises it after the reservation, and lowers it while a thread waits in
-    `take_over`. The threads read it while they hold the lock `writing` of the collection.
+    `granted` is never more than the reservation: the event loop raises it after the reservation, and it is lowered
+    before. The threads read and lower it while they hold the lock `writing` of the collection.
     """
 
     def __init__(self, reservation: Reservation | None) -> None:
@@ -67,6 +67,16 @@ class Grant:
         """As `grow`, from another thread, which waits for it."""
         if size_bytes > self.granted:
             asyncio.run_coroutine_threadsafe(self.grow(size_bytes, may_evict=may_evict), self._loop).result()
+
+    def lower(self, size_bytes: int) -> None:
+        """Have no more than `size_bytes`. Called from another thread, which does not wait for the reservation."""
+        if self._reservation is not None and _in_steps(size_bytes) < self.granted:
+            self.granted = _in_steps(size_bytes)
+            self._loop.call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        if self._reservation is not None and self.granted:
+            self._reservation.settle(int(self.granted))
 
     def take_over(self, other: "Grant", size_bytes: int) -> None:
         """Have `size_bytes`, and free the other grant, at once. Called from another thread, which waits.

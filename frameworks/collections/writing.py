@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frameworks.collections.checks import Upsert
 from frameworks.collections.contract import (
     MAX_METADATA_KEYS,
+    CheckedRecords,
     CollectionFailed,
     CollectionFull,
     CollectionSettings,
@@ -30,7 +30,7 @@ class Delete:
     where: Filter | None
 
 
-Change = Upsert | Delete
+Change = CheckedRecords | Delete
 Outcome = int | Exception
 """How many records were upserted or deleted, or why none were."""
 
@@ -88,6 +88,7 @@ class ChangeWriter:
             except BaseException as error:
                 self._segments.discard()
                 self._store.rollback()
+                self._grant.lower(self._memory_bytes)
                 if isinstance(error, MemoryError):
                     raise OutOfMemory(
                         f'collection "{self._settings.name}": expected memory for new rows, got none; nothing was '
@@ -97,16 +98,20 @@ class ChangeWriter:
         self._maintainer.poke()
         return outcomes
 
+    @property
+    def _memory_bytes(self) -> int:
+        return self._segments.memory_bytes + self._maintainer.memory_bytes
+
     def _check_memory(self, group: Sequence[Change]) -> None:
         """Raise MemoryNeeded where the grant has no room for the records of these changes."""
         if not self._grant.is_bounded:
             return
         growth = Growth(self._settings, self._segments)
         for change in group:
-            if isinstance(change, Upsert):
+            if isinstance(change, CheckedRecords):
                 growth.add(change.metadata)
         if growth.size_bytes:
-            needed = self._segments.memory_bytes + self._maintainer.memory_bytes + growth.size_bytes
+            needed = self._memory_bytes + growth.size_bytes
             if needed > self._grant.granted:
                 raise MemoryNeeded(needed)
 
@@ -124,7 +129,7 @@ class ChangeWriter:
             raise self._failure from error
 
     def _apply(self, change: Change, deleted: list[int]) -> Outcome:
-        if isinstance(change, Upsert):
+        if isinstance(change, CheckedRecords):
             return self._upsert(change, deleted)
         if change.ids is not None:
             rows = self._store.delete_ids(change.ids)
@@ -135,7 +140,7 @@ class ChangeWriter:
         deleted += rows
         return len(rows)
 
-    def _upsert(self, change: Upsert, deleted: list[int]) -> Outcome:
+    def _upsert(self, change: CheckedRecords, deleted: list[int]) -> Outcome:
         keys = self._segments.schema.keys
         new = set().union(*change.metadata) - keys
         if len(keys) + len(new) > MAX_METADATA_KEYS:

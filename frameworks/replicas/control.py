@@ -58,13 +58,22 @@ class ControlLink:
         """Call `handler` for each message of this kind, in order. It must not block."""
         self._handlers[kind] = handler
 
-    def answer(self, kind: type[Asked], handler: Callable[[Asked], Awaitable[Reply]]) -> None:
+    def answer(
+        self,
+        kind: type[Asked],
+        handler: Callable[[Asked], Awaitable[Reply]],
+        complete: Callable[[Asked], Asked] | None = None,
+    ) -> None:
         """Answer each question of this kind with the result of `handler`, which runs in a task.
 
+        `complete`: called when the question is received, even if it is withdrawn at once; returns that for `handler`.
         Its RoundhouseErrors, and errors of any other kind, are sent as Failure. It is cancelled if the peer withdraws
         the question, or is lost.
         """
-        self._handlers[kind] = partial(self._begin_answer, handler)
+        if complete is None:
+            self._handlers[kind] = partial(self._begin_answer, handler)
+        else:
+            self._handlers[kind] = lambda question: self._begin_answer(handler, complete(question))
 
     def send(self, message: EngineMessage) -> None:
         """Send a message at the end of this round of the loop. Does nothing where the peer is lost.

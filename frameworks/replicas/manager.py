@@ -54,7 +54,8 @@ class ReplicaManager:
         self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots
         self.parts = SubRequests(self, scheduling.max_queue_size)
         """As of the manager of a single server."""
-        loader.pipelines = PipelineLoader(self, self.parts)
+        self.pipelines = loader.pipelines = PipelineLoader(self, self.parts)
+        """As of the manager of a single server."""
         self._uses = UseReports(link, self._models.servings)
         self._models.before_drained = self._uses.report_counts
         self._loads = SharedLoads(self._load)

@@ -99,13 +99,15 @@ class TestUpserts:
         ledger = ledger_of(8 * MIB)
         async with opened(tmp_path, ledger, max_rows=10) as collection:
             await collection.upsert(records(10))
-            before = collection.memory_bytes
+            before, held = collection.memory_bytes, ledger.held_bytes
             for number in range(3):
                 words = [f"{number} {index}" for index in range(1000)]
                 more = [Record(word, random_vectors(1, DIMENSIONS)[0], None, {"word": word}) for word in words]
                 with pytest.raises(OutOfMemory, match="at most 10 rows"):
                     await collection.upsert(more)
             assert collection.memory_bytes == before
+            # What was reserved for them is free again.
+            await soon(lambda: ledger.held_bytes == held)
 
     @in_loop
     async def test_idle_model_is_evicted_for_upsert(self, tmp_path: Path) -> None:
