@@ -106,7 +106,7 @@ class TestUpserts:
                 with pytest.raises(OutOfMemory, match="at most 10 rows"):
                     await collection.upsert(more)
             assert collection.memory_bytes == before
-            # What was reserved for them is free again.
+            # The memory that was reserved for them is free again.
             await soon(lambda: ledger.held_bytes == held)
 
     @in_loop
