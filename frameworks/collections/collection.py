@@ -55,7 +55,7 @@ async def open_collection(settings: CollectionSettings, budget: Reservations | N
         opening.add_done_callback(lambda done: _abandon(done, grants))
         raise
     except BaseException:
-        grants.rows.release()
+        grants.rows.close()
         raise
     return EmbeddedCollection(settings, opened)
 
@@ -63,7 +63,7 @@ async def open_collection(settings: CollectionSettings, budget: Reservations | N
 def _abandon(opening: "asyncio.Future[_Opened]", grants: Grants) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-    grants.rows.release()
+    grants.rows.close()
 
 
 class _Opened:
@@ -224,8 +224,8 @@ class EmbeddedCollection:
         await self._changes.close()
         await self._searches.close()
         await asyncio.to_thread(self._close)
-        self._grants.rows.release()
-        self._grants.rebuild.release()
+        self._grants.rows.close()
+        self._grants.rebuild.close()
 
     def _close(self) -> None:
         self._reading.shutdown()

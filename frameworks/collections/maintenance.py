@@ -40,6 +40,7 @@ MAX_READ_SHARE = 0.3
 """An index that reads more of the rows than this is of no use."""
 _NICE = 19
 _READ_AT_ONCE = 16_384
+_POSTPONED = "its rebuild waits for memory"
 _RETRY_S = 30.0
 """Seconds after which a rebuild without memory is tried again, if no change comes before."""
 
@@ -119,7 +120,7 @@ class Maintainer:
             try:
                 self._check()
                 self._look()
-                self._is_postponed = False
+                self._end_postponement()
             except _Stopped:
                 return
             except _Postponed as error:
@@ -134,7 +135,12 @@ class Maintainer:
             self._is_postponed = True
             log.warning("rebuild of a collection is postponed", collection=self._settings.name, reason=reason)
         state = IndexState.NONE if self.index.lists is None else IndexState.READY
-        self.index.info = replace(self.index.info, state=state, reason=f"its rebuild waits for memory: {reason}")
+        self.index.info = replace(self.index.info, state=state, reason=f"{_POSTPONED}: {reason}")
+
+    def _end_postponement(self) -> None:
+        self._is_postponed = False
+        if (self.index.info.reason or "").startswith(_POSTPONED):  # no rebuild is needed any more
+            self.index.info = replace(self.index.info, reason=None)
 
     @contextmanager
     def _second_copy(self, sealed: Snapshot, *, has_index: bool) -> Iterator[None]:

@@ -5,6 +5,8 @@ import math
 import threading
 from typing import Protocol
 
+from frameworks.errors import Draining
+
 _STEP_BYTES = 1024 * 1024
 """Reservations are multiples of it, so that few changes have to wait for a larger one."""
 
@@ -50,17 +52,21 @@ class Grant:
         self._loop = asyncio.get_running_loop()
         self._growing = asyncio.Lock()
         self.granted: float = math.inf if reservation is None else 0
+        self._is_closed = False
 
     @property
     def is_bounded(self) -> bool:
         return self._reservation is not None
 
     async def grow(self, size_bytes: int, *, may_evict: bool = True) -> None:
-        """Reserve at least so many bytes in all. Raises OutOfMemory."""
+        """Reserve at least so many bytes in all. Raises OutOfMemory, and Draining after `close`."""
         async with self._growing:
             if self._reservation is not None and size_bytes > self.granted:
                 wanted = _in_steps(size_bytes)
                 await self._reservation.resize(wanted, may_evict=may_evict)
+                if self._is_closed:
+                    self._reservation.release()
+                    raise Draining(Draining.REFUSED)
                 self.granted = wanted
 
     def grow_from_thread(self, size_bytes: int, *, may_evict: bool = True) -> None:
@@ -103,6 +109,11 @@ class Grant:
         if self._reservation is not None:
             self.granted = 0
             self._reservation.release()
+
+    def close(self) -> None:
+        """Free the reservation, and refuse further ones."""
+        self._is_closed = True
+        self.release()
 
     def release_from_thread(self) -> None:
         """As `release`, from another thread, which does not wait."""
