@@ -213,7 +213,7 @@ class InvalidModel(RoundhouseError):
 
 
 class OutOfMemory(RoundhouseError):
-    """The model or the batch does not fit in memory; the message states the required and the available bytes."""
+    """The model, the batch or the rows of a collection do not fit; the message has the required and the free bytes."""
 
 
 class EvictionNeeded(OutOfMemory):
