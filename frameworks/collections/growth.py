@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from frameworks.collections.columns import Column, Columns, Schema, bytes_of_value
 from frameworks.collections.contract import CollectionSettings, Metadata, MetadataValue, Metric
@@ -77,6 +78,7 @@ def rebuild_bytes(settings: CollectionSettings, snapshot: Snapshot, *, has_index
     return lists * vector + max(copy + columns, 2 * lists * SAMPLED_PER_LIST * vector) + rows * _SORTED_BYTES
 
 
+@cache
 def row_bytes(dimensions: int, metric: Metric) -> int:
     """Return the memory of one row in a segment, without columns, and with its place in the order of row numbers."""
     measured = Segment(_MEASURED_ROWS, dimensions, metric).memory_bytes / _MEASURED_ROWS
