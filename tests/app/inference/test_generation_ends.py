@@ -166,9 +166,8 @@ async def test_idle_reader_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None
 
 @in_loop
 async def test_dead_model_fails_answer() -> None:
-    def end_thread(prompts: list[str]) -> None:
-        if len(prompts) == 2:
-            raise SystemExit
+    def end_thread(_prompts: list[str]) -> None:
+        raise SystemExit
 
     async with generating(end_thread) as harness:
         with capture_logs(), pytest.raises(ModelFailed):

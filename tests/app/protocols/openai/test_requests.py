@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.protocols.codec import Target
@@ -98,6 +98,8 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
     codec = CODECS[path]
     schema = schema_of(codec.body)["properties"][field]
     value = data.draw(values_of(path, field))
+    # Only models that read images take it; see test_image_messages.py.
+    assume((field, value) != ("modality", "image"))
     base = BASES[path].get(field if value is not None else "", BASES[path][""])
     body = {"model": "any", **base, field: value}
     if path.endswith("/score") and field in OTHER_SIDES and isinstance(value, list):
