@@ -5,16 +5,13 @@ import pytest
 from tests.support.scheduling import SHARED_SERVER, scope_of, shares_server
 
 
-def test_files_of_shared_server_are_found(request: pytest.FixtureRequest) -> None:
-    """Those of this run. Without other files there are none."""
-    expected: dict[str, bool] = {}
-    for item in request.session.items:
-        assert isinstance(item, pytest.Function)
-        file = item.nodeid.split("::")[0]
-        found = item._fixtureinfo.name2fixturedefs.get("server", ())
-        uses = file.startswith("tests/e2e/") and any(each.baseid == "tests/e2e" for each in found[-1:])
-        expected[file] = expected.get(file, False) or uses
-    assert {file: shares_server(file) for file in expected} == expected
+def test_file_of_shared_server_is_found() -> None:
+    assert shares_server("tests/e2e/test_tensors.py")
+
+
+@pytest.mark.parametrize("file", ["tests/e2e/test_sharing.py", "tests/e2e/test_tls.py", "tests/web/test_views.py"])
+def test_other_files_share_no_server(file: str) -> None:
+    assert not shares_server(file)
 
 
 def test_shared_server_has_one_scope() -> None:
