@@ -38,6 +38,9 @@ settings.load_profile("roundhouse")
 NIGHTLY_EXAMPLES = 25
 """The nightly run tries this many times as many examples of a property as the default run, from a random seed."""
 
+_SEARCHED_MARKS = ("isa", "gpu")
+"""The Makefile and the GPU kit find the files of these tests by the text of the marker."""
+
 _NIGHTLY_REASON = "nightly: make test-all runs it"
 # Files that wait for processes run first, so that no worker is left alone with them in the end.
 _SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/")
@@ -62,7 +65,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip nightly tests unless --nightly is given, and sort slow files first where workers share the files."""
+    """Skip nightly tests unless --nightly is given, and sort slow files first where workers share the files.
+
+    Raises UsageError for a marker that is not written as text in its file.
+    """
+    check_marks_as_text(items)
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_place)
     if config.getoption("--nightly"):
@@ -71,6 +78,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.skip(reason=_NIGHTLY_REASON))
+
+
+def check_marks_as_text(items: Sequence[pytest.Item]) -> None:
+    """Raise UsageError for tests with the marker `isa` or `gpu` whose file does not contain its text."""
+    marked = {(item.path, mark) for item in items for mark in _SEARCHED_MARKS if item.get_closest_marker(mark)}
+    for file, mark in sorted(marked):
+        if f"pytest.mark.{mark}" not in file.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{file}: write the marker as pytest.mark.{mark}, by which the file is found")
 
 
 @pytest.fixture(scope="module", autouse=True)

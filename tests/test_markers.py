@@ -1,17 +1,33 @@
-"""The Makefile's list of the files that hold `isa` tests."""
+"""The markers by which the Makefile and the GPU kit find files of tests."""
 
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import check_marks_as_text
+from tests.gpu_kit.gpu_tests import files_with_gpu_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "pytest.mark.isa"
 """The text by which the Makefile finds the files."""
 
 
-def test_makefile_finds_every_isa_test(request: pytest.FixtureRequest) -> None:
-    """In a run of the whole suite, every test with the marker is in a file that contains the text."""
+def test_makefile_searches_isa_tests() -> None:
     assert f"grep -rlF --include='test_*.py' {MARK} tests" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    files = {item.path for item in request.session.items if item.get_closest_marker("isa")}
-    missed = [str(file) for file in files if MARK not in file.read_text(encoding="utf-8")]
-    assert not missed, f"write the marker as {MARK} in {missed}"
+
+
+def test_gpu_kit_finds_its_tests() -> None:
+    assert "tests/frameworks/pytorch/generation/test_gpu.py" in files_with_gpu_tests()
+
+
+@pytest.mark.parametrize("mark", ["isa", "gpu"])
+def test_marker_without_its_text_is_refused(request: pytest.FixtureRequest, tmp_path: Path, mark: str) -> None:
+    item = pytest.Function.from_parent(request.node.parent, name="test_x", callobj=lambda: None)
+    item.path = tmp_path / "test_x.py"
+    item.path.write_text("marks = getattr(pytest.mark, name)")
+    check_marks_as_text([item])
+    item.add_marker(mark)
+    with pytest.raises(pytest.UsageError, match=f"write the marker as pytest.mark.{mark}"):
+        check_marks_as_text([item])
+    item.path.write_text(f"@pytest.mark.{mark}")
+    check_marks_as_text([item])

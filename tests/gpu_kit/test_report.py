@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.bench.table import Row
-from tests.gpu_kit.gpu_tests import ROOT, files_with_gpu_tests
 from tests.gpu_kit.measure import Report
 
 MACHINE = {"gpu": "X", "torch": "2"}
@@ -40,11 +37,3 @@ def test_part_that_was_killed_is_not_finished(tmp_path: Path) -> None:
     report.add("texts", Row("speed", "3 texts/s"))
     assert read(tmp_path)["texts"]["error"] == "not finished"
     assert "texts: not finished" in (tmp_path / "results.md").read_text()
-
-
-def test_every_gpu_test_is_found(request: pytest.FixtureRequest) -> None:
-    """In a run of the whole suite, every test with the marker is in a file of the list."""
-    found = set(files_with_gpu_tests())
-    assert "tests/frameworks/pytorch/generation/test_gpu.py" in found
-    marked = {str(item.path.relative_to(ROOT)) for item in request.session.items if item.get_closest_marker("gpu")}
-    assert marked <= found
