@@ -21,6 +21,9 @@ from tests.bench.cores import SERVER_CORES, on_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_LIMIT_S = 120.0
+# Of all code of a language model, on one core of a slow machine.
+_KERNELS_LIMIT_S = 600.0
+_KERNELS_POLL_S = 0.5
 _STOP_LIMIT_S = 15.0
 _POLL_S = 0.01
 
@@ -81,13 +84,15 @@ def roundhouse(
     environment: Mapping[str, str] | None = None,
     root: Path = ROOT,
 ) -> Iterator[RunningServer]:
-    """Start Roundhouse with these model paths or this config file; it is ready when the block begins.
+    """Start Roundhouse with these model paths or this config file. When the block begins, it is ready, and no model
+    waits for kernels that are being compiled.
 
     `root`: the checkout whose code runs.
     """
     arguments = [*models] if config is None else ["--config", str(config)]
     command = [sys.executable, "-m", "app", "serve", *arguments, "--port", "{port}"]
     with started(command, "/health/ready", cores, environment, root) as server:
+        _wait_for_kernels(server)
         yield server
 
 
@@ -151,6 +156,19 @@ def _wait(server: RunningServer, path: str) -> None:
             raise RuntimeError(f"the server ended with status {server.process.returncode}")
         time.sleep(_POLL_S)
     raise RuntimeError(f"no 200 from {path} within {_START_LIMIT_S:.0f} s")
+
+
+def _wait_for_kernels(server: RunningServer) -> None:
+    """Return when no model that the caller may see waits for kernels. Raises RuntimeError after _KERNELS_LIMIT_S."""
+    started_s = time.perf_counter()
+    while time.perf_counter() - started_s < _KERNELS_LIMIT_S:
+        server.connection.request("GET", "/models")
+        answer = server.connection.getresponse()
+        content = answer.read()
+        if answer.status != 200 or not any(each.get("awaits_kernels") for each in json.loads(content)["models"]):
+            return
+        time.sleep(_KERNELS_POLL_S)
+    raise RuntimeError(f"kernels were not compiled within {_KERNELS_LIMIT_S:.0f} s")
 
 
 def _end_of(output: IO[bytes]) -> str:
