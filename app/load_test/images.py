@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from PIL import Image
 
 from app.load_test.tensors import CannotMake, Made
+from frameworks.images.headers import SUFFIXES
 
 SIZE = (500, 375)
 """Width and height of a made picture."""
-SUFFIXES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
 
 _MAX_FILES = 4096
 _MAX_BYTES = 256 * 1024**2
@@ -37,11 +38,7 @@ def read_images(path: Path) -> list[tuple[bytes, str]]:
 
 
 def made_image(draw: random.Random) -> bytes:
-    """Return a JPEG file of SIZE, smooth with some noise. Raises CannotMake without Pillow."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise CannotMake("--model: images are made with Pillow, which is not installed; give --images PATH") from None
+    """Return a JPEG file of SIZE, smooth with some noise."""
     coarse = Image.frombytes("RGB", (_COARSE, _COARSE), draw.randbytes(3 * _COARSE * _COARSE))
     noise = Image.frombytes("RGB", SIZE, draw.randbytes(3 * SIZE[0] * SIZE[1]))
     content = BytesIO()

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from app.offline.errors import WrongCommand
 from app.offline.files import InputFile, format_of
-from app.offline.readers import Window
+from app.offline.readers import BadRow, Window
+from frameworks.images.headers import SUFFIXES
 
 COLUMN = "file"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,14 @@ class ImageFolderReader:
 
     def windows(self, size: int, first: int) -> Iterator[Window]:
         for start in range(first * size, self.num_rows, size):
-            paths = self._paths[start : start + size]
-            table = pa.Table.from_arrays([pa.array(paths, pa.string())], schema=self.schema)
-            yield Window(table, list(range(start + 1, start + 1 + len(paths))), [])
+            good, rows, bad = [], [], []
+            for row, path in enumerate(self._paths[start : start + size], start + 1):
+                if _is_utf8(path):
+                    good.append(path)
+                    rows.append(row)
+                else:
+                    bad.append(BadRow(row, f"{COLUMN}: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"))
+            yield Window(pa.Table.from_arrays([pa.array(good, pa.string())], schema=self.schema), rows, bad)
 
 
 def find_images(source: str, output: Path) -> ImageFolder:
@@ -68,21 +73,18 @@ def find_images(source: str, output: Path) -> ImageFolder:
 def _describe(folder: Path, output: Path) -> ImageFolder:
     digest, size, newest = sha256(), 0, 0
     for path, status in sorted(_images(folder), key=lambda each: each[0]):
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        digest.update(os.fsencode(path) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         size += status.st_size
         newest = max(newest, status.st_mtime_ns)
     return ImageFolder(folder, size, newest, output, digest.hexdigest())
 
 
 def _images(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield path in the folder and status of each image, in folders of folders too. Links to folders are not followed.
-
-    A name that is no UTF-8 cannot be in the output: such a file is no row.
-    """
+    """Yield path in the folder and status of each image, in subfolders too. Links to folders are not followed."""
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place, name)
-            if path.suffix.lower() not in SUFFIXES or not path.is_file() or not _is_utf8(str(path)):
+            if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 continue
             yield path.relative_to(folder).as_posix(), path.stat()
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 Format = Literal["JPEG", "PNG", "WebP"]
 FORMATS = "JPEG, PNG or WebP"
+SUFFIXES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
+"""Media types by the suffixes of file names, which are in lower case."""
 
 _OTHER_FORMATS = {
     b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<svg": "SVG", b"<?xm": "XML",

@@ -76,11 +76,6 @@ class Firefox:
         moves.append({"type": "pointerUp", "button": 0})
         self._act({"type": "pointer", "id": "mouse", "actions": moves})
 
-    def press(self, *keys: str) -> None:
-        """Press and release keys, each one character as WebDriver has them."""
-        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self._act({"type": "key", "id": "keyboard", "actions": actions})
-
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and return its result."""
         self._number += 1

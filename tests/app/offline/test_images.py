@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import sys
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,17 @@ def test_folder_rows_follow_path_order(tmp_path: Path) -> None:
     assert [path for each in windows for path in each.table[COLUMN].to_pylist()] == sorted(names)
     assert [each.rows for each in windows] == [[1, 2, 3], [4]]
     assert [each.rows for each in reader.windows(3, 1)] == [[4]]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
+def test_path_outside_utf8_is_a_bad_row(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"a.png": b"1", "c.png": b"2"})
+    Path(os.fsdecode(os.fsencode(folder) + b"/b\xff.png")).write_bytes(b"3")
+    assert find_images(str(folder), tmp_path / "out.jsonl").size == 3
+    (window,) = ImageFolderReader(folder).windows(10, 0)
+    assert window.table.column(COLUMN).to_pylist() == ["a.png", "c.png"]
+    assert window.rows == [1, 3]
+    assert [(each.row, "UTF-8" in each.reason) for each in window.bad] == [(2, True)]
 
 
 def test_output_inside_the_folder_refused(tmp_path: Path) -> None:
