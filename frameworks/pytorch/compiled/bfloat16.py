@@ -1,64 +1,24 @@
-"""Products of bfloat16 weights: of rows of bfloat16 where the CPU multiplies pairs of them, else widened to float32."""
+"""Products of bfloat16 weights: by matrix tiles where the CPU has them, else by vectors."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
 
-from frameworks.pytorch.compiled.bfloat16_rows import write_pairs
 from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
-from frameworks.pytorch.compiled.float_rows import float_row_writer
-from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
+from frameworks.pytorch.compiled.formats import BLOCK, Format, PackedFormat
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
-from frameworks.pytorch.compiled.tiles import (
-    PARTS,
-    Shape,
-    at,
-    float_tile,
-    function,
-    load,
-    splat,
-    widening_step,
-)
-from frameworks.pytorch.compiled.vectors import has_bfloat16
+from frameworks.pytorch.compiled.vectors import has_matrix_tiles
 
-_HAS_PAIRS = has_bfloat16()
-_SHAPE = Shape(2, 4 * BLOCK, 4 if _HAS_PAIRS else 8)
-_PAIRS = VECTORS.integers(32)
-_HALF_BITS, _HIGH_HALF = 16, -65536
+if has_matrix_tiles():
+    from frameworks.pytorch.compiled.matrix_tiles import FORMAT, matrix_multiplier, matrix_orderer
 
+    order, multiply = matrix_orderer(FORMAT), matrix_multiplier(FORMAT)
+else:
+    from frameworks.pytorch.compiled.bfloat16_vectors import FORMAT
 
-def _load_pairs(builder: Any, w: Any) -> list[Any]:
-    return [load(builder, at(builder, w, 4 * VECTORS.lanes * part), _PAIRS) for part in PARTS]
-
-
-def _load_weights(builder: Any, w: Any) -> list[list[Any]]:
-    shift, mask = (ir.Constant(_PAIRS, [each] * VECTORS.lanes) for each in (_HALF_BITS, _HIGH_HALF))
-    pairs = _load_pairs(builder, w)
-    halves = [builder.shl(each, shift) for each in pairs], [builder.and_(each, mask) for each in pairs]
-    return [[builder.bitcast(each, VECTORS.floats) for each in half] for half in halves]
-
-
-def _add_pairs(builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
-    kind = VECTORS.floats
-    multiply_add = function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", kind, [kind, _PAIRS, _PAIRS])
-    weights = _load_pairs(builder, w)
-    for row in range(rows):
-        factor = splat(builder, load(builder, at(builder, x, 4 * row), ir.IntType(32)), VECTORS.lanes)
-        for own, sum_ in zip(weights, sums[row], strict=True):
-            builder.store(builder.call(multiply_add, [builder.load(sum_), own, factor]), sum_)
-
-
-def _tile(rows: int) -> Any:
-    return float_tile(VECTORS, _SHAPE, _add_pairs if _HAS_PAIRS else widening_step(VECTORS, _load_weights), rows)
-
-
-_WRITE_ROWS = write_pairs if _HAS_PAIRS else float_row_writer(2)
-FORMAT = Format("bfloat16", 2, _SHAPE.step_bytes, _SHAPE.row_step_bytes, _tile, _WRITE_ROWS)
-order = orderer(FORMAT)
-multiply = multiplier(FORMAT)
+    order, multiply = orderer(FORMAT), multiplier(FORMAT)
 _run = region(FORMAT, order, multiply)
 
 
@@ -69,13 +29,13 @@ def _region(arguments: Any) -> None:
 ADDRESS = address_of(_region, keeps_order=True)
 
 
-def pack(weight: Floats) -> Bytes:
+def pack(weight: Floats, format_: Format = FORMAT) -> Bytes:
     """Return weights [outputs, inputs] as bytes of [blocks, pairs of inputs, outputs of a block, 2]."""
     outputs, inputs = weight.shape
-    buffer = empty_buffer(FORMAT, outputs, inputs)
-    packed = buffer.view(np.uint16).reshape(-1, FORMAT.steps(inputs), BLOCK, 2)
+    buffer = empty_buffer(format_, outputs, inputs)
+    packed = buffer.view(np.uint16).reshape(-1, format_.steps(inputs) * format_.inputs_at_once // 2, BLOCK, 2)
     for index, block in blocks_of(weight):
-        filled = np.pad(block, ((0, 0), (0, inputs % 2)))
+        filled = np.pad(block, ((0, 0), (0, -inputs % format_.inputs_at_once)))
         bits = torch.from_numpy(filled).bfloat16().view(torch.uint16).numpy()
         packed[index] = bits.reshape(BLOCK, -1, 2).transpose(1, 0, 2)
     return buffer

@@ -1,4 +1,4 @@
-"""Rows of bfloat16 in the order of the tiles: pairs of neighbouring inputs."""
+"""Rows that are rounded to bfloat16, in the order of the tiles."""
 
 from typing import Any
 
@@ -54,6 +54,26 @@ def write_pairs(x: int, tile: int, rows: int, inputs: int) -> None:
                 source = _filled(source, filled, count)
             _write_rounded(source, rounded + 2 * _AT_ONCE * row)
         interleave(rounded, 2 * _AT_ONCE, tile + 2 * first * rows, rows, (count + 1) // 2)
+
+
+def rounded_row_writer(step_bytes: int) -> Any:
+    """Return a `Format.write_rows`: bfloat16 [steps, rows, _AT_ONCE], with zeros behind the inputs.
+
+    `step_bytes`: from one step to the next.
+    """
+
+    @part
+    def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
+        filled = stack_floats(_AT_ONCE)
+        for step in range((inputs + _AT_ONCE - 1) // _AT_ONCE):
+            count = min(_AT_ONCE, inputs - _AT_ONCE * step)
+            for row in range(rows):
+                source = x + 4 * (row * inputs + _AT_ONCE * step)
+                if count < _AT_ONCE:
+                    source = _filled(source, filled, count)
+                _write_rounded(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
+
+    return write_rows
 
 
 @compiled

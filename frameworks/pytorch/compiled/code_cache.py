@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.vectors import has_matrix_tiles, lanes
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +123,8 @@ def _digest() -> str:
     from numba.core.registry import cpu_target
 
     cpu = cpu_target.target_context.codegen().magic_tuple()
-    found = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {lanes()} {cpu}".encode())
+    vectors = f"{lanes()} {has_matrix_tiles()}"
+    found = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {vectors} {cpu}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.read_bytes())
         found.update(str(path.stat().st_mtime_ns).encode())

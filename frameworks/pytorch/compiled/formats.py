@@ -32,7 +32,7 @@ class Format:
     the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights) → nothing; addresses, and a
     number. It writes float32 [rows, outputs of a block]. `write_rows`: a compiled function that puts the rows of a
     tile in order: (float32 [rows, inputs], tile, rows, inputs) → nothing. `orders_one_row`: whether a row that is alone
-    has to be put in order.
+    has to be put in order. `rows_at_once`: memory for rows in order is for a multiple of so many.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Format:
     row_head_bytes: int = 0
     largest_tile: int = LARGEST_TILE
     orders_one_row: bool = True
+    rows_at_once: int = 1
 
     def steps(self, inputs: int) -> int:
         """Return the number of steps of so many inputs."""
@@ -53,6 +54,10 @@ class Format:
     def row_bytes(self, inputs: int) -> int:
         """Return the bytes of a row in order."""
         return self.steps(inputs) * self.row_step_bytes + self.row_head_bytes
+
+    def tile_bytes(self, rows: int, inputs: int) -> int:
+        """Return the bytes that so many rows in order take."""
+        return -(-rows // self.rows_at_once) * self.rows_at_once * self.row_bytes(inputs)
 
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of the weights."""

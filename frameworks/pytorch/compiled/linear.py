@@ -45,7 +45,7 @@ class CompiledLinear:
         """Return the bytes that a product of so many rows needs for its work."""
         if rows == 1 and not self.format.format.orders_one_row:
             return 0
-        return min(rows, ROWS_AT_ONCE) * self.format.format.row_bytes(self.inputs)
+        return self.format.format.tile_bytes(min(rows, ROWS_AT_ONCE), self.inputs)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._product(rows, NONE, None)

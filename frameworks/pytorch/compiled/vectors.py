@@ -36,13 +36,22 @@ def has_bfloat16() -> bool:
     return _has("avx512bf16")
 
 
+@cache
+def has_matrix_tiles() -> bool:
+    """Return whether the CPU multiplies matrices of bfloat16 (Intel AMX), and the system lets this process do so."""
+    if not (_has("amx-tile") and _has("amx-bf16")):
+        return False
+    # Linux saves the registers of a process that has asked for them alone.
+    return torch.cpu._init_amx()
+
+
 def has_integers() -> bool:
     """Return whether products of narrow integers can be compiled for this CPU."""
     return lanes() in _LANES.values()
 
 
 def _has(feature: str) -> bool:
-    """Return whether numba compiles for a CPU with this feature of AVX-512, and torch does not mask it."""
+    """Return whether numba compiles for a CPU with this feature, and torch does not mask AVX-512."""
     if lanes() != _LANES["AVX512"]:
         return False
     from numba.core.registry import cpu_target

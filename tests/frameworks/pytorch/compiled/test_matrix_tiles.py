@@ -1,0 +1,90 @@
+"""Products by matrix tiles on any CPU with vectors of 512 bits: NumPy computes what the instructions would."""
+
+from typing import Any
+
+import numba
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numba import types
+
+from frameworks.pytorch.compiled import matrix_tiles
+from frameworks.pytorch.compiled.formats import PackedFormat
+from frameworks.pytorch.compiled.linear import CompiledLinear
+from frameworks.pytorch.compiled.products import region
+from frameworks.pytorch.compiled.vectors import lanes
+from tests.frameworks.pytorch.compiled.layers import random, threads
+from tests.support.matrix_tiles import MatrixTiles
+
+# As test_float_products has it.
+TOLERANCE = 2e-6
+LANES = 16
+
+pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors")
+
+
+@pytest.fixture(scope="module")
+def tiles() -> MatrixTiles:
+    return MatrixTiles()
+
+
+@pytest.fixture(scope="module")
+def packed(tiles: MatrixTiles) -> PackedFormat:
+    from frameworks.pytorch.compiled.bfloat16 import pack
+
+    format_ = matrix_tiles.FORMAT
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix_tiles, "function", tiles.function)
+        run = region(format_, matrix_tiles.matrix_orderer(format_), matrix_tiles.matrix_multiplier(format_))
+
+        def product(arguments: Any) -> None:
+            run(arguments)
+
+        made = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(product)
+    return PackedFormat(format_, made.address, lambda weight: pack(weight, format_))
+
+
+def multiplied(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    outputs, inputs = weight.shape
+    linear = CompiledLinear(packed.pack(weight.numpy()), (outputs, inputs), None, packed)
+    with threads(1):
+        return linear(rows)
+
+
+@given(outputs=st.integers(1, 100), inputs=st.integers(1, 130), rows=st.integers(1, 70))
+@example(outputs=33, inputs=65, rows=300)
+@example(outputs=1, inputs=1, rows=1)
+@settings(max_examples=15)
+def test_product_is_that_of_doubles(
+    packed: PackedFormat, tiles: MatrixTiles, outputs: int, inputs: int, rows: int
+) -> None:
+    weight, given = (
+        random(*shape, seed=seed).bfloat16() for shape, seed in (((outputs, inputs), 1), ((rows, inputs), 2))
+    )
+    found = multiplied(packed, weight.float(), given.float()).double()
+    expected = given.double() @ weight.double().T
+    magnitudes = given.double().abs() @ weight.double().abs().T
+    assert found.shape == (rows, outputs)
+    assert ((found - expected).abs() <= TOLERANCE * magnitudes).all()
+    assert not tiles.errors
+    assert not tiles.is_configured
+
+
+def test_row_is_rounded_to_nearest_even(packed: PackedFormat) -> None:
+    row = torch.tensor([[1.00390625, 1.01171875, -1.00390626, 3.1415927, 1e-30]])
+    assert torch.equal(multiplied(packed, torch.eye(5), row), row.bfloat16().float())
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_infinite_row_leaves_others_alone(packed: PackedFormat, number: float) -> None:
+    weight, rows = random(40, 64, seed=1), random(20, 64, seed=2)
+    expected = multiplied(packed, weight, rows)
+    rows[2, 17] = number
+    found = multiplied(packed, weight, rows)
+    assert not found[2].isfinite().any()
+    assert torch.equal(torch.cat([found[:2], found[3:]]), torch.cat([expected[:2], expected[3:]]))
+
+
+def test_weights_take_whole_steps(packed: PackedFormat) -> None:
+    assert packed.pack(random(33, 33, seed=1).numpy()).nbytes == packed.format.held_bytes(33, 33) == 64 * 64 * 2

@@ -1,0 +1,70 @@
+"""The CPU's matrix tiles (Intel AMX) in NumPy, called by compiled code in place of the instructions."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+_REGISTERS, _ROWS, _ROW_BYTES = 8, 16, 64
+_FULL_SIZE = bytes([1, *[0] * 15, *[_ROW_BYTES, 0] * _REGISTERS, *[0] * 16, *[_ROWS] * _REGISTERS, *[0] * 8])
+_I8, _POINTER, _I64 = ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64
+
+
+class MatrixTiles:
+    """Eight registers of 16 rows of 64 bytes, of all threads together: for products on one thread."""
+
+    def __init__(self) -> None:
+        self.is_configured = False
+        self.errors: list[str] = []
+        self._registers = np.zeros((_REGISTERS, _ROWS, _ROW_BYTES), dtype=np.uint8)
+        self._functions = {
+            "llvm.x86.ldtilecfg": ctypes.CFUNCTYPE(None, _POINTER)(self._configure),
+            "llvm.x86.tilerelease": ctypes.CFUNCTYPE(None)(self._release),
+            "llvm.x86.tilezero": ctypes.CFUNCTYPE(None, _I8)(self._zero),
+            "llvm.x86.tileloadd64": ctypes.CFUNCTYPE(None, _I8, _POINTER, _I64)(self._load),
+            "llvm.x86.tilestored64": ctypes.CFUNCTYPE(None, _I8, _POINTER, _I64)(self._store),
+            "llvm.x86.tdpbf16ps": ctypes.CFUNCTYPE(None, _I8, _I8, _I8)(self._add_products),
+        }
+
+    def function(self, builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+        """As `tiles.function`, of the functions here."""
+        address = ctypes.cast(self._functions[name], ctypes.c_void_p).value
+        kind = ir.FunctionType(result, arguments).as_pointer()
+        return builder.inttoptr(ir.Constant(ir.IntType(64), address), kind)
+
+    def _configure(self, configuration: int) -> None:
+        if ctypes.string_at(configuration, len(_FULL_SIZE)) != _FULL_SIZE:
+            self.errors.append("registers are not of full size")
+        self.is_configured = True
+        self._registers[:] = 0
+
+    def _release(self) -> None:
+        self.is_configured = False
+
+    def _zero(self, register: int) -> None:
+        self._registers[register] = 0
+
+    def _load(self, register: int, address: int, stride: int) -> None:
+        self._for_rows(address, stride, lambda row, memory: np.copyto(self._registers[register, row], memory))
+
+    def _store(self, register: int, address: int, stride: int) -> None:
+        self._for_rows(address, stride, lambda row, memory: np.copyto(memory, self._registers[register, row]))
+
+    def _for_rows(self, address: int, stride: int, move: Callable[[int, Any], None]) -> None:
+        if not self.is_configured:
+            self.errors.append("registers are used before they are configured")
+        for row in range(_ROWS):
+            memory = (ctypes.c_uint8 * _ROW_BYTES).from_address(address + stride * row)
+            move(row, np.ctypeslib.as_array(memory))
+
+    def _add_products(self, sums: int, rows: int, weights: int) -> None:
+        """Add float32 [16, 16]: bfloat16 [16 rows, 32 inputs] times bfloat16 [16 pairs of inputs, 16 outputs, 2]."""
+        of_inputs = self._floats(weights).reshape(_ROWS, 16, 2).transpose(0, 2, 1).reshape(32, 16)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._registers[sums].view(np.float32)[:] += self._floats(rows) @ of_inputs
+
+    def _floats(self, register: int) -> Any:
+        bits = self._registers[register].view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32)
