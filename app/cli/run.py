@@ -95,7 +95,7 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
         metavar="COLLECTION",
         help="insert the embeddings too, into a collection at --url, or of --config if no server has it open",
     )
-    run.add_argument("--id", metavar="COLUMN", help="with --into: the ids of the records, texts or integers")
+    run.add_argument("--id", metavar="COLUMN", help="with --into: the ids, texts or integers; --images: default paths")
     run.add_argument("--metadata", default="", metavar="NAMES", help="with --into: columns, comma-separated")
     run.add_argument(
         "--window", type=int, metavar="N", help="rows sorted by length; default: 4096, and 256 with images"
@@ -176,6 +176,7 @@ async def _open_into(
 ) -> "AsyncIterator[Into | None]":
     """Open the collection of --into, or connect to that of the server; None without the option."""
     from app.offline.errors import WrongCommand
+    from app.offline.image_folder import COLUMN
     from app.offline.into import Into, RemoteSink, open_sink
     from app.offline.remote_model import RemoteModel
 
@@ -185,15 +186,19 @@ async def _open_into(
                 raise WrongCommand(f"--{name}: expected --into with it, got none; leave it out or say --into")
         yield None
         return
-    if not options.column or not options.id:
-        raise WrongCommand("--into: expected --column and --id with it; name the columns of the texts and of the ids")
+    if options.columns:
+        raise WrongCommand("--into: expected texts or images, got tensors; say --column, --images or --image-column")
+    # The paths of a folder's files differ, as ids must.
+    ids = options.id or (COLUMN if options.images else None)
+    if ids is None:
+        raise WrongCommand("--into: expected --id with it, got none; name the column of the ids")
     metadata = tuple(name.strip() for name in options.metadata.split(",") if name.strip())
     if isinstance(model, RemoteModel):
-        yield Into(RemoteSink(options.into, model.post), options.id, options.column, metadata)
+        yield Into(RemoteSink(options.into, model.post), ids, options.column, metadata)
         return
     assert local is not None
     async with open_sink(local[0], options.into) as sink:
-        yield Into(sink, options.id, options.column, metadata)
+        yield Into(sink, ids, options.column, metadata)
 
 
 def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]":

@@ -40,11 +40,11 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Into:
-    """`columns` of the input: of the ids, of the texts, and of the metadata."""
+    """Columns of the input: of the ids, of the texts (None: the records have none), and of the metadata."""
 
     sink: Sink
     id_column: str
-    text_column: str
+    text_column: str | None
     metadata_columns: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class Into:
         return [self.sink.name, self.id_column, list(self.metadata_columns)]
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise WrongCommand for columns that the input does not have."""
+        """Raise WrongCommand for columns that the output does not repeat. `schema`: of those that it does."""
         for option, name in (("--id", self.id_column), *(("--metadata", each) for each in self.metadata_columns)):
             if name not in schema.names:
                 raise WrongCommand(f'{option}: expected one of {", ".join(schema.names)}, got "{name}"; name a column')
@@ -69,7 +69,8 @@ class Into:
     def _records(self, table: pa.Table, embedding_column: str) -> list[Record]:
         column = table.column(embedding_column).combine_chunks()
         vectors: Vectors = np.asarray(column.flatten(), np.float32).reshape(table.num_rows, -1)
-        ids, texts = to_values(table, self.id_column), to_values(table, self.text_column)
+        ids = to_values(table, self.id_column)
+        texts = [None] * table.num_rows if self.text_column is None else to_values(table, self.text_column)
         metadata = {name: to_values(table, name) for name in self.metadata_columns}
         return [
             Record(

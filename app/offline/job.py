@@ -80,11 +80,11 @@ async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
     """Raise WrongCommand where the columns or options fit no row at all."""
     source, description = job.source, model.description
     if job.into is not None and description.task != "embed":
-        raise WrongCommand(f"--into: expected a model that embeds texts, got one whose task is {description.task}")
+        raise WrongCommand(f"--into: expected a model that embeds, got one whose task is {description.task}")
     for reader in readers:
         source.check(reader.schema)
         if job.into is not None:
-            job.into.check(reader.schema)
+            job.into.check(source.kept(reader.schema.empty_table()).schema)
         check_names(reader.schema, result_columns(description, source.options.get("outputs"), job.prefix))
     if not source.column:
         _check_inputs(source, model)

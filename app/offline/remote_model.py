@@ -159,7 +159,7 @@ class RemoteModel:
 
 def _to_answer(content: Any) -> RowAnswer:
     if "embeddings" in content:
-        return EmbedAnswer(np.asarray(content["embeddings"], np.float32), content["tokens"])
+        return EmbedAnswer(np.asarray(content["embeddings"], np.float32), content.get("tokens", 0))
     if "predictions" in content:
         return ClassifyAnswer([[(each["label"], each["score"]) for each in row] for row in content["predictions"]])
     if "outputs" in content:

@@ -70,7 +70,7 @@ def test_run_fills_collection_of_config(
     ("more", "message"),
     [
         (["--into", "dox", "--id", "key"], '--into: expected a collection of --config, which has docs, got "dox"'),
-        (["--into", "docs"], "--into: expected --column and --id with it"),
+        (["--into", "docs"], "--into: expected --id with it, got none"),
         (["--into", "docs", "--id", "keys"], '--id: expected one of key, text, topic, n, got "keys"'),
         (["--id", "key"], "--id: expected --into with it, got none"),
     ],
