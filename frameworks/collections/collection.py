@@ -38,6 +38,8 @@ T = TypeVar("T")
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Of vectors and texts that wait for a commit, and of queries that wait for a search."""
 MAX_BATCH_SEARCHES = 64
+GATHER_SHARE = 0.05
+"""Of the time of a batch: so long the next one waits for the callers of the last."""
 
 
 async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> Collection:
@@ -117,7 +119,7 @@ class EmbeddedCollection:
         writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer, opened.grants.rows)
         name = f"collection-{settings.name}"
         self._searches: Worker[Search, list[list[Hit]]] = Worker(
-            f"{name}-search", self._searcher.run, MAX_BATCH_SEARCHES
+            f"{name}-search", self._searcher.run, at_once=MAX_BATCH_SEARCHES, gather_share=GATHER_SHARE
         )
         self._changes: Worker[Change, int] = Worker(f"{name}-write", writer.write)
         self._reading = ThreadPoolExecutor(1, f"{name}-read")

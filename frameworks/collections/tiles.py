@@ -113,9 +113,15 @@ def _lone(operands: Operands) -> Any:
         factors = [_load(builder, builder.gep(each, [index]), kind) for each in (operands.rows, operands.queries)]
         builder.store(builder.call(_fma(builder, kind), [*factors, builder.load(own)]), own)
 
-    blocks = builder.and_(dimensions, _number(-_LINE * _UNROLLED))
+    block = _LINE * _UNROLLED
+    blocks = builder.and_(dimensions, _number(-block))
     lines = builder.and_(dimensions, _number(-_LINE))
-    with cgutils.for_range_slice(builder, _number(0), blocks, _number(_LINE * _UNROLLED)) as (first, _):
+    # Not up to `blocks`: LLVM would know the number of rounds, unroll them and read lines out of order, at 0.75 of
+    # the speed (AMD Zen 5).
+    with cgutils.for_range_slice(builder, _number(0), builder.sub(dimensions, _number(block - 1)), _number(block)) as (
+        first,
+        _,
+    ):
         for number, own in enumerate(sums):
             add(builder.add(first, _number(number * _LINE)), vector, own)
     with cgutils.for_range_slice(builder, blocks, lines, _number(_LINE)) as (first, _):

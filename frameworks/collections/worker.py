@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +25,20 @@ class Worker(Generic[Job, Result]):
     """
 
     def __init__(
-        self, name: str, handle: Callable[[list[Job]], Sequence[Result | Exception]], at_once: int = 1 << 30
+        self,
+        name: str,
+        handle: Callable[[list[Job]], Sequence[Result | Exception]],
+        *,
+        at_once: int = 1 << 30,
+        gather_share: float = 0.0,
     ) -> None:
-        """Start the thread; construct it on the event loop that calls `run`."""
-        self._name, self._handle, self._at_once = name, handle, at_once
+        """Start the thread; construct it on the event loop that calls `run`.
+
+        `gather_share`: of the time of a batch of several jobs; the next batch waits so long for as many jobs. Callers
+        that search again come back one after another, and the first one would be alone in its batch.
+        """
+        self._name, self._handle, self._at_once, self._gather_share = name, handle, at_once, gather_share
+        self._expected, self._gather_until_s = 0, 0.0
         self._loop = asyncio.get_running_loop()
         self._arrived: list[tuple[Job, asyncio.Future[Result]]] = []
         self._waiting: deque[tuple[Job, asyncio.Future[Result]]] = deque()
@@ -64,6 +75,7 @@ class Worker(Generic[Job, Result]):
     def _run(self) -> None:
         while taken := self._take():
             jobs = [job for job, _ in taken]
+            started_s = time.monotonic()
             try:
                 results = self._handle(jobs)
             except Exception as error:  # noqa: BLE001 - the callers get it
@@ -73,6 +85,9 @@ class Worker(Generic[Job, Result]):
                 self._loop.call_soon_threadsafe(_deliver, futures, results)
             except RuntimeError:  # the loop is closed: no caller is left
                 return
+            ended_s = time.monotonic()
+            self._expected = len(taken)
+            self._gather_until_s = ended_s + self._gather_share * (ended_s - started_s)
 
     def _take(self) -> list[tuple[Job, asyncio.Future[Result]]]:
         """Wait for jobs whose callers were not cancelled; an empty list at the end."""
@@ -80,6 +95,11 @@ class Worker(Generic[Job, Result]):
             with self._changed:
                 while not self._waiting and not self._is_closing:
                     self._changed.wait()
+                while 0 < len(self._waiting) < self._expected and not self._is_closing:
+                    left_s = self._gather_until_s - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    self._changed.wait(left_s)
                 if not self._waiting:
                     return []
                 taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._at_once))]
