@@ -72,7 +72,7 @@ class Speculator:
             return 0
         gain = self._gains.get(sequence_id)
         if gain is None:
-            gain = self._gains[sequence_id] = RequestGain(self._right_share)
+            gain = self._gains[sequence_id] = RequestGain(self._right_share, sequence.request.max_tokens)
         return gain.num_wanted(most, texts, self._cost, self._num_proposing)
 
 

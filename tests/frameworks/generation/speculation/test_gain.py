@@ -54,6 +54,26 @@ def test_pause_ends_with_trial_of_few_tokens() -> None:
     assert gain.num_wanted(8, 1, cheap) == 8
 
 
+def test_first_trial_of_long_text_has_no_pause() -> None:
+    cost = cost_of(0.2)
+    gain = RequestGain(0.0, max_tokens=128)
+    assert gain.num_wanted(8, 1, cost) == 2, "0.4 decodes are less than a hundredth of the text"
+    gain.learn(2, 2)
+    assert gain.num_wanted(8, 1, cost) >= 2
+
+
+def test_first_trial_happens_once() -> None:
+    cost = cost_of(0.2)
+    gain = RequestGain(0.0, max_tokens=128)
+    assert gain.num_wanted(8, 1, cost) == 2
+    gain.learn(2, 0)
+    assert [gain.num_wanted(8, 1, cost) for _ in range(40)] == [0] * 40
+
+
+def test_first_trial_of_short_text_waits() -> None:
+    assert RequestGain(0.0, max_tokens=30).num_wanted(8, 1, cost_of(0.2)) == 0
+
+
 def test_pauses_double() -> None:
     gain, cheap = RequestGain(), cost_of(0.06)
     for _ in range(20):
