@@ -159,11 +159,6 @@ def grpc_code(error: BaseException) -> str:
     return next((code for kind, _, _, code in _TABLE if isinstance(error, kind)), _INTERNAL_GRPC_CODE)
 
 
-def is_refusal(status: int) -> bool:
-    """Whether the status means that the server lacked capacity or the model, not that the request was wrong."""
-    return status in (429, 503, 507)
-
-
 def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
     """Return the headers of an error: Retry-After in whole seconds, Allow, WWW-Authenticate."""
     if isinstance(error, Unauthenticated):

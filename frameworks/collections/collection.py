@@ -77,6 +77,7 @@ class _Opened:
         try:
             self.segments = Segments(settings.dimensions, settings.metric, Schema())
             self._load()
+            self.kept_index = index_file.load(settings.folder, settings.dimensions)
             with disk_errors(settings.name):
                 self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
             compiled_kernels()
@@ -113,7 +114,7 @@ class EmbeddedCollection:
         self._segments = opened.segments
         locks = Locks()
         self._grants = opened.grants
-        self._maintainer = Maintainer(settings, opened.segments, locks, opened.grants)
+        self._maintainer = Maintainer(settings, opened.segments, locks, opened.grants, opened.kept_index)
         self._index = self._maintainer.index
         self._searcher = Searcher(settings, opened.search_reader, opened.segments, self._index, locks.publishing)
         writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer, opened.grants.rows)

@@ -73,11 +73,19 @@ class Index:
 class Maintainer:
     """Decides after each change whether to rebuild, and rebuilds. `poke` may be called from any thread."""
 
-    def __init__(self, settings: CollectionSettings, segments: Segments, locks: Locks, grants: Grants) -> None:
+    def __init__(
+        self,
+        settings: CollectionSettings,
+        segments: Segments,
+        locks: Locks,
+        grants: Grants,
+        kept: KeptIndex | None,
+    ) -> None:
+        """`kept`: the index of an earlier process, from its file."""
         self.index = Index()
         self._settings, self._segments, self._grants = settings, segments, grants
         self._writing, self._publishing = locks.writing, locks.publishing
-        self._kept = index_file.load(settings.folder, settings.dimensions)
+        self._kept = kept
         self._poked = threading.Event()
         self._is_stopping = False
         self._is_postponed = False

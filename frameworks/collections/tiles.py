@@ -117,7 +117,7 @@ def _lone(operands: Operands) -> Any:
     blocks = builder.and_(dimensions, _number(-block))
     lines = builder.and_(dimensions, _number(-_LINE))
     # Not up to `blocks`: LLVM would know the number of rounds, unroll them and read lines out of order, at 0.75 of
-    # the speed (AMD Zen 5).
+    # the speed (AMD Zen 4).
     with cgutils.for_range_slice(builder, _number(0), builder.sub(dimensions, _number(block - 1)), _number(block)) as (
         first,
         _,

@@ -205,11 +205,6 @@ class Workers:
             callback(link)
         link.lost.add_done_callback(lambda _: self._leave(link))
 
-    def broadcast(self, message: EngineMessage) -> None:
-        """Send a message to all workers."""
-        for link in self.links.values():
-            link.send(message)
-
     def _leave(self, link: ControlLink) -> None:
         if self.links.get(link.number) is link:
             del self.links[link.number]

@@ -115,11 +115,6 @@ class ReplicaLink:
     def is_full(self) -> bool:
         return self._channel.is_full
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the connection has ended."""
-        return self._over.done()
-
     def lease_body(self, nbytes: int) -> Array | None:
         """Tensors travel within the messages."""
         return None

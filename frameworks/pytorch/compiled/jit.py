@@ -180,13 +180,3 @@ def store_integer(_context: Any, _address: Any, _value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int32), write
-
-
-@llvm_function
-def bits_of_float(_context: Any, _value: Any) -> Any:
-    """(float32) → its bits, int32."""
-
-    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), write

@@ -10,7 +10,6 @@ from app.protocols.errors import (
     NotSupported,
     ProtocolError,
     extra_headers,
-    is_refusal,
     to_http,
 )
 from frameworks.errors import FieldError, ModelLoading, ModelUnavailable, Overloaded, RequestError, RoundhouseError
@@ -55,7 +54,3 @@ def test_extra_headers_belong_to_errors() -> None:
     assert extra_headers(ModelLoading("soon")) == [(b"retry-after", b"1")]
     assert extra_headers(MethodNotAllowed("GET", "/infer", "POST")) == [(b"allow", b"POST")]
     assert extra_headers(ValueError()) == []
-
-
-def test_is_refusal_means_unavailable() -> None:
-    assert [status for status in (200, 400, 404, 429, 499, 500, 503, 504, 507) if is_refusal(status)] == [429, 503, 507]

@@ -54,7 +54,7 @@ def test_batch_waits_for_as_many_as_the_last() -> None:
     assert with_worker(work, FOREVER) == [3, 3]
 
 
-def test_lone_caller_waits_for_nobody() -> None:
+def test_lone_caller_does_not_wait() -> None:
     async def work(worker: "Worker[int, int]") -> None:
         for _ in range(3):
             assert await worker.run(2) == 4

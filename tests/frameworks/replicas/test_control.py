@@ -261,7 +261,7 @@ async def test_replaced_worker_keeps_its_successor() -> None:
     assert workers.links == {0: after}
     received: list[ForgetModel] = []
     second.handle(ForgetModel, received.append)
-    workers.broadcast(ForgetModel(2, "b"))
+    workers.links[0].send(ForgetModel(2, "b"))
     await soon(lambda: received == [ForgetModel(2, "b")])
     await settle()
     second.close()
