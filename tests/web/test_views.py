@@ -128,3 +128,18 @@ def test_view_of_older_page_offers_reload(open_tab: Open, small_site: RunningSer
     tab.page.unroute("**/views/requests.js")
     tab.page.get_by_role("button", name="Try again").click()
     expect(tab.heading("Requests")).to_be_visible()
+
+
+# Changes the hash where the page begins to listen for changes; no event tells of it.
+CHANGE_BEFORE_LISTENING = """const add = window.addEventListener;
+window.addEventListener = function (kind, ...more) {
+  if (kind === "hashchange") history.replaceState(null, "", "#/requests");
+  return add.call(window, kind, ...more);
+};"""
+
+
+def test_hash_that_changes_while_page_starts_is_followed(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(small_site.url, is_fresh=True)
+    tab.page.add_init_script(CHANGE_BEFORE_LISTENING)
+    tab.page.reload()
+    expect(tab.heading("Requests")).to_be_visible()

@@ -1,5 +1,5 @@
 // Views by the part of the address after "#": #/overview, #/models/<name>, #/requests?model=<name>.
-import { useEffect, useState } from "./html.js";
+import { useEffect, useMemo, useState } from "./html.js";
 
 export const VIEWS = ["overview", "models", "playground", "requests"];
 
@@ -21,13 +21,14 @@ export function link(view, name = null, query = {}) {
 }
 
 export function useRoute() {
-  const [route, setRoute] = useState(() => parseHash(location.hash));
+  const [hash, setHash] = useState(() => location.hash);
   useEffect(() => {
-    const follow = () => setRoute(parseHash(location.hash));
+    const follow = () => setHash(location.hash);
     addEventListener("hashchange", follow);
+    follow(); // it may have changed between the drawing and this moment
     return () => removeEventListener("hashchange", follow);
   }, []);
-  return route;
+  return useMemo(() => parseHash(hash), [hash]);
 }
 
 function decode(text) {
