@@ -45,6 +45,8 @@ class SharedBrowser:
         if not self._idle:
             return Tab(self._context.new_page(), url, width, scheme)
         page = self._idle.pop()
+        # Pages behind another one are drawn once a second.
+        page.bring_to_front()
         # The pointer of the last test would open tooltips.
         page.mouse.move(0, 0)
         # With another query: a change of the hash alone would not load the page.
