@@ -1,6 +1,8 @@
 """Memory for packed weights, and the blocks of weights to be packed."""
 
+import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,30 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int8]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+_LARGE_PAGE = 2 * 1024 * 1024
+
 
 def empty_buffer(format_: Format, outputs: int, inputs: int) -> Bytes:
-    """Return bytes for packed weights. torch's memory begins at a multiple of a vector, numpy's does not."""
-    buffer: Bytes = torch.empty(format_.held_bytes(outputs, inputs), dtype=torch.uint8).numpy()
-    return buffer
+    """Return bytes for packed weights, which begin at a multiple of a vector."""
+    return empty_bytes(format_.held_bytes(outputs, inputs))
+
+
+def empty_bytes(size: int) -> Bytes:
+    """Return memory in large pages of the system, where it has some and `size` is that of several ones.
+
+    A product of one row reads all weights: with pages of 4 KiB it reaches two thirds of the memory's bandwidth.
+    """
+    if size < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        # torch's memory begins at a multiple of a vector, numpy's does not.
+        buffer: Bytes = torch.empty(size, dtype=torch.uint8).numpy()
+        return buffer
+    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(memory, dtype=np.uint8)
+    start = -whole.ctypes.data % _LARGE_PAGE
+    with suppress(OSError):  # a kernel without them
+        # Not the last part of a page: it would be resident as a whole.
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+    return whole[start : start + size]
 
 
 def blocks_of(values: Any) -> Iterator[tuple[int, Any]]:

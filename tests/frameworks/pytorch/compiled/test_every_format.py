@@ -1,5 +1,9 @@
 """Products of every format: rows that do not depend on each other, operations, numbers that are not finite."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -75,3 +79,32 @@ def test_held_bytes_are_those_of_weights(name: FormatName) -> None:
     linear = make(name, random(OUTPUTS, INPUTS, seed=1))
     assert linear.weights.nbytes == compiled_bytes(name, OUTPUTS, INPUTS)
     assert linear.tile_bytes(5) >= 5 * INPUTS
+
+
+@pytest.mark.parametrize("size", [1, 2**22 - 1, 2**22, 5 * 2**20 + 3])
+def test_memory_of_any_size_is_aligned_and_writable(size: int) -> None:
+    from frameworks.pytorch.compiled.buffers import empty_bytes
+
+    memory = empty_bytes(size)
+    assert (memory.nbytes, memory.ctypes.data % 64) == (size, 0)
+    memory[:] = 7
+    assert memory[[0, -1]].tolist() == [7, 7]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is resident")
+def test_resident_memory_is_that_of_weights() -> None:
+    from frameworks.pytorch.compiled.buffers import empty_bytes
+
+    size = 5 * 2**20 + 3
+    before = resident_bytes()
+    kept = [empty_bytes(size) for _ in range(20)]
+    for number in range(20):
+        kept[number][:] = 1
+    assert abs(resident_bytes() - before - 20 * size) < 2**22
+    kept.clear()
+    assert abs(resident_bytes() - before) < 2**22
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
