@@ -95,7 +95,9 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
         metavar="COLLECTION",
         help="insert the embeddings too, into a collection at --url, or of --config if no server has it open",
     )
-    run.add_argument("--id", metavar="COLUMN", help="with --into: the ids, texts or integers; --images: default paths")
+    run.add_argument(
+        "--id", metavar="COLUMN", help="with --into: the ids, texts or integers; default with --images: the paths"
+    )
     run.add_argument("--metadata", default="", metavar="NAMES", help="with --into: columns, comma-separated")
     run.add_argument(
         "--window", type=int, metavar="N", help="rows sorted by length; default: 4096, and 256 with images"

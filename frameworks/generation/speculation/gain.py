@@ -59,11 +59,11 @@ class RequestGain:
     cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were.
     """
 
-    __slots__ = ("_accepted", "_first_trial_cost", "_is_trial", "_next_pause", "_pause", "_rejected")
+    __slots__ = ("_accepted", "_first_trial_limit", "_is_trial", "_next_pause", "_pause", "_rejected")
 
     def __init__(self, right_share: float = FIRST_SHARE, max_tokens: int = 0) -> None:
         """`right_share`: of the proposed tokens of earlier requests. `max_tokens`: of the text."""
-        self._first_trial_cost = _TRIAL_SHARE * max_tokens
+        self._first_trial_limit = _TRIAL_SHARE * max_tokens
         self._accepted = _FIRST_WEIGHT * right_share
         self._rejected = _FIRST_WEIGHT - self._accepted
         self._pause = 0
@@ -86,7 +86,7 @@ class RequestGain:
             self._next_pause = _FIRST_PAUSE
         else:
             trial_cost = _TRIAL_TOKENS * cost.of_token(texts, _TRIAL_TOKENS)
-            if trial_cost < self._first_trial_cost:
+            if trial_cost < self._first_trial_limit:
                 self._is_trial = True
                 return min(most, _TRIAL_TOKENS)
             self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / _TRIAL_SHARE)))
@@ -96,7 +96,7 @@ class RequestGain:
     def learn(self, proposed: int, accepted: int) -> None:
         """Record that `accepted` of `proposed` tokens were right."""
         self._is_trial = False
-        self._first_trial_cost = 0.0
+        self._first_trial_limit = 0.0
         self._accepted = _FADING * self._accepted + accepted
         self._rejected = _FADING * self._rejected + (accepted < proposed)
 

@@ -35,9 +35,11 @@ def empty_bytes(size: int) -> Bytes:
     memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(memory, dtype=np.uint8)
     start = -whole.ctypes.data % _LARGE_PAGE
+    pages = size // _LARGE_PAGE * _LARGE_PAGE
     with suppress(OSError):  # a kernel without them
-        # Not the last part of a page: it would be resident as a whole.
-        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, pages)
+        # The last part of a page would be resident as a whole where the system uses large pages everywhere.
+        memory.madvise(mmap.MADV_NOHUGEPAGE, start + pages)
     return whole[start : start + size]
 
 

@@ -1,8 +1,8 @@
 """Products of bfloat16 by the matrix tiles of Intel's AMX (Advanced Matrix Extensions), in LLVM's language.
 
 A tile register holds 16 rows of 64 bytes. One instruction adds the products of 16 rows and 16 outputs over 32 inputs to
-float32 sums. Tiles of fewer rows are multiplied as whole ones, and what their other rows hold is not read: the weights
-come from memory more slowly. A row's sums are made in one order, whatever rows are computed with it.
+float32 sums. Fewer rows are multiplied as 16: this costs no time, as the weights come from memory more slowly. The
+results of the other rows are not read. A row's sums are made in one order, whatever rows are computed with it.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,15 @@
 """The thread of a collection: which jobs share a batch."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 
 import pytest
 
 from frameworks.collections.worker import Worker
 
-FOREVER = 1e12
+# Times the millisecond of a batch: longer than any test, and never longer than a thread can wait.
+FOREVER = 1e5
 
 
 class Batches:
@@ -18,6 +20,7 @@ class Batches:
 
     def __call__(self, jobs: list[int]) -> list[int | Exception]:
         self.sizes.append(len(jobs))
+        time.sleep(0.001)
         return [2 * job for job in jobs]
 
 
