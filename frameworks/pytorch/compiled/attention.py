@@ -14,6 +14,7 @@ from frameworks.pytorch.compiled.attention_tiles import (
     LANES,
     LOWEST,
     TILE_ROWS,
+    fetch_lines,
     mix_of,
     scores_of,
     shares_of,
@@ -106,9 +107,14 @@ def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any,
     oldest = max(0, position + 1 - window) if window else 0
     end = position + tokens
     numbers = pointer_to_integers(blocks)
+    key_bytes = size * (4 if kind == FLOAT32 else 2)
     for index in range(oldest // KEYS, (end + KEYS - 1) // KEYS):
         offset = numbers[index] * block_bytes
         own_keys, own_values = keys + offset, values + offset
+        fetch_lines(own_values, min(KEYS, end - index * KEYS) * key_bytes)
+        left = end - (index + 1) * KEYS
+        if left > 0:
+            fetch_lines(keys + numbers[index + 1] * block_bytes, min(KEYS, left) * key_bytes)
         if is_copied:
             count = min(KEYS, end - index * KEYS)
             _widen(own_keys, wide_keys, count, size, row_bytes, kind)

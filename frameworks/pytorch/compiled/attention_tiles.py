@@ -12,9 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from frameworks.pytorch.compiled.elementwise import all_lanes, exponential, multiply_add
 from frameworks.pytorch.compiled.formats import VECTORS
 from frameworks.pytorch.compiled.jit import llvm_function
-from frameworks.pytorch.compiled.tiles import BYTES, at, function, load, number, splat
+from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, at, load, number, prefetch, splat
 
 KEYS = 32
 """Keys of a block."""
@@ -31,10 +32,6 @@ _SUMS = 8 if LANES == _WIDE_LANES // 2 else 16
 _PARTS = (8, 4, 1)
 _FLOATS, _INTEGERS = VECTORS.floats, VECTORS.integers(32)
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
-# e to the x by the polynomial of Cephes (Moshier, 1989), as in elementwise.py.
-_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.442695040888963, 0.693359375, -2.12194440e-4
-_LOWEST_EXPONENT, _BIAS, _MANTISSA_BITS = -87.0, 127, 23
-_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 
 
 @llvm_function
@@ -76,6 +73,22 @@ def _transposed(builder: Any, vectors: list[Any]) -> list[Any]:
 
 
 @llvm_function
+def fetch_lines(_context: Any, _address: Any, _size: Any) -> Any:
+    """(address, bytes) → nothing, while they are fetched to the second cache.
+
+    A step reads all keys and values once, in blocks that lie anywhere: the CPU does not foresee the next one.
+    """
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], BYTES)
+        with cgutils.for_range_slice(builder, number(0), arguments[1], number(LINE_BYTES)) as (offset, _):
+            prefetch(builder, builder.gep(start, [offset]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), write
+
+
+@llvm_function
 def shares_of(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
     """(scores of a row, its state: addresses; first, end: the visible keys of the block) → a factor, float32.
 
@@ -100,7 +113,7 @@ def _write_shares(builder: Any, arguments: Any) -> Any:
     seen = [
         builder.and_(builder.icmp_signed(">=", each, first), builder.icmp_signed("<", each, end)) for each in numbers
     ]
-    visible = [builder.select(is_seen, each, _all(LOWEST)) for is_seen, each in zip(seen, given, strict=True)]
+    visible = [builder.select(is_seen, each, all_lanes(LOWEST)) for is_seen, each in zip(seen, given, strict=True)]
     largest = splat(builder, before, LANES)
     for each in visible:
         largest = _larger(builder, largest, each)
@@ -111,7 +124,7 @@ def _write_shares(builder: Any, arguments: Any) -> Any:
     totals = builder.bitcast(at(builder, state, _VECTOR_BYTES), _FLOATS.as_pointer())
     total = builder.fmul(builder.load(totals, align=4), factor)
     for offset, is_seen, each in zip(offsets, seen, visible, strict=True):
-        share = builder.select(is_seen, exponential(builder, builder.fsub(each, largest)), _all(0.0))
+        share = builder.select(is_seen, exponential(builder, builder.fsub(each, largest)), all_lanes(0.0))
         place = builder.bitcast(at(builder, scores, 4 * offset), _FLOATS.as_pointer())
         builder.store(share, place, align=4)
         total = builder.fadd(total, share)
@@ -124,25 +137,6 @@ def _write_shares(builder: Any, arguments: Any) -> Any:
 def _larger(builder: Any, first: Any, second: Any) -> Any:
     """Return the larger numbers. One that is none is the second's: its exponential is none either."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
-
-
-def exponential(builder: Any, x: Any) -> Any:
-    """Return e to the x for vectors of numbers up to 0, within 2 units in the last place. A number that is none stays
-    so.
-    """
-    lowest = _all(_LOWEST_EXPONENT)
-    bounded = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
-    scaled = _multiply_add(builder, bounded, _all(_LOG2_E), _all(0.5))
-    whole = builder.call(function(builder, f"llvm.floor.v{LANES}f32", _FLOATS, [_FLOATS]), [scaled])
-    rest = _multiply_add(builder, whole, _all(-_LN2_HIGH), bounded)
-    rest = _multiply_add(builder, whole, _all(-_LN2_LOW), rest)
-    powers = _all(_POLYNOMIAL[0])
-    for factor in _POLYNOMIAL[1:]:
-        powers = _multiply_add(builder, powers, rest, _all(factor))
-    found = _multiply_add(builder, powers, builder.fmul(rest, rest), builder.fadd(rest, _all(1.0)))
-    exponent = builder.add(builder.fptosi(whole, _INTEGERS), ir.Constant(_INTEGERS, [_BIAS] * LANES))
-    power = builder.shl(exponent, ir.Constant(_INTEGERS, [_MANTISSA_BITS] * LANES))
-    return builder.fmul(found, builder.bitcast(power, _FLOATS))
 
 
 def scores_of(rows: int) -> Any:
@@ -221,7 +215,7 @@ class _Sums:
             start = builder.gep(self.out[0], [builder.add(offset, builder.mul(self.out[1], number(row)))])
             for part in range(parts):
                 place = builder.bitcast(at(builder, start, part * _VECTOR_BYTES), _FLOATS.as_pointer())
-                first = _all(0.0)
+                first = all_lanes(0.0)
                 if scales is not None:
                     scale = splat(builder, load(builder, at(builder, scales, 4 * row), _FLOAT), LANES)
                     first = builder.fmul(builder.load(place, align=4), scale)
@@ -237,15 +231,6 @@ class _Sums:
                 place = builder.gep(address, [builder.mul(step, number(4))])
                 factor = splat(builder, load(builder, place, _FLOAT), LANES)
                 for vector, variable in zip(vectors, own[row * parts : (row + 1) * parts], strict=True):
-                    builder.store(_multiply_add(builder, factor, vector, builder.load(variable)), variable)
+                    builder.store(multiply_add(builder, factor, vector, builder.load(variable)), variable)
         for place, variable in zip(places, own, strict=True):
             builder.store(builder.load(variable), place, align=4)
-
-
-def _multiply_add(builder: Any, first: Any, second: Any, summand: Any) -> Any:
-    kind = f"llvm.fma.v{LANES}f32"
-    return builder.call(function(builder, kind, _FLOATS, [_FLOATS] * 3), [first, second, summand])
-
-
-def _all(value: float) -> Any:
-    return ir.Constant(_FLOATS, [value] * LANES)

@@ -1,44 +1,61 @@
-"""Functions of single numbers for compiled code. Loops of them become vectors, which calls of libm do not."""
+"""Functions of vectors of float32, in LLVM's language.
+
+LLVM makes scalar code of a short loop: it unrolls the loop before it looks for vectors. Calls of libm stay scalar too.
+"""
 
 from typing import Any
 
-import numpy as np
+from llvmlite import ir
 
-from frameworks.pytorch.compiled.jit import float_of_bits, inlined
+from frameworks.pytorch.compiled.formats import VECTORS
+from frameworks.pytorch.compiled.tiles import function
 
 NONE, SILU, MUL, ADD = range(4)
 """Operations after a product."""
 
-_LOG2_E = np.float32(1.442695040888963)
+_LANES = VECTORS.lanes
+_FLOATS, _INTEGERS = VECTORS.floats, VECTORS.integers(32)
+_LOG2_E = 1.442695040888963
 # ln 2 as a sum, so that a multiple of it is exact.
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_MAX_EXPONENT, _MIN_EXPONENT = np.float32(88.0), np.float32(-87.0)
-_HALF, _ONE = np.float32(0.5), np.float32(1.0)
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1)
-_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -87.0, 88.0
+_BIAS, _MANTISSA_BITS = 127, 23
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 
 
-@inlined
-def exponential(x: Any) -> Any:
-    """e to the x in float32, within 2 units in the last place; x is limited to where float32 holds it.
+def all_lanes(value: float) -> Any:
+    """Return a vector of this number."""
+    return ir.Constant(_FLOATS, [value] * _LANES)
+
+
+def multiply_add(builder: Any, first: Any, second: Any, summand: Any) -> Any:
+    """Return first * second + summand, rounded once."""
+    kind = f"llvm.fma.v{_LANES}f32"
+    return builder.call(function(builder, kind, _FLOATS, [_FLOATS] * 3), [first, second, summand])
+
+
+def exponential(builder: Any, x: Any) -> Any:
+    """Return e to the x, within 2 units in the last place; x is limited to where float32 holds it. A number that is
+    none stays so.
 
     The polynomial of Cephes (Moshier, 1989).
     """
-    bounded = min(max(x, _MIN_EXPONENT), _MAX_EXPONENT)
-    whole = np.floor(bounded * _LOG2_E + _HALF)
-    rest = bounded - whole * _LN2_HIGH - whole * _LN2_LOW
-    powers = _P0
-    powers = powers * rest + _P1
-    powers = powers * rest + _P2
-    powers = powers * rest + _P3
-    powers = powers * rest + _P4
-    powers = powers * rest + _HALF
-    found = powers * rest * rest + rest + _ONE
-    return found * float_of_bits((np.int32(whole) + _BIAS) << _MANTISSA_BITS)
+    lowest, highest = all_lanes(_LOWEST_EXPONENT), all_lanes(_HIGHEST_EXPONENT)
+    bounded = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    bounded = builder.select(builder.fcmp_ordered(">", bounded, highest), highest, bounded)
+    scaled = multiply_add(builder, bounded, all_lanes(_LOG2_E), all_lanes(0.5))
+    whole = builder.call(function(builder, f"llvm.floor.v{_LANES}f32", _FLOATS, [_FLOATS]), [scaled])
+    rest = multiply_add(builder, whole, all_lanes(-_LN2_HIGH), bounded)
+    rest = multiply_add(builder, whole, all_lanes(-_LN2_LOW), rest)
+    powers = all_lanes(_POLYNOMIAL[0])
+    for factor in _POLYNOMIAL[1:]:
+        powers = multiply_add(builder, powers, rest, all_lanes(factor))
+    found = multiply_add(builder, powers, builder.fmul(rest, rest), builder.fadd(rest, all_lanes(1.0)))
+    exponent = builder.add(builder.fptosi(whole, _INTEGERS), ir.Constant(_INTEGERS, [_BIAS] * _LANES))
+    power = builder.shl(exponent, ir.Constant(_INTEGERS, [_MANTISSA_BITS] * _LANES))
+    return builder.fmul(found, builder.bitcast(power, _FLOATS))
 
 
-@inlined
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e to the -x)."""
-    return _ONE / (_ONE + exponential(-x))
+def silu(builder: Any, x: Any) -> Any:
+    """Return x / (1 + e to the -x)."""
+    return builder.fdiv(x, builder.fadd(exponential(builder, builder.fneg(x)), all_lanes(1.0)))

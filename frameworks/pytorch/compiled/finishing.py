@@ -5,7 +5,7 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
-from frameworks.pytorch.compiled.elementwise import ADD, MUL, SILU, sigmoid
+from frameworks.pytorch.compiled.elementwise import ADD, MUL, SILU, silu
 from frameworks.pytorch.compiled.formats import BLOCK, VECTORS
 from frameworks.pytorch.compiled.jit import compiled, inlined, llvm_function, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.tiles import BYTES, PARTS, at, load, number
@@ -36,6 +36,20 @@ def _write_block(_context: Any, _sums: Any, _target: Any, _other: Any, _operatio
     return types.void(types.int64, types.int64, types.int64, types.int64), write
 
 
+@llvm_function
+def _apply_silu(_context: Any, _sums: Any) -> Any:
+    """(address of the sums) → nothing, after replacing those of a whole block."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        sums = builder.inttoptr(arguments[0], BYTES)
+        for part in PARTS:
+            place = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
+            builder.store(silu(builder, builder.load(place, align=4)), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), write
+
+
 @compiled
 def finish(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
     """Write the sums of a tile, float32 [rows, BLOCK]; they are overwritten.
@@ -60,8 +74,7 @@ def finish(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
             for column in range(count):
                 own[column] += delta[column]
         if operation == SILU:
-            for column in range(BLOCK):
-                own[column] *= sigmoid(own[column])
+            _apply_silu(place)
         if count == BLOCK:
             _write_block(place, out + offset, other + offset, operation)
         else:

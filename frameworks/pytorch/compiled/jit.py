@@ -137,16 +137,6 @@ def pointer_to_integers(_context: Any, _address: Any) -> Any:
 
 
 @llvm_function
-def float_of_bits(_context: Any, _bits: Any) -> Any:
-    """(int32) → the float32 with these bits."""
-
-    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), write
-
-
-@llvm_function
 def stack_floats(_context: Any, count: Any) -> Any:
     """(literal number) → the address of so many float32 numbers that live as long as the calling function."""
     if not isinstance(count, types.IntegerLiteral):

@@ -20,7 +20,8 @@ BLOCK_VECTORS = 2
 CHUNK = 512
 """Inputs whose products are added to one sum; rounding errors grow with the length of a sum."""
 
-_LINE_BYTES = 64
+LINE_BYTES = 64
+"""Of the CPU's caches."""
 # Tiles of fewer rows wait for memory themselves.
 _FETCHING_ROWS = 4
 # Of LLVM: a read, to the second cache, of data. In the first one they would replace the rows: slower than without.
@@ -136,11 +137,15 @@ def fetch(builder: Any, following: Any, step: Any, step_bytes: int, rows: int) -
         return
     share = step_bytes // 2
     place = builder.gep(builder.inttoptr(following, BYTES), [builder.mul(step, number(share))])
-    prefetch = function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTES, _I32, _I32, _I32])
-    kind = [ir.Constant(_I32, each) for each in _TO_SECOND_CACHE]
     with builder.if_then(builder.icmp_signed("!=", following, number(0))):
-        for offset in range(0, share, _LINE_BYTES):
-            builder.call(prefetch, [at(builder, place, offset), *kind])
+        for offset in range(0, share, LINE_BYTES):
+            prefetch(builder, at(builder, place, offset))
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Fetch the line of an address (bytes pointer) to the second cache."""
+    kind = [ir.Constant(_I32, each) for each in _TO_SECOND_CACHE]
+    builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTES, _I32, _I32, _I32]), [address, *kind])
 
 
 def widening_step(vectors: Vectors, load_weights: LoadWeights) -> Step:

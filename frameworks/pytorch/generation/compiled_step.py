@@ -49,7 +49,7 @@ class CompiledStep:
         cache: KeyValueCache,
     ) -> None:
         """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
-        from frameworks.pytorch.compiled import attention, elementwise, products, step, step_table
+        from frameworks.pytorch.compiled import attention, buffers, elementwise, products, step, step_table
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
         from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 
@@ -74,8 +74,10 @@ class CompiledStep:
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
-        self._buffers = {name: np.empty((MAX_ROWS, size), dtype=np.float32) for name, size in sizes.items()}
-        self._buffers["tiles"] = np.empty(max(each.tile_bytes(MAX_ROWS) for each in linears) // 4, dtype=np.float32)
+        bytes_of = {name: 4 * MAX_ROWS * size for name, size in sizes.items()}
+        bytes_of["tiles"] = max(each.tile_bytes(MAX_ROWS) for each in linears)
+        self._buffers = buffers.empty_parts(bytes_of)
+        self._states = self._buffers["states"].view(np.float32).reshape(MAX_ROWS, self._hidden_size)
         self._room = torch.empty(0, dtype=torch.uint8)
         self._room_bytes, self._tile_tokens = attention.room_bytes(first.head_size), attention.tile_tokens
         self._key_heads = first.key_heads
@@ -152,7 +154,7 @@ class CompiledStep:
             logit_rows += range(len(token_ids) - rows.num_logits, len(token_ids))
         if self._embedding is None:
             states = self._decoder.embed(torch.tensor(token_ids)).float()
-            self._buffers["states"][: len(token_ids)] = states.numpy()
+            self._states[: len(token_ids)] = states.numpy()
         heads = self._heads_at_once(len(piece), threads)
         tiles, last_tiles = self._tiles(piece, heads)
         step, arguments = self._step, self._region.arguments
