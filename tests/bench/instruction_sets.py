@@ -12,6 +12,7 @@ _AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
     "NUMBA_CPU_NAME": "x86-64-v3",
+    "NUMBA_CPU_FEATURES": "",  # else those of this CPU, with AVX-512's registers
 }
 
 

@@ -18,7 +18,6 @@ from frameworks.pytorch.compiled.attention_tiles import (
     mix_of,
     scores_of,
     shares_of,
-    transpose,
 )
 from frameworks.pytorch.compiled.jit import inlined, ordered, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.narrow_numbers import load_bfloat16, load_float16, load_float32
@@ -41,7 +40,7 @@ def tile_tokens(heads: int) -> int:
 def room_bytes(head_size: int) -> int:
     """Return the bytes that a thread needs for its work."""
     size = -(-head_size // LANES) * LANES
-    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * _STATE + _MOST_ROWS * (KEYS + LANES) + 3 * KEYS * size
+    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * _STATE + _MOST_ROWS * (KEYS + LANES) + 2 * KEYS * size
     return -(-4 * numbers // _LINE_BYTES) * _LINE_BYTES
 
 
@@ -54,20 +53,21 @@ def _block_adder(rows: int) -> Any:
     scores_of_rows, mix_of_rows = scores_of(rows), mix_of(rows)
 
     @ordered
-    def add_block(room: Any, first: int, keys: int, values: int, row_bytes: int, seen: Any) -> None:
-        """Add a block of transposed keys, and of values, to adjacent rows of a tile, `first` of them the first.
+    def add_block(room: Any, first: int, keys: int, values: int, sizes: Any, seen: Any) -> None:
+        """Add a block of keys and values to adjacent rows of a tile, `first` of them the first.
 
         `room`: addresses of the queries, sums, states and shares. `seen`: position of the first key of the block, and
         the window, 0 for none.
         """
         queries, sums, states, shares = room
         start, window = seen
+        size, row_bytes = sizes
         own_states = states + 4 * _STATE * first
         count = min(KEYS, pointer_to_integers(own_states + 4 * _STATE * (rows - 1))[_END] - start)
         if count <= 0 or (window and pointer_to_integers(own_states)[_END] - window >= start + KEYS):
             return
         factors = shares + 4 * _MOST_ROWS * KEYS
-        scores_of_rows(queries + first * row_bytes, keys, shares, row_bytes, count)
+        scores_of_rows(queries + first * row_bytes, keys, shares, size, row_bytes, count)
         for row in range(rows):
             state = own_states + 4 * _STATE * row
             end = pointer_to_integers(state)[_END] - start
@@ -87,8 +87,8 @@ def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any,
 
     `queries`, `out`: addresses of the first head of the first token. `room`: of `room_bytes`. `tile`: tokens, heads,
     position of the first token, window (0 for none). `sizes`: of a head, bytes from token to token of the queries, and
-    of `out`. `cache`: addresses of the keys and of the values of the head in block 0, of the numbers of the text's
-    blocks (int64), bytes from block to block, kind of the numbers.
+    of `out`. `cache`: addresses of the keys, [size, KEYS], and of the values of the head in block 0, of the numbers of
+    the text's blocks (int64), bytes from block to block, kind of the numbers.
     """
     tokens, heads, position, window = tile
     size, query_bytes, out_bytes = sizes
@@ -99,38 +99,36 @@ def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any,
     shares = states + MAX_TILE_ROWS * 4 * _STATE
     wide_keys = shares + 4 * _MOST_ROWS * (KEYS + LANES)
     wide_values = wide_keys + KEYS * row_bytes
-    turned_keys = wide_values + KEYS * row_bytes
     _begin(queries, room, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
     own_room = (room, sums, states, shares)
-    # Other numbers are copied: of another type, or not in whole vectors.
-    is_copied = kind != FLOAT32 or 4 * size != row_bytes
     oldest = max(0, position + 1 - window) if window else 0
     end = position + tokens
     numbers = pointer_to_integers(blocks)
-    key_bytes = size * (4 if kind == FLOAT32 else 2)
+    value_bytes = size * (4 if kind == FLOAT32 else 2)
     for index in range(oldest // KEYS, (end + KEYS - 1) // KEYS):
         offset = numbers[index] * block_bytes
         own_keys, own_values = keys + offset, values + offset
-        fetch_lines(own_values, min(KEYS, end - index * KEYS) * key_bytes)
-        left = end - (index + 1) * KEYS
-        if left > 0:
-            fetch_lines(keys + numbers[index + 1] * block_bytes, min(KEYS, left) * key_bytes)
-        if is_copied:
-            count = min(KEYS, end - index * KEYS)
-            _widen(own_keys, wide_keys, count, size, row_bytes, kind)
+        count = min(KEYS, end - index * KEYS)
+        fetch_lines(own_values, count * value_bytes)
+        if count < end - index * KEYS:
+            fetch_lines(keys + numbers[index + 1] * block_bytes, KEYS * value_bytes)
+        # Other numbers are copied: of another type, or not in whole vectors.
+        if kind != FLOAT32:
+            _widen(own_keys, wide_keys, size, KEYS, 4 * KEYS, kind)
+            own_keys = wide_keys
+        if kind != FLOAT32 or 4 * size != row_bytes:
             _widen(own_values, wide_values, count, size, row_bytes, kind)
-            own_keys, own_values = wide_keys, wide_values
-        transpose(own_keys, turned_keys, row_bytes)
+            own_values = wide_values
         seen = (index * KEYS, window)
         done = 0
         while rows - done >= 4:
-            _add_block4(own_room, done, turned_keys, own_values, row_bytes, seen)
+            _add_block4(own_room, done, own_keys, own_values, (size, row_bytes), seen)
             done += 4
         if rows - done >= 2:
-            _add_block2(own_room, done, turned_keys, own_values, row_bytes, seen)
+            _add_block2(own_room, done, own_keys, own_values, (size, row_bytes), seen)
             done += 2
         if rows - done == 1:
-            _add_block1(own_room, done, turned_keys, own_values, row_bytes, seen)
+            _add_block1(own_room, done, own_keys, own_values, (size, row_bytes), seen)
     _finish(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
 
 
@@ -175,10 +173,10 @@ def _finish(out: int, tile: Any, sizes: Any, room: Any) -> None:
 
 @ordered
 def _widen(source: int, target: int, count: int, size: int, row_bytes: int, kind: int) -> None:
-    """Copy the keys or values of a block as float32, with zeros up to whole vectors."""
+    """Copy rows of a block, [count, size], as float32, with zeros up to whole vectors."""
     width = 4 if kind == FLOAT32 else 2
-    for token in range(count):
-        given, row = source + token * size * width, target + token * row_bytes
+    for index in range(count):
+        given, row = source + index * size * width, target + index * row_bytes
         copied = pointer_to_floats(row)
         if kind == FLOAT32:
             for place in range(size):

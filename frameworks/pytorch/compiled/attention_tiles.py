@@ -1,7 +1,7 @@
 """The inner loops of attention, in LLVM's language: a few rows of queries, and a block of a text's keys or values.
 
-Numbers are float32. Keys are transposed for a tile, so scores and outputs are the same sums: of vectors, each times a
-factor of the row. A row's sums are made in one order, whatever the number of rows in the tile.
+Numbers are float32. Keys lie as [numbers of a key, keys], so scores and outputs are the same sums: of vectors, each
+times a factor of the row. A row's sums are made in one order, whatever the number of rows in the tile.
 """
 
 import math
@@ -32,44 +32,6 @@ _SUMS = 8 if LANES == _WIDE_LANES // 2 else 16
 _PARTS = (8, 4, 1)
 _FLOATS, _INTEGERS = VECTORS.floats, VECTORS.integers(32)
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
-
-
-@llvm_function
-def transpose(_context: Any, _keys: Any, _target: Any, _row_bytes: Any) -> Any:
-    """(keys, target: addresses; row bytes: of a key, in whole vectors) → nothing, after writing the KEYS keys as
-    [numbers of a key, KEYS].
-    """
-
-    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        keys, target = (builder.inttoptr(each, BYTES) for each in arguments[:2])
-        row_bytes = arguments[2]
-        for first in range(0, KEYS, LANES):
-            starts = [builder.gep(keys, [builder.mul(row_bytes, number(first + key))]) for key in range(LANES)]
-            with cgutils.for_range_slice(builder, number(0), row_bytes, number(_VECTOR_BYTES)) as (offset, _):
-                vectors = [load(builder, builder.gep(each, [offset]), _FLOATS) for each in starts]
-                out = builder.gep(target, [builder.add(builder.mul(offset, number(KEYS)), number(4 * first))])
-                for index, vector in enumerate(_transposed(builder, vectors)):
-                    place = at(builder, out, 4 * KEYS * index)
-                    builder.store(vector, builder.bitcast(place, _FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), write
-
-
-def _transposed(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Exchange rows and lanes of LANES vectors: blocks of one lane between neighbours, then of two, ..."""
-    width = 1
-    while width < LANES:
-        is_lower = [lane // width % 2 == 0 for lane in range(LANES)]
-        lower = [lane if first else LANES + lane - width for lane, first in enumerate(is_lower)]
-        upper = [lane + width if first else LANES + lane for lane, first in enumerate(is_lower)]
-        found = list(vectors)
-        for index in (each for each, first in enumerate(is_lower) if first):
-            pair = vectors[index], vectors[index + width]
-            for place, mask in ((index, lower), (index + width, upper)):
-                found[place] = builder.shuffle_vector(*pair, ir.Constant(_INTEGERS, mask))
-        vectors, width = found, 2 * width
-    return vectors
 
 
 @llvm_function
@@ -142,24 +104,23 @@ def _larger(builder: Any, first: Any, second: Any) -> Any:
 def scores_of(rows: int) -> Any:
     """Return a function for compiled code that multiplies the queries of `rows` rows with the keys of a block.
 
-    (queries, transposed keys, scores: addresses; row bytes: of a query, in whole vectors; count: of the keys) →
-    nothing. It writes float32 [rows, KEYS]; the numbers behind the count are arbitrary.
+    (queries, keys [size, KEYS], scores: addresses; size of a head; row bytes: from a query to the next; count: of the
+    keys) → nothing. It writes float32 [rows, KEYS]; the numbers behind the count are arbitrary.
     """
 
     @llvm_function
-    def scores(_context: Any, queries: Any, keys: Any, out: Any, row_bytes: Any, count: Any) -> Any:
+    def scores(_context: Any, queries: Any, keys: Any, out: Any, size: Any, row_bytes: Any, count: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             queries, keys, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
-            row_bytes, count = arguments[3:]
-            steps = builder.udiv(row_bytes, number(4))
-            sums = _Sums(builder, (queries, row_bytes), (keys, number(4 * KEYS)), (out, number(4 * KEYS)), steps)
+            size, row_bytes, count = arguments[3:]
+            sums = _Sums(builder, (queries, row_bytes), (keys, number(4 * KEYS)), (out, number(4 * KEYS)), size)
             parts = min(KEYS // LANES, _SUMS // rows)
             end = builder.mul(count, number(4))
             with cgutils.for_range_slice(builder, number(0), end, number(parts * _VECTOR_BYTES)) as (offset, _):
                 sums.write(rows, parts, offset, None)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), write
+        return types.void(*[types.int64] * 6), write
 
     return scores
 

@@ -1,48 +1,24 @@
 """Memory for packed weights, and the blocks of weights to be packed."""
 
-import mmap
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
 
 from frameworks.pytorch.compiled.dots import GROUP
 from frameworks.pytorch.compiled.formats import BLOCK, Format
+from frameworks.pytorch.compiled.tiles import LINE_BYTES
+from frameworks.pytorch.large_pages import Bytes, empty_bytes
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int8]]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_LARGE_PAGE = 2 * 1024 * 1024
-_LINE_BYTES = 64
 
 
 def empty_buffer(format_: Format, outputs: int, inputs: int) -> Bytes:
     """Return bytes for packed weights, which begin at a multiple of a vector."""
     return empty_bytes(format_.held_bytes(outputs, inputs))
-
-
-def empty_bytes(size: int) -> Bytes:
-    """Return memory in large pages of the system, where it has some and `size` is that of several ones.
-
-    A product of one row reads all weights: with pages of 4 KiB it reaches two thirds of the memory's bandwidth.
-    """
-    if size < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        # torch's memory begins at a multiple of a vector, numpy's does not.
-        buffer: Bytes = torch.empty(size, dtype=torch.uint8).numpy()
-        return buffer
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = np.frombuffer(memory, dtype=np.uint8)
-    start = -whole.ctypes.data % _LARGE_PAGE
-    pages = size // _LARGE_PAGE * _LARGE_PAGE
-    with suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE, start, pages)
-        # The last part of a page would be resident as a whole where the system uses large pages everywhere.
-        memory.madvise(mmap.MADV_NOHUGEPAGE, start + pages)
-    return whole[start : start + size]
 
 
 def empty_parts(sizes: Mapping[str, int]) -> dict[str, Bytes]:
@@ -51,7 +27,7 @@ def empty_parts(sizes: Mapping[str, int]) -> dict[str, Bytes]:
     Rows that a core reads again and again have to stay in its cache: in pages of 4 KiB some of them share its sets, and
     a product takes a quarter longer.
     """
-    starts = [0, *accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values())]
+    starts = [0, *accumulate(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes.values())]
     whole = empty_bytes(starts[-1])
     return {name: whole[start : start + size] for start, (name, size) in zip(starts, sizes.items(), strict=False)}
 

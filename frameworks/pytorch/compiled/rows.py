@@ -46,6 +46,21 @@ def copy(source: int, target: int, size: int) -> None:
 
 
 @compiled
+def scatter(source: int, target: int, size: int, stride: int, kind: int) -> None:
+    """Write `size` float32 numbers to a cache, `stride` numbers from one to the next."""
+    x, out = pointer_to_floats(source), pointer_to_floats(target)
+    if kind == FLOAT32:
+        for position in range(size):
+            out[position * stride] = x[position]
+    elif kind == BFLOAT16:
+        for position in range(size):
+            store_bfloat16(target, position * stride, x[position])
+    else:
+        for position in range(size):
+            store_float16(target, position * stride, x[position])
+
+
+@compiled
 def narrow(source: int, target: int, size: int, kind: int) -> None:
     """Round `size` float32 numbers to those of a cache: kind BFLOAT16 or FLOAT16. In place too, if the target is not
     behind the source.

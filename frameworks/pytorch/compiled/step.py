@@ -15,7 +15,7 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_integers,
 )
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
-from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, rotate
+from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, rotate, scatter
 from frameworks.pytorch.compiled.step_table import (
     ADAPTING,
     DOWN,
@@ -88,31 +88,26 @@ def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
     for task in range(number, arguments[ROWS] * heads, threads):
         row, head = task // heads, task % heads
         own = arguments[HEADS] + task * head_bytes
-        target = own
-        if head >= query_heads:
-            position = positions[row]
-            block = blocks[first_blocks[row] + position // KEYS]
-            target = keys + block * arguments[CACHE_BLOCK_BYTES]
-            index = head - query_heads
-            if index >= key_heads:
-                index -= key_heads
-                target += arguments[CACHE_HALF_BYTES]
-            target += (index * KEYS + position % KEYS) * cached_bytes
-        if head >= query_heads + key_heads:
-            _write(own, target, size, kind)
+        place, index = 0, head - query_heads
+        if index >= 0:
+            block = blocks[first_blocks[row] + positions[row] // KEYS]
+            place = keys + block * arguments[CACHE_BLOCK_BYTES] + index % key_heads * KEYS * cached_bytes
+        if index >= key_heads:
+            place += arguments[CACHE_HALF_BYTES] + positions[row] % KEYS * cached_bytes
+            _write_value(own, place, size, kind)
             continue
         weight = table[QUERY_NORM] if head < query_heads else table[KEY_NORM]
         if weight:
             normalize(own, own, weight, size, epsilon)
         angles = 4 * row * (size // 2)
         rotate(own, own, arguments[COSINES] + angles, arguments[SINES] + angles, size)
-        if head >= query_heads:
-            _write(own, target, size, kind)
+        if index >= 0:
+            scatter(own, place + positions[row] % KEYS * (cached_bytes // size), size, KEYS, kind)
     barrier(arguments)
 
 
 @compiled
-def _write(source: int, target: int, size: int, kind: int) -> None:
+def _write_value(source: int, target: int, size: int, kind: int) -> None:
     if kind == FLOAT32:
         copy(source, target, size)
     else:

@@ -55,7 +55,7 @@ class BlockAttention:
         filling = num_rows - layout.num_tokens
         if filling:
             key_value = key_value[: layout.num_tokens]
-        self._cache.rows[layer].index_copy_(0, layout.writes, key_value.reshape(-1, self._size))
+        self._cache.write(layer, layout.writes, key_value)
         scale = self._scale if scale is None else scale
         if layout.num_decodes == num_rows:
             return self._texts(query, layer, layout.decode_rows(window), scale, softcap)

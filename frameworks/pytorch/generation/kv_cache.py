@@ -1,11 +1,14 @@
 """The key/value cache: one tensor, divided into blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from frameworks.generation.blocks import Copy
 from frameworks.generation.sequence import StepPart
+from frameworks.pytorch.large_pages import zeros
 
 BLOCK_TOKENS = 32
 """Tokens per block: prefixes are matched in such steps, and half a block per sequence is unused on average."""
@@ -32,32 +35,70 @@ class CacheShape:
         return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class CachePlaces:
+    """Where the keys and values of tokens are written. On a CPU, the tokens' `blocks` and their places in these, int64
+    [tokens]. On another device `rows`, int64 [tokens * 2 * heads], those of a layer's rows.
+    """
+
+    blocks: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+
 class KeyValueCache:
     """`blocks` blocks on a device. Masked numbers are multiplied by 0, so they must not be NaN: blocks are zeroed here,
     and again when a sequence starts one, since earlier contents may be NaN or infinite.
+
+    On a CPU the keys of a block lie as [head size, tokens]: the products of a query with all of them are sums of whole
+    vectors.
     """
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.blocks = blocks
-        self._tensor = torch.zeros(
-            (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS, shape.head_size), dtype=shape.dtype, device=device
+        self._device = device
+        self._is_turned = device.type == "cpu"
+        numbers = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
+        self._tensor = (
+            zeros(numbers, shape.dtype) if self._is_turned else torch.zeros(numbers, dtype=shape.dtype, device=device)
         )
-        self.layers = [(layer[0], layer[1]) for layer in self._tensor]
+        keys, values = self._tensor.unbind(1)
+        turned = keys.unflatten(-1, (shape.head_size, BLOCK_TOKENS)).transpose(-1, -2)
+        self._keys = turned if self._is_turned else keys.unflatten(-1, (BLOCK_TOKENS, shape.head_size))
+        self._values = values.unflatten(-1, (BLOCK_TOKENS, shape.head_size))
+        self.layers = list(zip(self._keys, self._values, strict=True))
         """Keys and values of each layer: [blocks, heads, BLOCK_TOKENS, head_size]."""
-        self.rows = [layer.view(-1, shape.head_size) for layer in self._tensor]
-        """The same of each layer as rows of head_size numbers, all keys first."""
+        self._rows = [layer.view(-1, shape.head_size) for layer in self._tensor]
+        # Of a token, relative to its block's first key: those of all heads, keys first.
+        heads = np.arange(shape.heads)
+        self._heads = np.concatenate((heads, blocks * shape.heads + heads))
 
     @property
     def size_bytes(self) -> int:
         return self._tensor.nbytes
 
+    def places(self, blocks: Sequence[int], positions: Sequence[int]) -> CachePlaces:
+        """Return where tokens are written, from the block of each and its position in its text."""
+        of_blocks, in_blocks = np.asarray(blocks), np.asarray(positions) % BLOCK_TOKENS
+        if self._is_turned:
+            return CachePlaces(torch.from_numpy(of_blocks), torch.from_numpy(in_blocks))
+        rows = (of_blocks[:, None] * self.shape.heads + self._heads) * BLOCK_TOKENS + in_blocks[:, None]
+        return CachePlaces(rows=torch.from_numpy(rows.reshape(-1)).to(self._device, non_blocking=True))
+
+    def write(self, layer: int, places: CachePlaces, states: torch.Tensor) -> None:
+        """Write keys and values of a layer: [tokens, 2 * heads, head size], the keys first."""
+        if places.rows is not None:
+            self._rows[layer].index_copy_(0, places.rows, states.reshape(-1, self.shape.head_size))
+            return
+        for target, own in zip(self.layers[layer], states.chunk(2, 1), strict=True):
+            target[places.blocks, :, places.places] = own
+
     def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the blocks from `low` to `high`: [layers, blocks * heads, BLOCK_TOKENS,
         head_size] each.
         """
-        piece = self._tensor[:, :, low:high].flatten(2, 3)
-        return piece[:, 0], piece[:, 1]
+        return self._keys[:, low:high].flatten(1, 2), self._values[:, low:high].flatten(1, 2)
 
     def copy(self, copies: list[Copy]) -> None:
         """Make the copies in their order, as many at once as are independent."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from frameworks.generation.sequence import StepPart
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CachePlaces, KeyValueCache, masked_bias
 from frameworks.pytorch.generation.linear import padded_rows
 
 # Rows of other sequences are read along, up to this share of all rows.
@@ -98,15 +98,14 @@ class PrefillPart:
 class StepLayout:
     """Where a step's tokens belong. The tokens of decodes come first.
 
-    `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: int64 [tokens * 2 * heads], the rows of
-    a layer that each token's keys and then its values are written to. `logit_rows`: int64, the `num_logits` tokens
-    whose logits are sampled or scored, padded too.
+    `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: where the tokens' keys and values are
+    written. `logit_rows`: int64, the `num_logits` tokens whose logits are sampled or scored, padded too.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     num_tokens: int
-    writes: torch.Tensor
+    writes: CachePlaces
     logit_rows: torch.Tensor
     num_logits: int
     num_decodes: int
@@ -132,11 +131,9 @@ class LayoutMaker:
 
     def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
         self._cache = cache
-        self._shape = shape = cache.shape
+        self._shape = cache.shape
         self._queries_per_head = queries_per_head
         self._device = device
-        heads = np.arange(shape.heads)
-        self._heads = np.concatenate((heads, cache.blocks * shape.heads + heads))
 
     def make(self, parts: list[StepPart]) -> StepLayout:
         """`parts`: decodes first."""
@@ -150,15 +147,13 @@ class LayoutMaker:
             positions += of_part
             own = part.sequence.blocks
             blocks += [own[position // BLOCK_TOKENS] for position in of_part]
-        places = np.asarray(blocks)[:, None] * self._shape.heads + self._heads
-        writes = places * BLOCK_TOKENS + np.asarray(positions)[:, None] % BLOCK_TOKENS
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
         logit_rows = _logit_rows(parts, ends)
         return StepLayout(
             token_ids=self._filled(token_ids),
             positions=self._filled(positions),
             num_tokens=len(token_ids),
-            writes=self._on_device(writes.reshape(-1)),
+            writes=self._cache.places(blocks, positions),
             logit_rows=self._filled(logit_rows),
             num_logits=len(logit_rows),
             num_decodes=num_decodes,
