@@ -97,6 +97,7 @@ class PairDot(Dot):
                 factor = builder.bitcast(_broadcast(builder, x, pair * rows + row), _WORDS)
                 for own, sum_ in zip(weights, sums[row], strict=True):
                     builder.store(builder.add(_add_pairs(builder, own, factor), builder.load(sum_)), sum_)
+            _pin(builder, sums)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class NibblePairDot(Dot):
                 factor = builder.bitcast(_broadcast(builder, x, quad * rows + row), _OCTETS)
                 for own, sum_ in zip(octets, narrow[row], strict=True):
                     builder.store(builder.add(builder.call(multiply, [own, factor]), builder.load(sum_)), sum_)
+            _pin(builder, narrow)
         ones = ir.Constant(_WORDS, [1] * 2 * _LANES)
         for each, sum_ in zip(chain(*narrow), chain(*sums), strict=True):
             builder.store(builder.add(_add_pairs(builder, builder.load(each), ones), builder.load(sum_)), sum_)
@@ -133,6 +135,18 @@ def eight_bits() -> Dot:
 def four_bits() -> Dot:
     """Return the product of weights of 4 bits for this CPU."""
     return NibbleDot() if has_vnni() else NibblePairDot()
+
+
+def _pin(builder: Any, sums: list[list[Any]]) -> None:
+    """Let LLVM compute the sums up to here, in registers, before it goes on.
+
+    Sums of integers may be made in any order. LLVM would compute all of one part first, and write the rows' numbers to
+    the stack for the other part.
+    """
+    for each in chain(*sums):
+        value = builder.load(each)
+        kind = ir.FunctionType(value.type, [value.type])
+        builder.store(builder.asm(kind, "", "=v,0", [value], True), each)
 
 
 def _nibble_quads(builder: Any, w: Any) -> list[tuple[int, list[Any]]]:
