@@ -55,7 +55,8 @@ unexport PYTHONDONTWRITEBYTECODE
 NIGHTLY := --nightly -o faulthandler_timeout=0
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
-OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
+OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
+	NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=
 # Only the files that hold such tests, because all others would be imported to find none. tests/test_markers.py checks the
 # rule. Few workers: more would spend longer on their imports than on the tests.
 ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)

@@ -17,13 +17,35 @@ _LARGE_PAGE = 2 * 1024 * 1024
 _LEAST_BYTES = 2 * _LARGE_PAGE
 
 
+def has_large_pages(size: int) -> bool:
+    """Return whether memory of so many bytes is in large pages here."""
+    return size >= _LEAST_BYTES and hasattr(mmap, "MADV_HUGEPAGE")
+
+
 def empty_bytes(size: int) -> Bytes:
-    """Return memory in large pages of the system, where it has some and `size` is that of several ones."""
-    if not _has_large_pages(size):
-        # torch's memory begins at a multiple of a vector, numpy's does not.
-        buffer: Bytes = torch.empty(size, dtype=torch.uint8).numpy()
-        return buffer
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Return memory in large pages of the system, where it has some and `size` is that of several ones.
+
+    Raises RuntimeError, as torch does, where there is not so much memory.
+    """
+    found = _in_large_pages(size)
+    # torch's memory begins at a multiple of a vector, numpy's does not.
+    return torch.empty(size, dtype=torch.uint8).numpy() if found is None else found
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of zeros on the CPU. Its memory becomes resident when it is written. Raises RuntimeError."""
+    found = _in_large_pages(math.prod(shape) * dtype.itemsize)
+    return torch.zeros(shape, dtype=dtype) if found is None else torch.from_numpy(found).view(dtype).view(shape)
+
+
+def _in_large_pages(size: int) -> Bytes | None:
+    """Return memory that is zero; None where there is none in large pages."""
+    if not has_large_pages(size):
+        return None
+    try:
+        memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
     whole = np.frombuffer(memory, dtype=np.uint8)
     start = -whole.ctypes.data % _LARGE_PAGE
     pages = size // _LARGE_PAGE * _LARGE_PAGE
@@ -32,15 +54,3 @@ def empty_bytes(size: int) -> Bytes:
         # The last part of a page would be resident as a whole where the system uses large pages everywhere.
         memory.madvise(mmap.MADV_NOHUGEPAGE, start + pages)
     return whole[start : start + size]
-
-
-def _has_large_pages(size: int) -> bool:
-    return size >= _LEAST_BYTES and hasattr(mmap, "MADV_HUGEPAGE")
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros on the CPU. Its memory becomes resident when it is written."""
-    size = math.prod(shape) * dtype.itemsize
-    if not _has_large_pages(size):
-        return torch.zeros(shape, dtype=dtype)
-    return torch.from_numpy(empty_bytes(size)).view(dtype).view(shape)

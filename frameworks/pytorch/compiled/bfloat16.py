@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, blocks_of, empty_buffer
+from frameworks.pytorch.compiled.buffers import Floats, blocks_of, empty_buffer
 from frameworks.pytorch.compiled.formats import BLOCK, Format, PackedFormat
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
+from frameworks.pytorch.large_pages import Bytes
 
 if has_matrix_tiles():
     from frameworks.pytorch.compiled.matrix_tiles import FORMAT, matrix_multiplier, matrix_orderer

@@ -1,6 +1,6 @@
 """Memory for packed weights, and the blocks of weights to be packed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,21 +15,16 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int8]]
 
 
-
 def empty_buffer(format_: Format, outputs: int, inputs: int) -> Bytes:
     """Return bytes for packed weights, which begin at a multiple of a vector."""
     return empty_bytes(format_.held_bytes(outputs, inputs))
 
 
-def empty_parts(sizes: Mapping[str, int]) -> dict[str, Bytes]:
-    """Return memory of these bytes for each name, one part behind the other.
-
-    Rows that a core reads again and again have to stay in its cache: in pages of 4 KiB some of them share its sets, and
-    a product takes a quarter longer.
-    """
-    starts = [0, *accumulate(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes.values())]
+def empty_parts(sizes: Sequence[int]) -> list[Bytes]:
+    """Return memory of these bytes, one part behind the other: together they fill large pages."""
+    starts = [0, *accumulate(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)]
     whole = empty_bytes(starts[-1])
-    return {name: whole[start : start + size] for start, (name, size) in zip(starts, sizes.items(), strict=False)}
+    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def blocks_of(values: Any) -> Iterator[tuple[int, Any]]:

@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, pack_floats
+from frameworks.pytorch.compiled.buffers import Floats, pack_floats
 from frameworks.pytorch.compiled.float_rows import float_row_writer
 from frameworks.pytorch.compiled.formats import BLOCK, VECTORS, Format, PackedFormat
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
 from frameworks.pytorch.compiled.tiles import PARTS, Shape, at, float_tile, load, widening_step
+from frameworks.pytorch.large_pages import Bytes
 
 _SHAPE = Shape(1, 4 * BLOCK, 4)
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, Integers, blocks_of, empty_buffer, in_order
+from frameworks.pytorch.compiled.buffers import Floats, Integers, blocks_of, empty_buffer, in_order
 from frameworks.pytorch.compiled.dots import GROUP, Dot
 from frameworks.pytorch.compiled.formats import Format
 from frameworks.pytorch.compiled.integer_tiles import HEAD_BYTES, group_shape, group_tile
 from frameworks.pytorch.compiled.rounded_rows import grouped_row_writer
+from frameworks.pytorch.large_pages import Bytes
 
 _NIBBLE = 4
 # The largest scale of an output lies here: float16 holds those that are 2^-24 of it or more, exactly from 2^-13.
@@ -42,17 +43,18 @@ def pack_groups(values: Integers, factors: tuple[Floats, ...], group: int, forma
     buffer = empty_buffer(format_, outputs, inputs)
     blocks = buffer.reshape(-1, format_.block_bytes(inputs))
     groups = blocks[:, HEAD_BYTES:].reshape(len(blocks), -1, format_.step_bytes)
+    start = format_.step_bytes - dot.group_bytes
     for index, block in blocks_of(head):
         blocks[index, :HEAD_BYTES] = block.view(np.uint8)
     for index, block in blocks_of(narrow):
         ordered = np.ascontiguousarray(block.transpose(1, 2, 0))
-        groups[index, :, dot.group_bytes :] = ordered.view(np.uint8).reshape(len(ordered), -1)
+        groups[index, :, :start] = ordered.view(np.uint8).reshape(len(ordered), -1)
     for index, block in blocks_of(values):
         whole: Bytes = in_order(block, dot.at_once, dot.offset)
         if dot.is_nibbles:
             middle = whole.shape[1] // 2
             whole = (whole[:, :middle] | (whole[:, middle:] << _NIBBLE)).view(np.uint8)
-        groups[index, :, : dot.group_bytes] = whole.reshape(len(whole), -1)
+        groups[index, :, start:] = whole.reshape(len(whole), -1)
     return buffer
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, Integers
+from frameworks.pytorch.compiled.buffers import Floats, Integers
 from frameworks.pytorch.compiled.dots import four_bits
 from frameworks.pytorch.compiled.formats import PackedFormat
 from frameworks.pytorch.compiled.group_formats import group_format, pack_groups
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
+from frameworks.pytorch.large_pages import Bytes
 
 _DOT = four_bits()
 FORMAT = group_format("int4", _DOT, has_shift=True)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.buffers import Bytes, Floats, Integers, blocks_of, empty_buffer, in_order
+from frameworks.pytorch.compiled.buffers import Floats, Integers, blocks_of, empty_buffer, in_order
 from frameworks.pytorch.compiled.dots import GROUP, eight_bits
 from frameworks.pytorch.compiled.formats import Format, PackedFormat
 from frameworks.pytorch.compiled.integer_tiles import HEAD_BYTES, ROW_HEAD_BYTES, row_tile
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
 from frameworks.pytorch.compiled.rounded_rows import whole_row_writer
+from frameworks.pytorch.large_pages import Bytes
 
 _DOT = eight_bits()
 

@@ -75,8 +75,9 @@ def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int) -> None:
 def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
     """Return a `Format.tile` for rows and weights with a scale for each group of inputs.
 
-    A group of rows: the whole numbers, then the scales, then the sums. A group of weights: the whole numbers, then the
-    scales, then the shifts, float16. They are multiplied by the scale of the output that the block begins with.
+    A group of rows: the whole numbers, then the scales, then the sums. A group of weights: the scales, then the shifts,
+    float16, then the whole numbers: LLVM reads the scales first, and a CPU fetches lines ahead that are read in order.
+    They are multiplied by the scale of the output that the block begins with.
     """
 
     @llvm_function
@@ -92,7 +93,12 @@ def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
 
 def group_shape(dot: Dot, has_shift: bool) -> Shape:
     """Return the bytes of a group."""
-    return Shape(32, dot.group_bytes + 2 * BLOCK * (2 if has_shift else 1), 32 * dot.row_width + ROW_HEAD_BYTES)
+    return Shape(32, factor_bytes(has_shift) + dot.group_bytes, 32 * dot.row_width + ROW_HEAD_BYTES)
+
+
+def factor_bytes(has_shift: bool) -> int:
+    """Return the bytes of the scales, and of the shifts, of a group of weights."""
+    return 2 * BLOCK * (2 if has_shift else 1)
 
 
 def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, rows: int) -> None:
@@ -111,9 +117,9 @@ def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, r
         row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
         row_sums = at(builder, row_scales, 4 * rows)
         _start(builder, row_sums, None if has_shift else dot, whole)
-        dot.add(builder, of_rows, of_weights, rows, whole)
-        scales = [_half(builder, of_weights, dot.group_bytes + 2 * VECTORS.lanes * part) for part in PARTS]
-        shifts = [_half(builder, of_weights, dot.group_bytes + 2 * (BLOCK + VECTORS.lanes * part)) for part in PARTS]
+        dot.add(builder, of_rows, at(builder, of_weights, factor_bytes(has_shift)), rows, whole)
+        scales = [_half(builder, of_weights, 2 * VECTORS.lanes * part) for part in PARTS]
+        shifts = [_half(builder, of_weights, 2 * (BLOCK + VECTORS.lanes * part)) for part in PARTS]
         for row in range(rows):
             row_scale = _row_factor(builder, row_scales, row)
             row_sum = _row_factor(builder, row_sums, row)

@@ -1,8 +1,10 @@
 """Linear layers whose products are compiled."""
 
+from collections.abc import Iterable
+
 import torch
 
-from frameworks.pytorch.compiled.buffers import Bytes
+from frameworks.pytorch.compiled.buffers import empty_parts
 from frameworks.pytorch.compiled.elementwise import ADD, MUL, NONE, SILU
 from frameworks.pytorch.compiled.formats import PackedFormat
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
@@ -20,6 +22,10 @@ from frameworks.pytorch.compiled.products import (
     WEIGHTS,
     X,
 )
+from frameworks.pytorch.large_pages import Bytes, has_large_pages
+
+# Small layers are moved together, so many bytes at once: what is in memory twice for a moment.
+_JOINED_BYTES = 16 * 1024 * 1024
 
 
 class CompiledLinear:
@@ -40,6 +46,12 @@ class CompiledLinear:
         arguments[INPUTS], arguments[OUTPUTS] = self.inputs, self.outputs
         arguments[WEIGHTS] = packed.ctypes.data
         arguments[BIAS] = 0 if self.bias is None else self.bias.data_ptr()
+
+    def move(self, weights: Bytes) -> None:
+        """Copy the packed weights to this memory, and use them there. No product may run meanwhile."""
+        weights[:] = self.weights
+        self.weights = weights
+        self.arguments[WEIGHTS] = weights.ctypes.data
 
     def tile_bytes(self, rows: int) -> int:
         """Return the bytes that a product of so many rows needs for its work."""
@@ -75,3 +87,24 @@ class CompiledLinear:
         arguments[OTHER] = 0 if other is None else other.data_ptr()
         self._region.run(torch.get_num_threads())
         return out.to(rows.dtype)
+
+
+def join_small(linears: Iterable[CompiledLinear]) -> None:
+    """Move the weights of layers that are smaller than large pages to memory that they share.
+
+    A step reads all weights in the order of the layers.
+    """
+    group: list[CompiledLinear] = []
+    for linear in linears:
+        if not has_large_pages(linear.weights.nbytes):
+            group.append(linear)
+        if sum(each.weights.nbytes for each in group) >= _JOINED_BYTES:
+            _move_together(group)
+            group = []
+    _move_together(group)
+
+
+def _move_together(linears: list[CompiledLinear]) -> None:
+    parts = empty_parts([each.weights.nbytes for each in linears])
+    for linear, part in zip(linears, parts, strict=True):
+        linear.move(part)

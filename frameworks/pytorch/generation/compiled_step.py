@@ -25,18 +25,23 @@ MAX_ROWS = 256
 _TILE_ROWS = 8
 
 
-def compiled_step(decoder: Decoder, cache: KeyValueCache) -> "CompiledStep | None":
+def compiled_step(decoder: Decoder, cache: KeyValueCache, *, is_idle: bool = False) -> "CompiledStep | None":
     """Return what computes the steps; None where the decoder or the cache does not allow it.
 
-    Compiling takes seconds, unless the code is in the cache.
+    Compiling takes seconds, unless the code is in the cache. `is_idle`: the decoder computes nothing yet, so its
+    weights may be moved to where they are read faster.
     """
     if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _CACHE_KINDS:
         return None
-    from frameworks.pytorch.compiled.linear import CompiledLinear
+    from frameworks.pytorch.compiled.linear import CompiledLinear, join_small
 
     linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
     compiled = [each for each in linears if isinstance(each, CompiledLinear)]
-    return CompiledStep(decoder, compiled, cache) if len(compiled) == len(linears) else None
+    if len(compiled) < len(linears):
+        return None
+    if is_idle:
+        join_small(compiled)
+    return CompiledStep(decoder, compiled, cache)
 
 
 class CompiledStep:
@@ -74,9 +79,9 @@ class CompiledStep:
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
-        bytes_of = {name: 4 * MAX_ROWS * size for name, size in sizes.items()}
-        bytes_of["tiles"] = max(each.tile_bytes(MAX_ROWS) for each in linears)
-        self._buffers = buffers.empty_parts(bytes_of)
+        num_bytes = [4 * MAX_ROWS * size for size in sizes.values()]
+        num_bytes.append(max(each.tile_bytes(MAX_ROWS) for each in linears))
+        self._buffers = dict(zip((*sizes, "tiles"), buffers.empty_parts(num_bytes), strict=True))
         self._states = self._buffers["states"].view(np.float32).reshape(MAX_ROWS, self._hidden_size)
         self._room = torch.empty(0, dtype=torch.uint8)
         self._room_bytes, self._tile_tokens = attention.room_bytes(first.head_size), attention.tile_tokens

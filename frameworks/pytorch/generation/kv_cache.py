@@ -37,8 +37,10 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class CachePlaces:
-    """Where the keys and values of tokens are written. On a CPU, the tokens' `blocks` and their places in these, int64
-    [tokens]. On another device `rows`, int64 [tokens * 2 * heads], those of a layer's rows.
+    """Where the keys and values of tokens are written.
+
+    `blocks`, `places`: int64 [tokens], the block of each and its place in it, where keys lie as on a CPU. `rows`: int64
+    [tokens * 2 * heads], else: of a layer, those of each token's keys and then of its values.
     """
 
     blocks: torch.Tensor | None = None
@@ -54,19 +56,23 @@ class KeyValueCache:
     vectors.
     """
 
-    def __init__(self, shape: CacheShape, blocks: int, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, is_turned: bool | None = None) -> None:
+        """`is_turned`: whether keys lie as on a CPU; None if as the device has them. Raises RuntimeError."""
         self.shape = shape
         self.blocks = blocks
         self._device = device
-        self._is_turned = device.type == "cpu"
+        self._is_turned = device.type == "cpu" if is_turned is None else is_turned
         numbers = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
         self._tensor = (
-            zeros(numbers, shape.dtype) if self._is_turned else torch.zeros(numbers, dtype=shape.dtype, device=device)
+            zeros(numbers, shape.dtype)
+            if device.type == "cpu"
+            else torch.zeros(numbers, dtype=shape.dtype, device=device)
         )
         keys, values = self._tensor.unbind(1)
-        turned = keys.unflatten(-1, (shape.head_size, BLOCK_TOKENS)).transpose(-1, -2)
-        self._keys = turned if self._is_turned else keys.unflatten(-1, (BLOCK_TOKENS, shape.head_size))
-        self._values = values.unflatten(-1, (BLOCK_TOKENS, shape.head_size))
+        in_rows = (*keys.shape[:-1], BLOCK_TOKENS, shape.head_size)
+        in_columns = (*keys.shape[:-1], shape.head_size, BLOCK_TOKENS)
+        self._keys = keys.view(in_columns).transpose(-1, -2) if self._is_turned else keys.view(in_rows)
+        self._values = values.view(in_rows)
         self.layers = list(zip(self._keys, self._values, strict=True))
         """Keys and values of each layer: [blocks, heads, BLOCK_TOKENS, head_size]."""
         self._rows = [layer.view(-1, shape.head_size) for layer in self._tensor]

@@ -49,7 +49,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(load, model, shape, cache, maker)
-    step = None if code is not None else compiled_step(decoder, cache)
+    step = None if code is not None else compiled_step(decoder, cache, is_idle=True)
     compiled_adapters = None if step is None else step.adapters
     adapters = AdapterSet(
         decoder, place, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None

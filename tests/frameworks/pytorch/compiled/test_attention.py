@@ -43,9 +43,12 @@ class Text:
         self.keys, self.values = (
             random(length, form.head_size, seed=seed + number).to(form.dtype) for number in (1, 2)
         )
-        self.cache = torch.full((2, BLOCKS, 2, BLOCK_TOKENS, form.head_size), 1e4, dtype=form.dtype)
+        self.cache = torch.full((2, BLOCKS, 2, BLOCK_TOKENS * form.head_size), 1e4, dtype=form.dtype)
         self.blocks = torch.tensor(order[: -(-length // BLOCK_TOKENS)])
-        for states, given_ in zip(self.cache, (self.keys, self.values), strict=True):
+        # As KeyValueCache has them on a CPU.
+        keys = self.cache[0].view(BLOCKS, 2, form.head_size, BLOCK_TOKENS).transpose(2, 3)
+        values = self.cache[1].view(BLOCKS, 2, BLOCK_TOKENS, form.head_size)
+        for states, given_ in ((keys, self.keys), (values, self.values)):
             for position, row in enumerate(given_):
                 states[order[position // BLOCK_TOKENS], 1, position % BLOCK_TOKENS] = row
 

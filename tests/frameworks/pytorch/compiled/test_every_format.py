@@ -1,9 +1,5 @@
 """Products of every format: rows that do not depend on each other, operations, numbers that are not finite."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -81,30 +77,27 @@ def test_held_bytes_are_those_of_weights(name: FormatName) -> None:
     assert linear.tile_bytes(5) >= 5 * INPUTS
 
 
-@pytest.mark.parametrize("size", [1, 2**22 - 1, 2**22, 5 * 2**20 + 3])
-def test_memory_of_any_size_is_aligned_and_writable(size: int) -> None:
-    from frameworks.pytorch.compiled.buffers import empty_bytes
+@pytest.mark.parametrize("name", formats())
+def test_small_layers_share_memory(name: FormatName) -> None:
+    from frameworks.pytorch.compiled.linear import join_small
 
-    memory = empty_bytes(size)
-    assert (memory.nbytes, memory.ctypes.data % 64) == (size, 0)
-    memory[:] = 7
-    assert memory[[0, -1]].tolist() == [7, 7]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is resident")
-def test_resident_memory_is_that_of_weights() -> None:
-    from frameworks.pytorch.compiled.buffers import empty_bytes
-
-    size = 5 * 2**20 + 3
-    before = resident_bytes()
-    kept = [empty_bytes(size) for _ in range(20)]
-    for number in range(20):
-        kept[number][:] = 1
-    assert abs(resident_bytes() - before - 20 * size) < 2**22
-    kept.clear()
-    assert abs(resident_bytes() - before) < 2**22
+    linears = [make(name, random(OUTPUTS + number, INPUTS, seed=number)) for number in range(5)]
+    rows = random(7, INPUTS, seed=7)
+    expected = [linear(rows) for linear in linears]
+    join_small(linears)
+    for linear, own in zip(linears, expected, strict=True):
+        assert torch.equal(linear(rows), own)
+    starts = [linear.weights.ctypes.data for linear in linears]
+    assert [start % 64 for start in starts] == [0] * 5
+    assert starts == sorted(starts)
+    assert starts[-1] - starts[0] < sum(linear.weights.nbytes + 64 for linear in linears[:-1])
 
 
-def resident_bytes() -> int:
-    """Return the bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def test_large_layers_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from frameworks.pytorch.compiled import linear as module
+
+    linears = [make("float32", random(OUTPUTS, INPUTS, seed=number)) for number in range(3)]
+    before = [linear.weights.ctypes.data for linear in linears]
+    monkeypatch.setattr(module, "has_large_pages", lambda size: True)
+    module.join_small(linears)
+    assert [linear.weights.ctypes.data for linear in linears] == before

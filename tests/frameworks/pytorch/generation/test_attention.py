@@ -49,6 +49,7 @@ class Form:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     softcap: float | None = None
+    is_turned: bool = True
 
 
 class Case:
@@ -58,7 +59,8 @@ class Case:
         """`order`: the order in which blocks are allocated."""
         self.form = form
         self._numbers = torch.Generator().manual_seed(seed)
-        self.cache = KeyValueCache(CacheShape(LAYERS, form.heads, form.head_size, form.dtype), BLOCKS, CPU)
+        shape = CacheShape(LAYERS, form.heads, form.head_size, form.dtype)
+        self.cache = KeyValueCache(shape, BLOCKS, CPU, is_turned=form.is_turned)
         for keys, values in self.cache.layers:
             keys.fill_(30)
             values.fill_(1000)
@@ -161,6 +163,12 @@ class TestForms:
     @pytest.mark.parametrize("head_size", [8, 24])
     def test_head_groups_match_reference(self, heads: int, group: int, head_size: int) -> None:
         check(Case(MIXED, Form(heads, group, head_size), IN_ROW))
+
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_keys_in_rows_match_reference(self, softcap: float | None) -> None:
+        """As on a GPU."""
+        for order in (IN_ROW, SCATTERED):
+            check(Case(MIXED, Form(softcap=softcap, is_turned=False), order))
 
     @pytest.mark.parametrize("window", [None, 40])
     @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])

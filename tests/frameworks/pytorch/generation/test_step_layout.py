@@ -30,11 +30,10 @@ def test_layout_places_tokens_in_blocks() -> None:
         (4, 2, 0, [5]),
     ]
     places = [(1, 2), (3, 31), (0, 0), (0, 1), (5, 0), (5, 1)]
-    keys = [[(block * SHAPE.heads + head) * BLOCK_TOKENS + at for head in range(SHAPE.heads)] for block, at in places]
-    behind_keys = CACHE.blocks * SHAPE.heads * BLOCK_TOKENS
-    assert layout.writes.tolist() == [row for own in keys for row in (*own, *(row + behind_keys for row in own))]
-    written = CACHE.rows[1].index_fill(0, layout.writes, 1).view_as(torch.stack(CACHE.layers[1]))
-    assert {(int(block), int(at)) for _, block, _, at, _ in written.nonzero()} == set(places)
+    CACHE.write(1, layout.writes, torch.ones(6, 2 * SHAPE.heads, SHAPE.head_size))
+    for states in CACHE.layers[1]:
+        assert {(int(block), int(at)) for block, _, at, _ in states.nonzero()} == set(places)
+        states.zero_()
 
 
 def test_padding_tokens_are_not_stored() -> None:
@@ -43,7 +42,8 @@ def test_padding_tokens_are_not_stored() -> None:
     assert layout.num_tokens == 33
     assert layout.token_ids.tolist() == [105, *range(102, 134), 0, 0, 0]
     assert layout.positions.tolist() == [5, *range(2, 34), 0, 0, 0]
-    assert len(layout.writes) == 33 * 2 * SHAPE.heads
+    assert layout.writes.blocks is not None
+    assert len(layout.writes.blocks) == 33
     assert layout.logit_rows.tolist() == [0, 32]
 
 
