@@ -36,7 +36,7 @@ def test_system_without_memory_is_error_of_torch(monkeypatch: pytest.MonkeyPatch
     def fail(*_arguments: object, **_more: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(large_pages.mmap, "mmap", fail)
+    monkeypatch.setattr(mmap, "mmap", fail)
     assert not zeros((2**21,), torch.float32).any()
     assert empty_bytes(2**23).nbytes == 2**23
     with pytest.raises(RuntimeError, match="memory"):
