@@ -105,8 +105,7 @@ class BlockAttention:
         """Return keys [rows * heads, head size, block tokens] and values [rows * heads, block tokens, head size]."""
         if isinstance(rows.blocks, BlockViews):
             return rows.blocks.keys[layer], rows.blocks.values[layer]
-        keys, values = (each.index_select(0, rows.blocks).flatten(0, 1) for each in self._cache.layers[layer])
-        return keys.transpose(1, 2), values
+        return self._cache.copies_of_blocks(layer, rows.blocks)
 
     def _of_one(self, scores: torch.Tensor, values: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
         """Attend for one sequence, with one softmax over all rows. Float32 [1, query heads, head size]."""

@@ -71,7 +71,9 @@ class KeyValueCache:
         keys, values = self._tensor.unbind(1)
         in_rows = (*keys.shape[:-1], BLOCK_TOKENS, shape.head_size)
         in_columns = (*keys.shape[:-1], shape.head_size, BLOCK_TOKENS)
-        self._keys = keys.view(in_columns).transpose(-1, -2) if self._is_turned else keys.view(in_rows)
+        # [layers, blocks, heads, head_size, BLOCK_TOKENS]
+        self._columns = keys.view(in_columns) if self._is_turned else keys.view(in_rows).transpose(-1, -2)
+        self._keys = self._columns.transpose(-1, -2)
         self._values = values.view(in_rows)
         self.layers = list(zip(self._keys, self._values, strict=True))
         """Keys and values of each layer: [blocks, heads, BLOCK_TOKENS, head_size]."""
@@ -101,10 +103,18 @@ class KeyValueCache:
             target[places.blocks, :, places.places] = own
 
     def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the blocks from `low` to `high`: [layers, blocks * heads, BLOCK_TOKENS,
-        head_size] each.
+        """Views of the blocks from `low` to `high`: keys [layers, blocks * heads, head_size, BLOCK_TOKENS], values
+        [layers, blocks * heads, BLOCK_TOKENS, head_size].
         """
-        return self._keys[:, low:high].flatten(1, 2), self._values[:, low:high].flatten(1, 2)
+        return self._columns[:, low:high].flatten(1, 2), self._values[:, low:high].flatten(1, 2)
+
+    def copies_of_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As blocks_of_all_layers, of one layer and blocks that lie anywhere, int64."""
+        if self._is_turned:
+            keys = self._columns[layer].index_select(0, blocks).flatten(0, 1)
+        else:
+            keys = self._keys[layer].index_select(0, blocks).flatten(0, 1).transpose(1, 2)
+        return keys, self._values[layer].index_select(0, blocks).flatten(0, 1)
 
     def copy(self, copies: list[Copy]) -> None:
         """Make the copies in their order, as many at once as are independent."""

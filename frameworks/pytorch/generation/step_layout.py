@@ -243,7 +243,7 @@ class LayoutMaker:
 
     def _views(self, low: int, high: int) -> BlockViews:
         keys, values = self._cache.blocks_of_all_layers(low, high)
-        return BlockViews(keys.transpose(-1, -2).unbind(0), values.unbind(0))
+        return BlockViews(keys.unbind(0), values.unbind(0))
 
     def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
         """[rows, block tokens] → the same for each query of each head, as in DecodeRows."""
