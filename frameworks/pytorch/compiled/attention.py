@@ -22,13 +22,13 @@ from frameworks.pytorch.compiled.attention_tiles import (
 from frameworks.pytorch.compiled.jit import inlined, ordered, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.narrow_numbers import load_bfloat16, load_float16, load_float32
 from frameworks.pytorch.compiled.rows import BFLOAT16, FLOAT32
+from frameworks.pytorch.compiled.tiles import LINE_BYTES
 
 MAX_TILE_ROWS = 64
 """Rows of a tile, a row for each token and query head. So many stay in a core's cache with a block of keys."""
 _MOST_ROWS = max(TILE_ROWS)
 # Numbers of a row's state: the largest score, then as int64 the position behind the row's last key, then the sums.
 _STATE, _END = 2 * LANES, 1
-_LINE_BYTES = 64
 
 
 def tile_tokens(heads: int) -> int:
@@ -41,7 +41,7 @@ def room_bytes(head_size: int) -> int:
     """Return the bytes that a thread needs for its work."""
     size = -(-head_size // LANES) * LANES
     numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * _STATE + _MOST_ROWS * (KEYS + LANES) + 2 * KEYS * size
-    return -(-4 * numbers // _LINE_BYTES) * _LINE_BYTES
+    return -(-4 * numbers // LINE_BYTES) * LINE_BYTES
 
 
 @inlined
