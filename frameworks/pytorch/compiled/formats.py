@@ -88,3 +88,20 @@ def row_sizer(format_: Format) -> Callable[[int], int]:
         return (inputs + at_once - 1) // at_once * step_bytes + head_bytes
 
     return row_bytes
+
+
+def tile_sizer(format_: Format) -> Callable[[int], int]:
+    """Return, for compiled code, the function from the rows that are left to those of the next tile.
+
+    The largest tile comes first; the last two are nearly equal. A tile of few rows takes as long as one of four, since
+    each sum waits for the sum before: 9 rows as 8 and 1 would take as long as 12.
+    """
+    largest = format_.largest_tile
+
+    @inlined
+    def tile_rows(left: int) -> int:
+        if left >= 2 * largest:
+            return largest
+        return (left + 1) // 2 if left > largest else left
+
+    return tile_rows

@@ -11,7 +11,8 @@ from frameworks.pytorch.compiled.tiles import BYTES, at, load, number
 _WORDS = 4
 """Words of 32 bits in a vector here: every CPU has instructions that interleave two vectors of 16 bytes."""
 _VECTOR_BYTES = 4 * _WORDS
-_VECTOR = ir.VectorType(ir.IntType(32), _WORDS)
+_I32 = ir.IntType(32)
+_VECTOR = ir.VectorType(_I32, _WORDS)
 _LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
 
 
@@ -38,8 +39,11 @@ def _interleaver(rows: int) -> Any:
 
 def _interleaved(builder: Any, vectors: list[Any]) -> list[Any]:
     """Return the vectors' words in turn: of each vector the first, then of each the second, …."""
-    if len(vectors) == 1:
+    count = len(vectors)
+    if count == 1:
         return vectors
+    if count % 2:
+        return [_picked(builder, vectors, range(start, start + _WORDS)) for start in range(0, count * _WORDS, _WORDS)]
     first, second = _interleaved(builder, vectors[::2]), _interleaved(builder, vectors[1::2])
     found = []
     for pair in zip(first, second, strict=True):
@@ -47,7 +51,17 @@ def _interleaved(builder: Any, vectors: list[Any]) -> list[Any]:
     return found
 
 
-_interleave1, _interleave2, _interleave4, _interleave8 = (_interleaver(rows) for rows in (1, 2, 4, 8))
+def _picked(builder: Any, vectors: list[Any], places: range) -> Any:
+    """Return the words at these places of all words in turn."""
+    found = ir.Constant(_VECTOR, ir.Undefined)
+    for index, place in enumerate(places):
+        word = builder.extract_element(vectors[place % len(vectors)], ir.Constant(_I32, place // len(vectors)))
+        found = builder.insert_element(found, word, ir.Constant(_I32, index))
+    return found
+
+
+_interleave1, _interleave2, _interleave3, _interleave4 = (_interleaver(rows) for rows in range(1, 5))
+_interleave5, _interleave6, _interleave7, _interleave8 = (_interleaver(rows) for rows in range(5, 9))
 
 
 @part
@@ -60,8 +74,16 @@ def interleave(source: int, stride: int, target: int, rows: int, words: int) -> 
         place = target + 4 * rows * first
         if rows == 8:
             _interleave8(source + 4 * first, stride, place)
+        elif rows == 7:
+            _interleave7(source + 4 * first, stride, place)
+        elif rows == 6:
+            _interleave6(source + 4 * first, stride, place)
+        elif rows == 5:
+            _interleave5(source + 4 * first, stride, place)
         elif rows == 4:
             _interleave4(source + 4 * first, stride, place)
+        elif rows == 3:
+            _interleave3(source + 4 * first, stride, place)
         elif rows == 2:
             _interleave2(source + 4 * first, stride, place)
         else:

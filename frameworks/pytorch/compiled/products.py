@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frameworks.pytorch.compiled.finishing import finish
-from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer
+from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer, tile_sizer
 from frameworks.pytorch.compiled.jit import inlined, part, stack_floats
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 
@@ -54,18 +54,14 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
 
 def orderer(format_: Format) -> Callable[..., None]:
     """Return the compiled function that puts rows in the order of the format."""
-    write_rows, row_bytes, largest = format_.write_rows, row_sizer(format_), format_.largest_tile
+    write_rows, row_bytes, tile_rows = format_.write_rows, row_sizer(format_), tile_sizer(format_)
 
     @part
     def order(x: int, tiles: int, rows: int, inputs: int, number: int, threads: int) -> None:
-        """Write this thread's share of float32 [rows, inputs] as tiles: as many of the largest number of rows as there
-        are, then at most one of half as many, ….
-        """
+        """Write this thread's share of float32 [rows, inputs] as tiles."""
         done = index = 0
-        size = largest
         while done < rows:
-            while rows - done < size:
-                size //= 2
+            size = tile_rows(rows - done)
             if index % threads == number:
                 write_rows(x + 4 * done * inputs, tiles + done * row_bytes(inputs), size, inputs)
             done += size
@@ -77,10 +73,11 @@ def orderer(format_: Format) -> Callable[..., None]:
 def multiplier(format_: Format) -> Callable[..., None]:
     """Return the compiled function that multiplies ordered rows by weights of the format."""
     is_wide = format_.largest_tile >= 8
-    tile1, tile2, tile4 = (format_.tile(rows) for rows in (1, 2, 4))
-    tile8 = format_.tile(8) if is_wide else tile4
+    tile1, tile2, tile3, tile4 = (format_.tile(rows) for rows in range(1, 5))
+    tile5, tile6, tile7, tile8 = (format_.tile(rows) if is_wide else tile4 for rows in range(5, 9))
     at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.step_bytes, format_.head_bytes
-    row_bytes, num_sums, largest = row_sizer(format_), format_.largest_tile * BLOCK, format_.largest_tile
+    row_bytes, tile_rows = row_sizer(format_), tile_sizer(format_)
+    num_sums, largest = format_.largest_tile * BLOCK, format_.largest_tile
 
     @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
@@ -98,23 +95,28 @@ def multiplier(format_: Format) -> Callable[..., None]:
             first = index * BLOCK
             count = min(BLOCK, outputs - first)
             done = 0
-            while is_wide and rows - done >= 8:
+            while done < rows:
+                size = tile_rows(rows - done)
+                x = tiles + done * row_size
                 ahead = _fetched(done, rows, largest, own, block_bytes)
-                tile8(tiles + done * row_size, own, sums, steps, ahead)
-                finish(sums, out, (done, 8), (first, count, outputs), how)
-                done += 8
-            while rows - done >= 4:
-                ahead = _fetched(done, rows, largest, own, block_bytes)
-                tile4(tiles + done * row_size, own, sums, steps, ahead)
-                finish(sums, out, (done, 4), (first, count, outputs), how)
-                done += 4
-            if rows - done >= 2:
-                tile2(tiles + done * row_size, own, sums, steps, 0)
-                finish(sums, out, (done, 2), (first, count, outputs), how)
-                done += 2
-            if rows - done == 1:
-                tile1(tiles + done * row_size, own, sums, steps, 0)
-                finish(sums, out, (done, 1), (first, count, outputs), how)
+                if is_wide and size == 8:
+                    tile8(x, own, sums, steps, ahead)
+                elif is_wide and size == 7:
+                    tile7(x, own, sums, steps, ahead)
+                elif is_wide and size == 6:
+                    tile6(x, own, sums, steps, ahead)
+                elif is_wide and size == 5:
+                    tile5(x, own, sums, steps, ahead)
+                elif size == 4:
+                    tile4(x, own, sums, steps, ahead)
+                elif size == 3:
+                    tile3(x, own, sums, steps, 0)
+                elif size == 2:
+                    tile2(x, own, sums, steps, 0)
+                else:
+                    tile1(x, own, sums, steps, 0)
+                finish(sums, out, (done, size), (first, count, outputs), how)
+                done += size
 
     return multiply
 
