@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from frameworks.pytorch.generation.searches import argmax_rows
+from frameworks.pytorch.generation.searches import count_from
 
 # Differences that the kernels of other numbers of rows make, in units of the last place of the largest logit.
 _ROUNDINGS = {torch.float32: 256, torch.float16: 4, torch.bfloat16: 2}
@@ -18,16 +18,13 @@ class TieCheck:
         self.found: set[int] = set()
         """The rows whose two largest values are closer than the rounding of the logits."""
 
-    def find(
-        self, values: torch.Tensor, maxima: torch.Tensor, token_ids: torch.Tensor, logits_dtype: torch.dtype
-    ) -> None:
-        """Fill in `found`. `values`: float32 [all rows, vocabulary], with `maxima` at `token_ids`, [all rows] each."""
+    def find(self, values: torch.Tensor, maxima: torch.Tensor, logits_dtype: torch.dtype) -> None:
+        """Fill in `found`. `values`: float32 [all rows, vocabulary], with `maxima` [all rows]."""
         if not self._rows:
             return
-        index = torch.tensor(self._rows, device=values.device)
-        others = values.index_select(0, index)
-        others.scatter_(1, token_ids.index_select(0, index)[:, None], float("-inf"))
-        largest = maxima.index_select(0, index)
-        tolerance = largest.abs() * (_ROUNDINGS[logits_dtype] * torch.finfo(logits_dtype).eps)
-        are_close = largest - argmax_rows(others)[1] <= tolerance
-        self.found.update(row for row, is_close in zip(self._rows, are_close.tolist(), strict=True) if is_close)
+        if len(self._rows) < len(values):
+            index = torch.tensor(self._rows, device=values.device)
+            values, maxima = values.index_select(0, index), maxima.index_select(0, index)
+        tolerance = maxima.abs() * (_ROUNDINGS[logits_dtype] * torch.finfo(logits_dtype).eps)
+        counts = count_from(values, maxima - tolerance)
+        self.found.update(row for row, count in zip(self._rows, counts, strict=True) if count > 1)

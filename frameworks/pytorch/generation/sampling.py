@@ -64,7 +64,7 @@ class Sampler:
                 values = logits.to(self._device, torch.float32)
                 token_ids, maxima = argmax_rows(values)
                 if ties is not None:
-                    ties.find(values, maxima, token_ids, logits.dtype)
+                    ties.find(values, maxima, logits.dtype)
                 return self._results(states, token_ids, maxima)
             # Before any call waits for the device, which may still be computing the logits.
             constrained = [row for row, state in enumerate(states) if state.matcher is not None]
@@ -73,7 +73,7 @@ class Sampler:
             values = self._change(logits, states, constrained)
             token_ids, maxima = argmax_rows(values)
             if ties is not None:
-                ties.find(values, maxima, token_ids, logits.dtype)
+                ties.find(values, maxima, logits.dtype)
             drawn = [row for row, state in enumerate(states) if not state.is_greedy and state.draft is None]
             if drawn:
                 token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)

@@ -19,6 +19,17 @@ def argmax_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(found), torch.from_numpy(array[np.arange(len(array)), found])
 
 
+def count_from(rows: torch.Tensor, least: torch.Tensor) -> list[int]:
+    """Return how many numbers of each row are at least those of `least`.
+
+    `rows`: [rows, columns], `least`: [rows] of the same dtype.
+    """
+    if not _uses_numpy(rows):
+        counts: list[int] = (rows >= least[:, None]).sum(dim=-1).tolist()
+        return counts
+    return [np.count_nonzero(of_row) for of_row in rows.numpy() >= least.numpy()[:, None]]
+
+
 def top_values(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Return each row's `count` largest numbers by falling size: [rows, count], of the rows' own dtype."""
     columns = rows.shape[-1]
