@@ -13,8 +13,8 @@ FIRST_SHARE = 2 / 3
 """Assumed share of right tokens before any were proposed."""
 _FIRST_WEIGHT = 2.0
 _TRIAL_TOKENS = 2
-_TRIAL_SHARE = 0.01
-"""Trials take at most this share of the time of a text."""
+TRIAL_SHARE = 0.01
+"""Trials take at most this share of the time of a text, and of a model."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 
 
@@ -44,6 +44,10 @@ class ProposalCost:
             cost = self._nearest[wanted] = self._cost_near(wanted)
         return cost
 
+    def of_trial(self, texts: int) -> float:
+        """Return the cost of a trial beside so many decodes."""
+        return _TRIAL_TOKENS * self.of_token(texts, _TRIAL_TOKENS)
+
     def _cost_near(self, wanted: tuple[int, int]) -> float:
         if not self._seen:
             return 0.0
@@ -56,19 +60,27 @@ class RequestGain:
 
     A token is accepted with a probability that is estimated from earlier ones. While no number of tokens promises a
     gain, none are proposed; a few are tried again after a pause, which doubles each time and is so long that trials
-    cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were.
+    cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were. Nor has
+    that of a short one if earlier texts saved its cost: else a cost once measured too high would end all proposals.
     """
 
     __slots__ = ("_accepted", "_first_trial_limit", "_is_trial", "_next_pause", "_pause", "_rejected")
 
-    def __init__(self, right_share: float = FIRST_SHARE, max_tokens: int = 0) -> None:
-        """`right_share`: of the proposed tokens of earlier requests. `max_tokens`: of the text."""
-        self._first_trial_limit = _TRIAL_SHARE * max_tokens
+    def __init__(self, right_share: float = FIRST_SHARE, max_tokens: int = 0, saved: float = 0.0) -> None:
+        """`right_share`: of the proposed tokens of earlier requests. `max_tokens`: of the text. `saved`: what earlier
+        texts left of their share of trials, in decodes.
+        """
+        self._first_trial_limit = max(TRIAL_SHARE * max_tokens, saved)
         self._accepted = _FIRST_WEIGHT * right_share
         self._rejected = _FIRST_WEIGHT - self._accepted
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
         self._is_trial = False
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the proposals of this step are a trial."""
+        return self._is_trial and not self._pause
 
     def num_wanted(self, most: int, texts: int, cost: ProposalCost, proposing: int = 1) -> int:
         """Return how many tokens to propose in this step, up to `most`.
@@ -85,11 +97,11 @@ class RequestGain:
         if best:
             self._next_pause = _FIRST_PAUSE
         else:
-            trial_cost = _TRIAL_TOKENS * cost.of_token(texts, _TRIAL_TOKENS)
+            trial_cost = cost.of_trial(texts)
             if trial_cost < self._first_trial_limit:
                 self._is_trial = True
                 return min(most, _TRIAL_TOKENS)
-            self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / _TRIAL_SHARE)))
+            self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / TRIAL_SHARE)))
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         return best
 

@@ -1,12 +1,13 @@
 """Choose the texts of a step for which tokens are proposed, and learn from what became of them. Pure."""
 
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.speculation.gain import FIRST_SHARE, ProposalCost, RequestGain
+from frameworks.generation.speculation.gain import FIRST_SHARE, TRIAL_SHARE, ProposalCost, RequestGain
 from frameworks.generation.speculation.proposals import Proposer, Wish
 from frameworks.generation.step_cost import StepCost
 
 # Of a proposal, in the share of right tokens from which each request begins.
 _NEWEST_SHARE = 0.03
+_MOST_SAVED = 8.0
 
 
 class Speculator:
@@ -23,6 +24,8 @@ class Speculator:
         self._num_proposing = 1
         """Texts with proposed tokens in the last step that had any."""
         self._right_share = FIRST_SHARE
+        self._saved = 0.0
+        """Decodes that trials may still cost, up to _MOST_SAVED."""
 
     def propose(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
         """Return the proposed tokens by sequence id. Empty until a step of as many texts was measured without."""
@@ -31,6 +34,7 @@ class Speculator:
             return {}
         wishes = [Wish(part.sequence, self._num_wanted(part.sequence, len(decodes))) for part in decodes]
         wishes = [wish for wish in wishes if wish.most > 0]
+        self._saved = min(_MOST_SAVED, self._saved + TRIAL_SHARE * (len(decodes) - len(wishes)))
         if not wishes:
             return {}
         found = self._proposer.propose(wishes)
@@ -72,8 +76,12 @@ class Speculator:
             return 0
         gain = self._gains.get(sequence_id)
         if gain is None:
-            gain = self._gains[sequence_id] = RequestGain(self._right_share, sequence.request.max_tokens)
-        return gain.num_wanted(most, texts, self._cost, self._num_proposing)
+            max_tokens = sequence.request.max_tokens
+            gain = self._gains[sequence_id] = RequestGain(self._right_share, max_tokens, self._saved)
+        wanted = gain.num_wanted(most, texts, self._cost, self._num_proposing)
+        if gain.is_trial:
+            self._saved = max(0.0, self._saved - self._cost.of_trial(texts))
+        return wanted
 
 
 def _is_decode(part: StepPart) -> bool:
