@@ -256,7 +256,7 @@ class TorchModelEntry(ModelEntry):
     draft_model: Annotated[SettingsPath, AfterValidator(without_lookup)] | None = None
     """Language models: a smaller model with the same tokenizer, which proposes the next tokens of a text. The name of
     another model of the server, or the path of a folder or a GGUF file. None: no draft model."""
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 15
     """Language models: maximum tokens proposed for a text in one step."""
     tool_format: ToolFormat | None = None
     """Language models: format of tool calls, `"hermes"`, `"llama3_json"`, `"mistral"`, `"mistral_args"` or

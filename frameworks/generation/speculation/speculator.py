@@ -26,10 +26,14 @@ class Speculator:
         self._right_share = FIRST_SHARE
         self._saved = 0.0
         """Decodes that trials may still cost, up to _MOST_SAVED."""
+        self._has_prompt = False
+        self._follows_prompt = False
+        """Whether the step before had a prompt, which replaced the weights in the CPU's caches."""
 
     def propose(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
         """Return the proposed tokens by sequence id. Empty until a step of as many texts was measured without."""
         decodes = [part for part in plan.parts if _is_decode(part)]
+        self._follows_prompt, self._has_prompt = self._has_prompt, len(decodes) < len(plan.parts)
         if not decodes or self._step_cost.seconds_of(len(decodes)) is None:
             return {}
         wishes = [Wish(part.sequence, self._num_wanted(part.sequence, len(decodes))) for part in decodes]
@@ -54,9 +58,12 @@ class Speculator:
             self._undecided.add(sequence_id)
 
     def learn_step(self, texts: int, proposed: int, seconds: float) -> None:
-        """Record the time of a step of `texts` decodes, without prompts, with this number of proposals."""
+        """Record the time of a step of `texts` decodes, without prompts, with this number of proposals.
+
+        A step after a prompt teaches nothing: it is slower, and all trials of short texts are such steps.
+        """
         plain_s = self._step_cost.seconds_of(texts)
-        if plain_s is not None:
+        if plain_s is not None and not self._follows_prompt:
             self._cost.learn(texts, proposed, seconds, plain_s)
 
     def forget(self, sequence_id: int) -> None:

@@ -79,3 +79,25 @@ def test_ended_text_is_forgotten() -> None:
     speculator.forget(1)
     speculator.learn(StepPart(part.sequence, 1, 9, proposed=(1,) * 8), 8, is_undecided=False)
     assert (speculator._gains, speculator._undecided, proposer.forgotten) == ({}, set(), [1])
+
+
+def test_cost_after_prompt_is_not_learned() -> None:
+    speculator, decode, sequence = measured(), decode_of(1), decode_of(2).sequence
+    speculator.propose(StepPlan(parts=[StepPart(sequence, 0, 2)]))
+    speculator.propose(StepPlan(parts=[decode]))
+    speculator.learn_step(1, 8, 100.0)
+    assert speculator.propose(StepPlan(parts=[decode])) != {}
+    speculator.learn_step(1, 8, 100.0)
+    assert speculator.propose(StepPlan(parts=[decode])) == {}
+
+
+def test_texts_save_time_for_a_trial() -> None:
+    speculator = measured()
+    speculator.propose(StepPlan(parts=[decode_of(1)]))
+    speculator.learn_step(1, 8, 9.0)  # so the trial of two tokens costs two decodes
+    plan = StepPlan(parts=[decode_of(2)])
+    assert all(speculator.propose(plan) == {} for _ in range(190))
+    assert speculator.propose(StepPlan(parts=[decode_of(3)])) == {}, "1.9 decodes are saved"
+    assert all(speculator.propose(plan) == {} for _ in range(9))
+    assert speculator.propose(StepPlan(parts=[decode_of(4)])) == {4: (1, 1)}
+    assert speculator.propose(StepPlan(parts=[decode_of(5)])) == {}, "the trial used what was saved"
