@@ -60,8 +60,9 @@ class RequestGain:
 
     A token is accepted with a probability that is estimated from earlier ones. While no number of tokens promises a
     gain, none are proposed; a few are tried again after a pause, which doubles each time and is so long that trials
-    cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were. Nor has
-    that of a short one if earlier texts saved its cost: else a cost once measured too high would end all proposals.
+    cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were. That
+    of a short one has none either, if earlier texts saved its cost: else a cost once measured too high would end all
+    proposals.
     """
 
     __slots__ = ("_accepted", "_first_trial_limit", "_is_trial", "_next_pause", "_pause", "_rejected")

@@ -65,6 +65,27 @@ _interleave5, _interleave6, _interleave7, _interleave8 = (_interleaver(rows) for
 
 
 @part
+def _interleave_words(rows: int, source: int, stride: int, target: int) -> None:
+    """Write _WORDS words of each of 1 to 8 rows."""
+    if rows == 8:
+        _interleave8(source, stride, target)
+    elif rows == 7:
+        _interleave7(source, stride, target)
+    elif rows == 6:
+        _interleave6(source, stride, target)
+    elif rows == 5:
+        _interleave5(source, stride, target)
+    elif rows == 4:
+        _interleave4(source, stride, target)
+    elif rows == 3:
+        _interleave3(source, stride, target)
+    elif rows == 2:
+        _interleave2(source, stride, target)
+    else:
+        _interleave1(source, stride, target)
+
+
+@part
 def interleave(source: int, stride: int, target: int, rows: int, words: int) -> None:
     """Write words of 32 bits, [rows, words], as [words, rows]. `stride`: bytes from a row to the next. `rows`: of a
     tile.
@@ -72,22 +93,7 @@ def interleave(source: int, stride: int, target: int, rows: int, words: int) -> 
     whole = words // _WORDS * _WORDS
     for first in range(0, whole, _WORDS):
         place = target + 4 * rows * first
-        if rows == 8:
-            _interleave8(source + 4 * first, stride, place)
-        elif rows == 7:
-            _interleave7(source + 4 * first, stride, place)
-        elif rows == 6:
-            _interleave6(source + 4 * first, stride, place)
-        elif rows == 5:
-            _interleave5(source + 4 * first, stride, place)
-        elif rows == 4:
-            _interleave4(source + 4 * first, stride, place)
-        elif rows == 3:
-            _interleave3(source + 4 * first, stride, place)
-        elif rows == 2:
-            _interleave2(source + 4 * first, stride, place)
-        else:
-            _interleave1(source + 4 * first, stride, place)
+        _interleave_words(rows, source + 4 * first, stride, place)
     ordered = pointer_to_floats(target)
     for row in range(rows):
         given = pointer_to_floats(source + row * stride)

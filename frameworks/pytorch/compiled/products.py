@@ -72,11 +72,8 @@ def orderer(format_: Format) -> Callable[..., None]:
 
 def multiplier(format_: Format) -> Callable[..., None]:
     """Return the compiled function that multiplies ordered rows by weights of the format."""
-    is_wide = format_.largest_tile >= 8
-    tile1, tile2, tile3, tile4 = (format_.tile(rows) for rows in range(1, 5))
-    tile5, tile6, tile7, tile8 = (format_.tile(rows) if is_wide else tile4 for rows in range(5, 9))
     at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.step_bytes, format_.head_bytes
-    row_bytes, tile_rows = row_sizer(format_), tile_sizer(format_)
+    row_bytes, tile_rows, multiply_tile = row_sizer(format_), tile_sizer(format_), _tile_multiplier(format_)
     num_sums, largest = format_.largest_tile * BLOCK, format_.largest_tile
 
     @part
@@ -99,26 +96,39 @@ def multiplier(format_: Format) -> Callable[..., None]:
                 size = tile_rows(rows - done)
                 x = tiles + done * row_size
                 ahead = _fetched(done, rows, largest, own, block_bytes)
-                if is_wide and size == 8:
-                    tile8(x, own, sums, steps, ahead)
-                elif is_wide and size == 7:
-                    tile7(x, own, sums, steps, ahead)
-                elif is_wide and size == 6:
-                    tile6(x, own, sums, steps, ahead)
-                elif is_wide and size == 5:
-                    tile5(x, own, sums, steps, ahead)
-                elif size == 4:
-                    tile4(x, own, sums, steps, ahead)
-                elif size == 3:
-                    tile3(x, own, sums, steps, 0)
-                elif size == 2:
-                    tile2(x, own, sums, steps, 0)
-                else:
-                    tile1(x, own, sums, steps, 0)
+                multiply_tile(size, x, own, sums, steps, ahead)
                 finish(sums, out, (done, size), (first, count, outputs), how)
                 done += size
 
     return multiply
+
+
+def _tile_multiplier(format_: Format) -> Callable[..., None]:
+    """Return, for compiled code, the inner loop of a tile of any number of rows: the number, then as Format.tile."""
+    is_wide = format_.largest_tile >= 8
+    tile1, tile2, tile3, tile4 = (format_.tile(rows) for rows in range(1, 5))
+    tile5, tile6, tile7, tile8 = (format_.tile(rows) if is_wide else tile4 for rows in range(5, 9))
+
+    @part
+    def multiply_tile(size: int, x: int, weights: int, sums: int, steps: int, ahead: int) -> None:
+        if is_wide and size == 8:
+            tile8(x, weights, sums, steps, ahead)
+        elif is_wide and size == 7:
+            tile7(x, weights, sums, steps, ahead)
+        elif is_wide and size == 6:
+            tile6(x, weights, sums, steps, ahead)
+        elif is_wide and size == 5:
+            tile5(x, weights, sums, steps, ahead)
+        elif size == 4:
+            tile4(x, weights, sums, steps, ahead)
+        elif size == 3:
+            tile3(x, weights, sums, steps, ahead)
+        elif size == 2:
+            tile2(x, weights, sums, steps, ahead)
+        else:
+            tile1(x, weights, sums, steps, 0)
+
+    return multiply_tile
 
 
 @inlined

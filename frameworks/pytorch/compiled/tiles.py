@@ -22,8 +22,8 @@ CHUNK = 512
 
 LINE_BYTES = 64
 """Of the CPU's caches."""
-# Tiles of fewer rows wait for memory themselves.
-_FETCHING_ROWS = 4
+# A tile of one row waits for memory itself.
+_FETCHING_ROWS = 2
 # Of LLVM: a read, to the second cache, of data. In the first one they would replace the rows: slower than without.
 _TO_SECOND_CACHE = (0, 2, 1)
 

@@ -27,7 +27,7 @@ def count_from(rows: torch.Tensor, least: torch.Tensor) -> list[int]:
     if not _uses_numpy(rows):
         counts: list[int] = (rows >= least[:, None]).sum(dim=-1).tolist()
         return counts
-    return [np.count_nonzero(of_row) for of_row in rows.numpy() >= least.numpy()[:, None]]
+    return [int(np.count_nonzero(of_row)) for of_row in rows.numpy() >= least.numpy()[:, None]]
 
 
 def top_values(rows: torch.Tensor, count: int) -> torch.Tensor:
