@@ -27,6 +27,10 @@ _SCAN = b"\xff\xda"
 # Of the marker SOF0 to SOF15, without the tables DHT, JPG and DAC.
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL = (0xC0, 0xC1)
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""By colour types; those of a palette are numbers of colours."""
+_WEBP_COLOUR_BITS = 24
+_WEBP_ALPHA_BITS = 8
 _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _START_OF_SCAN = 0xDA
 _FILL = 0xFF
@@ -45,13 +49,15 @@ class DamagedHeader(Exception):
 class ImageHeader:
     """The header of one image file. `height`, `width`: in pixels as stored, before the orientation is applied.
 
-    `orientation`: of Exif, 1 to 8; 0 where it is not known yet. `channels`: of a JPEG, else 0. `scans`: number of
-    passes of a JPEG, else 1. `is_animated`: of a WebP; that of a PNG is found when it is opened.
+    `bits_per_pixel`: as stored. `orientation`: of Exif, 1 to 8; 0 where it is not known yet. `channels`: of a JPEG,
+    else 0. `scans`: number of passes of a JPEG, else 1. `is_animated`: of a WebP; that of a PNG is found when it is
+    opened.
     """
 
     format: Format
     height: int
     width: int
+    bits_per_pixel: int
     orientation: int = 1
     channels: int = 0
     scans: int = 1
@@ -101,12 +107,12 @@ def read_orientation(exif: bytes) -> int:
 
 def _read_jpeg(data: bytes) -> ImageHeader:
     """Read the segments to the first frame, and to the first scan for the Exif block."""
-    frame: tuple[int, int, int] | None = None
+    frame: tuple[int, int, int, int] | None = None
     exif, scans, marker_of_frame = b"", 1, 0
     for marker, at in _segments(data):
         if marker == _START_OF_SCAN:
             # One scan with all channels is the only one, unless the file is progressive.
-            if marker_of_frame not in _SEQUENTIAL or frame is None or data[at + 2] != frame[2]:
+            if marker_of_frame not in _SEQUENTIAL or frame is None or data[at + 2] != frame[3]:
                 # In the data of a scan 0xff is followed by 0, so this counts scans.
                 scans = data.count(_SCAN, at - 2)
             break
@@ -114,13 +120,13 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         if marker in _FRAME_MARKERS:
             if frame is not None:
                 raise DamagedHeader("a JPEG file with two frames")
-            height, width, channels = struct.unpack_from(">HHB", data, at + 3)
-            frame, marker_of_frame = (height, width, channels), marker
+            frame, marker_of_frame = struct.unpack_from(">BHHB", data, at + 2), marker
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 2 : at + length]
     if frame is None:
         raise DamagedHeader("a JPEG file without a frame before its first scan")
-    return ImageHeader("JPEG", frame[0], frame[1], read_orientation(exif), frame[2], scans)
+    bits, height, width, channels = frame
+    return ImageHeader("JPEG", height, width, bits * channels, read_orientation(exif), channels, scans)
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
@@ -146,9 +152,9 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
 def _read_png(data: bytes) -> ImageHeader:
     if data[12:16] != b"IHDR":
         raise DamagedHeader("a PNG file that does not begin with its header")
-    width, height = struct.unpack_from(">II", data, 16)
+    width, height, bits, colour_type = struct.unpack_from(">IIBB", data, 16)
     _check_chunks(data)
-    return ImageHeader("PNG", height, width, orientation=0)
+    return ImageHeader("PNG", height, width, bits * _PNG_CHANNELS.get(colour_type, 0), orientation=0)
 
 
 def _check_chunks(data: bytes) -> None:
@@ -170,11 +176,17 @@ def _read_webp(data: bytes) -> ImageHeader:
             height = int.from_bytes(data[27:30], "little") + 1
             if len(data) < 30:
                 raise DamagedHeader("a file that ends in its header")
-            return ImageHeader("WebP", height, width, orientation=0, is_animated=bool(flags & 0x02))
+            bits = _webp_bits(bool(flags & 0x10))
+            return ImageHeader("WebP", height, width, bits, orientation=0, is_animated=bool(flags & 0x02))
         case b"VP8 ":
             width, height = struct.unpack_from("<HH", data, 26)
-            return ImageHeader("WebP", height & 0x3FFF, width & 0x3FFF)
+            return ImageHeader("WebP", height & 0x3FFF, width & 0x3FFF, _webp_bits(False))
         case b"VP8L":
             (bits,) = struct.unpack_from("<I", data, 21)
-            return ImageHeader("WebP", ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+            height, width = ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+            return ImageHeader("WebP", height, width, _webp_bits(bool(bits >> 28 & 1)))
     raise DamagedHeader("a WebP file without an image")
+
+
+def _webp_bits(has_alpha: bool) -> int:
+    return _WEBP_COLOUR_BITS + has_alpha * _WEBP_ALPHA_BITS

@@ -22,6 +22,7 @@ from app.protocols.image_fields import (
 from app.protocols.json_output import array_to_json
 from app.protocols.text_fields import check_dimensions, check_token_limit, rename_text
 from frameworks.errors import InvalidInput
+from frameworks.images.headers import read_header
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec
 
@@ -111,10 +112,23 @@ def _write(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) ->
 
 
 def _counted(request: TextRequest | ImageRequest, answer: EmbedAnswer) -> dict[str, Any]:
-    """Return the texts of the request and its counts."""
+    """Return the texts or images of the request, and its counts."""
     if isinstance(request, ImageRequest):
-        return {"texts": [], "meta": meta(images=len(request.images))}
+        images = [_described(file) for file in request.images]
+        return {"texts": [], "images": images, "meta": meta(images=len(images))}
     return {"texts": request.texts, "meta": meta(input_tokens=answer.tokens)}
+
+
+def _described(file: bytes) -> dict[str, Any]:
+    """Return what Cohere says of an image. `bit_depth`: bits of a pixel in the file."""
+    header = read_header(file)
+    assert header is not None, "the model read an image of another format"
+    return {
+        "width": header.width,
+        "height": header.height,
+        "format": header.format.lower(),
+        "bit_depth": header.bits_per_pixel,
+    }
 
 
 def _to_base64(rows: Array) -> list[str]:

@@ -26,13 +26,23 @@ class EmbeddingsByType(ResponseBody):
     ubinary: list[list[int]] | None = None
 
 
+class CohereImage(ResponseBody):
+    """One image file, as it was sent. `bit_depth`: bits of a pixel."""
+
+    width: int
+    height: int
+    format: Literal["jpeg", "png", "webp"]
+    bit_depth: int
+
+
 class CohereEmbedResponse(ResponseBody):
-    """The vectors, in the order of the texts or images. `texts`: empty for images."""
+    """The vectors, in the order of the texts or images. `texts`: empty for images. `images`: only for images."""
 
     response_type: Literal["embeddings_by_type"]
     id: str
     embeddings: EmbeddingsByType
     texts: list[str]
+    images: list[CohereImage] | None = None
     meta: CohereMeta
 
 

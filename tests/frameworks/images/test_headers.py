@@ -1,12 +1,16 @@
-"""Files with floods of headers, and with bombs in their metadata."""
+"""Headers of image files: what they say, floods of them, and bombs in their metadata."""
 
+import io
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from frameworks.errors import InvalidInput
 from frameworks.images.decode import decode_image
+from frameworks.images.headers import read_header
 from tests.frameworks.images.test_decode import SMALL, chunk
 from tests.support.images import encoded
 
@@ -15,6 +19,36 @@ def flooded(form: str, part: bytes, count: int) -> bytes:
     """Return a file with `part` so many times behind its first header."""
     data, at = encoded(SMALL, form), 2 if form == "JPEG" else 33
     return data[:at] + part * count + data[at:]
+
+
+@pytest.mark.parametrize(
+    ("mode", "form", "options", "bits"),
+    [
+        ("RGB", "JPEG", {}, 24),
+        ("RGB", "JPEG", {"progressive": True}, 24),
+        ("L", "JPEG", {}, 8),
+        ("CMYK", "JPEG", {}, 32),
+        ("RGB", "PNG", {}, 24),
+        ("RGBA", "PNG", {}, 32),
+        ("LA", "PNG", {}, 16),
+        ("L", "PNG", {}, 8),
+        ("I;16", "PNG", {}, 16),
+        ("P", "PNG", {}, 1),
+        ("1", "PNG", {}, 1),
+        ("RGB", "WebP", {}, 24),
+        ("RGB", "WebP", {"lossless": True}, 24),
+        ("RGBA", "WebP", {"lossless": True}, 32),
+        ("RGBA", "WebP", {"quality": 50}, 32),
+    ],
+)
+def test_bits_of_pixel_are_read(mode: str, form: str, options: dict[str, Any], bits: int) -> None:
+    picture, file = Image.new(mode, (6, 4)), io.BytesIO()
+    if mode == "RGBA":
+        picture.putpixel((1, 1), (9, 8, 7, 6))
+    picture.save(file, form, **options)
+    header = read_header(file.getvalue())
+    assert header is not None
+    assert (header.format, header.width, header.height, header.bits_per_pixel) == (form, 6, 4, bits)
 
 
 FLOODS = [

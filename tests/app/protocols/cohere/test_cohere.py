@@ -17,9 +17,11 @@ from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
 from tests.app.protocols.native.specs import SPECS
 from tests.app.protocols.openai.decoding import assert_refused, decode, encode
+from tests.support.images import encoded
 
 ROWS = np.array([[0.5, -1, 0, 3, -0.1, -2, -3, 4], [-1] * 8], np.float32)
-URL = "data:image/jpeg;base64," + base64.b64encode(b"file").decode()
+FILE = encoded(np.zeros((2, 3, 3), np.uint8), "JPEG")
+URL = "data:image/jpeg;base64," + base64.b64encode(FILE).decode()
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 TEXT = {"type": "text", "text": "a"}
 VECTORS = SPECS["photo-vectors"]
@@ -68,9 +70,10 @@ class TestEmbed:
     def test_images_become_image_request(self, form: dict[str, Any]) -> None:
         body = orjson.dumps({"model": "m", "input_type": "image", "output_dimension": 8, **form})
         decoded = EMBED_CODEC.decode(body, Target(), lambda *_: VECTORS)
-        assert decoded.request == ImageRequest([b"file"] * 2)
+        assert decoded.request == ImageRequest([FILE] * 2)
         written = encode(EMBED_CODEC, decoded, EmbedAnswer(ROWS, 0))
         assert (written["texts"], written["meta"]["billed_units"]) == ([], {"images": 2})
+        assert written["images"] == [{"width": 3, "height": 2, "format": "jpeg", "bit_depth": 24}] * 2
         assert np.array_equal(np.array(written["embeddings"]["float"], np.float32), ROWS)
         CohereEmbedResponse.model_validate(written, strict=True)
 
