@@ -13,9 +13,30 @@ from tests.support.models.text_files import write_json, write_tokenizer
 LAYERS = 2
 """Of the encoder that runs in the page: MiniLM's own weights and tokenizer, with a third of its size."""
 
+PIPELINES = """
+[[pipelines]]
+name = "unit"
+inputs = ["text"]
+outputs = { embeddings = "unit" }
+steps = [
+    { name = "embed", model = "encoder", normalize = false, inputs = { text = "text" } },
+    { name = "unit", builtin = "normalize", inputs = { values = "embed" } },
+]
+[[pipelines]]
+name = "odds"
+inputs = ["x"]
+outputs = { odds = "odds" }
+steps = [
+    { name = "same", model = "pictures", inputs = { x = "x" } },
+    { name = "odds", builtin = "softmax", inputs = { values = "same" } },
+]
+"""
+
 
 def playground_entries(folder: Path) -> str:
-    """Save and name a model of every task: digits, an encoder in fp32 and int8, classifiers, pictures, and a writer."""
+    """Save and name a model of every task: digits, an encoder in fp32 and int8, classifiers, pictures, and a writer;
+    and two pipelines of them.
+    """
     encoder = save_first_layers(MODELS / "minilm-onnx", folder / "encoder", layers=LAYERS)
     for name, graph in (
         ("pictures", onnx_graphs.identity("float32", ("n", 3, 8, 8))),
@@ -43,7 +64,7 @@ def playground_entries(folder: Path) -> str:
         f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / "tiny-llama"}"\nkernels = "plain"\n'
         for name in ("writer", "writer-2")
     )
-    return f'[models]\ncache_dir = "{folder / "cache"}"\n{entries}{writers}'
+    return f'[models]\ncache_dir = "{folder / "cache"}"\n{entries}{writers}{PIPELINES}'
 
 
 def save_classifier(folder: Path, labels: tuple[str, ...]) -> Path:

@@ -255,6 +255,27 @@ def test_similarities_are_cosines_nearest_first(tab: Tab, playground: RunningSer
     assert bars(page, "Nearest to text 3, by similarity") == [texts[at] for at in nearest]
 
 
+def test_pipelines_have_tools_of_their_task(tab: Tab, playground: RunningServer) -> None:
+    page = tab.page
+    expect(page.locator(".pg-card").filter(has=page.get_by_text("unit", exact=True))).to_contain_text(
+        "Similarity · Rank"
+    )
+    tab.show("#/playground/unit")
+    texts = ["A cat sleeps.", "A kitten naps."]
+    page.get_by_label("Texts, one per line").fill("\n".join(texts))
+    page.get_by_role("button", name="Compare").click()
+    first, second = np.array(playground.infer("encoder", text=texts, normalize=True)["embeddings"])
+    shown = float(page.locator(".pg-matrix td").nth(1).inner_text())
+    assert shown == pytest.approx(first @ second, abs=0.0051)
+    timing = page.get_by_role("table", name="Phases of the request")
+    phases = timing.get_by_role("rowheader").all_inner_texts()
+    assert phases == ["Read and decode", "Step embed", "Step unit", "Encode and send", "Network and browser", "Total"]
+    tab.show("#/playground/odds")
+    page.get_by_label("Shape").fill("1, 3, 8, 8")
+    page.get_by_label("Fill with").select_option("ones")
+    expect_values(page, "odds", *[0.125] * 64)
+
+
 def test_rank_and_labels_are_those_of_server(tab: Tab, playground: RunningServer) -> None:
     page = tab.page
     tab.show("#/playground/cross-encoder")

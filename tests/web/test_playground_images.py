@@ -21,7 +21,7 @@ PHOTO = COMMITTED / EXAMPLE
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with a classifier of pictures, and a model of their vectors."""
+    """A server with a classifier of pictures, a pipeline of it, and a model of their vectors."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "colours").mkdir()
     onnx_graphs.save(onnx_images.pooled(output="image_embeds"), folder / "colours")
@@ -32,6 +32,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
             ("colours", folder / "colours", "[models.onnx_models.image]\n"),
         )
     )
+    entries += """
+[[pipelines]]
+name = "named"
+inputs = ["photo"]
+outputs = { shapes = "shape" }
+steps = [{ name = "shape", model = "shapes", inputs = { image = "photo" } }]
+"""
     with serving(folder, entries) as running:
         yield running.wait_ready()
         running.check_log()
@@ -65,6 +72,16 @@ def test_labels_of_pictures_are_those_of_server(
     assert (tab.serious_findings(), tab.overflow()) == ([], 0)
     page.get_by_role("button", name="Remove star.png").click()
     expect(page.locator(".pg-thumbnails img")).to_have_count(1)
+
+
+def test_pipeline_of_pictures_has_labels(open_tab: Open, pictures: RunningServer) -> None:
+    page = open_tab(f"{pictures.url}/#/playground/named").page
+    page.get_by_role("button", name="Draw an example").click()
+    page.get_by_role("button", name="Classify").click()
+    expect(page.get_by_role("table", name="Phases of the request")).to_contain_text("Step shape")
+    assert bars(page, "Labels of star.png")[0] == "star"
+    expect(page.get_by_text("The server scales each picture")).to_have_count(0)
+    expect(page.get_by_role("link", name="Similarity")).to_have_count(0)
 
 
 def test_similarities_of_dropped_pictures_are_cosines(open_tab: Open, pictures: RunningServer) -> None:

@@ -194,3 +194,19 @@ def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("elapsed_ms", "starts"),
+    [(20, [1, 4]), (8, [1, 2])],
+    ids=["one after another", "side by side"],
+)
+def test_steps_of_pipeline_end_within_request(tab: Tab, elapsed_ms: int, starts: list[int]) -> None:
+    phases = [("decode", 1), ("queue", 2), ("compute", 6), ("encode", 1), ("step-a", 3), ("step-b", 6)]
+    timings = [{"name": name, "durationMs": duration} for name, duration in phases]
+    body = "({ phasesOf }, [timings, elapsedMs]) => phasesOf(timings, elapsedMs)"
+    found = run_module(tab.page, "playground/timing.js", body, [timings, elapsed_ms])
+    assert [each.get("label", each["name"]) for each in found] == ["decode", "Step a", "Step b", "encode"]
+    assert [each["startMs"] for each in found[1:3]] == starts
+    plain = run_module(tab.page, "playground/timing.js", body, [timings[:4], elapsed_ms])
+    assert plain == timings[:4]

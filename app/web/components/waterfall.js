@@ -10,8 +10,8 @@ const LABELS = {
 const SERIES = { queue: 1, compute: 2, decode: 4, tokenize: 5, encode: 3, stream: 3, first_token: 5 };
 
 /**
- * `phases`: [{name, durationMs, startMs?}]; without a start each follows the one before. `totalMs`: of the whole; what no
- * phase takes is shown as `rest`, if it is named.
+ * `phases`: [{name, durationMs, startMs?, label?}]; without a start each follows the one before. `totalMs`: of the
+ * whole; what no phase takes is shown as `rest`, if it is named.
  */
 export function Waterfall({ phases, totalMs = null, rest = null }) {
   let end = 0;
@@ -26,7 +26,7 @@ export function Waterfall({ phases, totalMs = null, rest = null }) {
   return html`<table class="waterfall"><caption class="visually-hidden">Phases of the request</caption>
     <thead class="visually-hidden"><tr><th scope="col">Phase</th><th scope="col">Position</th><th scope="col">Duration</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.name}>
-      <th scope="row">${LABELS[row.name] ?? row.name}</th>
+      <th scope="row">${row.label ?? LABELS[row.name] ?? row.name}</th>
       <td class="waterfall-lane"><span class="waterfall-bar series-${SERIES[row.name] ?? 6}"
         style=${{ marginLeft: `${(row.startMs / scale) * 100}%`, width: `${(row.durationMs / scale) * 100}%` }}></span></td>
       <td class="number">${formatMs(row.durationMs)}</td></tr>`)}

@@ -37,7 +37,7 @@ export function Images({ model, name }) {
             onClick=${() => setFiles(files.filter((each) => each !== file))}>Remove</button></li>`)}</ul>` : null}
         ${isClassifier ? html`<${TextField} label="Only the best labels" type="number" min="1" placeholder="all"
           value=${topK} onChange=${setTopK} />` : null}
-        <p class="detail">The server scales each picture to ${model.image.width} × ${model.image.height} pixels.</p>
+        ${model.image.width ? html`<p class="detail">The server scales each picture to ${model.image.width} × ${model.image.height} pixels.</p>` : null}
         <${RunButtons} phase=${run.phase} onStop=${stop} label=${texts.button} disabled=${request === null} />
       </form>
     </section>

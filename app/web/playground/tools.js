@@ -29,7 +29,8 @@ const TOOLS = {
 export function toolsOf(model) {
   const isOnnx = model.framework === "onnx";
   if (model.image && ["classify", "embed"].includes(model.task)) {
-    const readsTexts = model.inputs.some((input) => input.dtype === "string" || input.name === "input_ids");
+    // A pipeline reads files as strings.
+    const readsTexts = model.framework !== "pipeline" && model.inputs.some((input) => input.dtype === "string" || input.name === "input_ids");
     return [TOOLS.images, ...(readsTexts ? [TOOLS.similarity, TOOLS.rank] : []), ...(isOnnx ? [TOOLS.tensors] : [])];
   }
   switch (model.task) {

@@ -191,8 +191,8 @@ class DeployedServer(RunningServer):
 @contextmanager
 def deployment(cluster: RayCluster, folder: Path, models: str, name: str) -> Iterator[DeployedServer]:
     """Deploy entries of models, each with a small part of a CPU."""
-    entries = models.replace("\n[[models.", "\nnum_cpus = 0.1\n[[models.").removeprefix("\nnum_cpus = 0.1")
-    tables = f"[performance]\nintra_op_threads = 1\n{entries}num_cpus = 0.1\n"
+    entries = re.sub(r"^\[\[models\.\w+\]\]$", r"\g<0>\nnum_cpus = 0.1", models, flags=re.MULTILINE)
+    tables = f"[performance]\nintra_op_threads = 1\n{entries}\n"
     deployed = DeployedServer(cluster, folder, tables, "ingress_cpus = 0.1\n", name)
     try:
         yield deployed.wait_ready()
