@@ -10,8 +10,8 @@ from tests.support.models import onnx_encoders, onnx_graphs
 from tests.support.models.embedded_encoders import save_first_layers
 from tests.support.models.text_files import write_json, write_tokenizer
 
-LAYERS = 2
-"""Of the encoder that runs in the page: MiniLM's own weights and tokenizer, with a third of its size."""
+LAYERS = 1
+"""Of the encoder that runs in the page: MiniLM's own weights and tokenizer, with one of its six layers."""
 
 PIPELINES = """
 [[pipelines]]

@@ -1,5 +1,6 @@
 """Every view: without findings of axe-core, at any width, in both colours, by keyboard; and a server that goes away."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import Fork, RunningServer, serving
-from tests.web.tabs import Open, Tab
+from tests.web.tabs import LONG_WITHOUT_SERVER, Open, Tab
 
 NARROW, WIDE = 360, 1440
 VIEWS = {"#/overview": "Overview", "#/models": "Models", "#/models/digits": "digits", "#/requests": "Requests"}
@@ -93,6 +94,8 @@ def test_server_goes_away_and_comes_back(open_tab: Open, tmp_path: Path) -> None
         phase = tab.phase()
         expect(phase).to_have_attribute("data-phase", "connected")
         expect(tab.page.locator("tr[data-model=digits]")).to_be_visible()
+    expect(phase).to_have_attribute("data-phase", re.compile("^(reconnecting|away)$"))
+    tab.page.evaluate(LONG_WITHOUT_SERVER)
     expect(phase).to_have_attribute("data-phase", "away")
     expect(phase).to_have_text("Server away")
     # The last values stay, and are said to be old.
