@@ -116,7 +116,7 @@ def _counted(request: TextRequest | ImageRequest, answer: EmbedAnswer) -> dict[s
     if isinstance(request, ImageRequest):
         images = [_described(file) for file in request.images]
         return {"texts": [], "images": images, "meta": meta(images=len(images))}
-    return {"texts": request.texts, "meta": meta(input_tokens=answer.tokens)}
+    return {"texts": request.texts, "images": [], "meta": meta(input_tokens=answer.tokens)}
 
 
 def _described(file: bytes) -> dict[str, Any]:

@@ -36,13 +36,13 @@ class CohereImage(ResponseBody):
 
 
 class CohereEmbedResponse(ResponseBody):
-    """The vectors, in the order of the texts or images. `texts`: empty for images. `images`: only for images."""
+    """The vectors, in the order of the texts or images. `texts`: empty for images. `images`: for texts."""
 
     response_type: Literal["embeddings_by_type"]
     id: str
     embeddings: EmbeddingsByType
     texts: list[str]
-    images: list[CohereImage] | None = None
+    images: list[CohereImage]
     meta: CohereMeta
 
 
