@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import ConsoleMessage, Error, Locator, Page, expect
@@ -41,7 +42,8 @@ class Tab:
         self.errors: list[str] = []
         self.allowed: tuple[str, ...] = ()
         # Until it is loaded, the page of the last test may still look for its server.
-        self._origin = "" if url == "about:blank" else url.partition("/?")[0].partition("/#")[0].rstrip("/")
+        address = urlsplit(url)
+        self._origin = f"{address.scheme}://{address.netloc}" if address.netloc else ""
         page.on("console", self._note)
         page.on("pageerror", self._note_exception)
         page.goto(url)
@@ -75,7 +77,7 @@ class Tab:
         """Return the findings of axe-core on the page as it is that are serious or critical."""
         if not self.page.evaluate("'axe' in window"):  # its script is large
             self.page.evaluate(Axe().axe_script)
-        results: dict[str, Any] = self.page.evaluate("axe.run({ resultTypes: ['violations'], preload: false })")
+        results: dict[str, Any] = self.page.evaluate("axe.run({ resultTypes: ['violations'] })")
         return [
             {"id": each["id"], "help": each["help"], "nodes": [node["html"] for node in each["nodes"]]}
             for each in results["violations"]
@@ -99,7 +101,7 @@ class Tab:
 
 def chromium_options() -> list[str]:
     """Return the arguments of the browser; its sandbox does not start for root."""
-    return ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 Open = Callable[..., Tab]

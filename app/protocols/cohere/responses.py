@@ -36,7 +36,7 @@ class CohereImage(ResponseBody):
 
 
 class CohereEmbedResponse(ResponseBody):
-    """The vectors, in the order of the texts or images. `texts`: empty for images. `images`: for texts."""
+    """The vectors, in the order of the texts or images. `texts`: empty for images. `images`: empty for texts."""
 
     response_type: Literal["embeddings_by_type"]
     id: str

@@ -7,6 +7,7 @@ from frameworks.generation.step_cost import StepCost
 
 # Of a proposal, in the share of right tokens from which each request begins.
 _NEWEST_SHARE = 0.03
+# In decodes. A trial that costs more brings nothing.
 _MOST_SAVED = 8.0
 
 

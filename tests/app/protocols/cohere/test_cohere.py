@@ -71,6 +71,7 @@ class TestEmbed:
         body = orjson.dumps({"model": "m", "input_type": "image", "output_dimension": 8, **form})
         decoded = EMBED_CODEC.decode(body, Target(), lambda *_: VECTORS)
         assert decoded.request == ImageRequest([FILE] * 2)
+        assert EMBED_CODEC.is_long_to_write(decoded, EmbedAnswer(ROWS, 0)), "headers are not read in the event loop"
         written = encode(EMBED_CODEC, decoded, EmbedAnswer(ROWS, 0))
         assert (written["texts"], written["meta"]["billed_units"]) == ([], {"images": 2})
         assert written["images"] == [{"width": 3, "height": 2, "format": "jpeg", "bit_depth": 24}] * 2
