@@ -46,8 +46,9 @@ def _add_pairs(builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -
             builder.store(builder.call(multiply_add, [builder.load(sum_), own, factor]), sum_)
 
 
-def _tile(rows: int) -> Any:
-    return float_tile(VECTORS, _SHAPE, _add_pairs if _HAS_PAIRS else widening_step(VECTORS, _load_weights), rows)
+def _tile(rows: int, blocks: int) -> Any:
+    add_step = _add_pairs if _HAS_PAIRS else widening_step(VECTORS, _load_weights)
+    return float_tile(VECTORS, _SHAPE, add_step, rows, blocks)
 
 
 _WRITE_ROWS = write_pairs if _HAS_PAIRS else float_row_writer(2)

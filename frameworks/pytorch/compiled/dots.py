@@ -5,6 +5,7 @@ products of 16 bits in 32, or two of 8 bits in 16: there the sums of a whole gro
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -29,6 +30,10 @@ _LOW_NIBBLES = 0x0F0F0F0F
 _NIBBLE = 4
 
 
+Sums = list[list[list[Any]]]
+"""Variables [blocks][rows][BLOCK_VECTORS]."""
+
+
 class Dot(ABC):
     """`row_width`: bytes of a rounded number in a row. `at_once`: numbers of a row that lie side by side, so that one
     broadcast reads them. `offset`: what is added to each weight in memory.
@@ -45,9 +50,9 @@ class Dot(ABC):
         return self.group_bytes < GROUP * VECTORS.block
 
     @abstractmethod
-    def add(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
-        """Add the products of a group to int32 sums. `x`, `w`: addresses (bytes) of the group in the tile's rows and in
-        the block's weights. `sums`: variables [rows][BLOCK_VECTORS].
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
+        """Add the products of a group to int32 sums. `x`, `blocks`: addresses (bytes) of the group in the tile's rows
+        and in the weights of each block.
         """
 
 
@@ -60,9 +65,10 @@ class WideDot(Dot):
     offset: int = 128
     group_bytes: int = GROUP * VECTORS.block
 
-    def add(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
         for quad in range(_QUADS):
-            _add_quad(builder, x, [_vector(builder, w, quad, part) for part in PARTS], quad, rows, sums)
+            for w, own in zip(blocks, sums, strict=True):
+                _add_quad(builder, x, [_vector(builder, w, quad, part) for part in PARTS], quad, rows, own)
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,10 @@ class NibbleDot(Dot):
     offset: int = 8
     group_bytes: int = GROUP * VECTORS.block // 2
 
-    def add(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
-        for quad, weights in _nibble_quads(builder, w):
-            _add_quad(builder, x, weights, quad, rows, sums)
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
+        for w, own in zip(blocks, sums, strict=True):
+            for quad, weights in _nibble_quads(builder, w):
+                _add_quad(builder, x, weights, quad, rows, own)
 
 
 @dataclass(frozen=True)
@@ -88,16 +95,17 @@ class PairDot(Dot):
     offset: int = 0
     group_bytes: int = GROUP * VECTORS.block
 
-    def add(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
         octets = ir.VectorType(_I8, 2 * _LANES)
         for pair in range(GROUP // 2):
             offsets = [(pair * BLOCK_VECTORS + part) * 2 * _LANES for part in PARTS]
-            weights = [builder.sext(load(builder, at(builder, w, each), octets), _WORDS) for each in offsets]
-            for row in range(rows):
-                factor = builder.bitcast(_broadcast(builder, x, pair * rows + row), _WORDS)
-                for own, sum_ in zip(weights, sums[row], strict=True):
-                    builder.store(builder.add(_add_pairs(builder, own, factor), builder.load(sum_)), sum_)
-            _pin(builder, sums)
+            for w, of_block in zip(blocks, sums, strict=True):
+                weights = [builder.sext(load(builder, at(builder, w, each), octets), _WORDS) for each in offsets]
+                for row in range(rows):
+                    factor = builder.bitcast(_broadcast(builder, x, pair * rows + row), _WORDS)
+                    for own, sum_ in zip(weights, of_block[row], strict=True):
+                        builder.store(builder.add(_add_pairs(builder, own, factor), builder.load(sum_)), sum_)
+            _pin(builder, chain(*sums))
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,11 @@ class NibblePairDot(Dot):
     offset: int = 8
     group_bytes: int = GROUP * VECTORS.block // 2
 
-    def add(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
+        for w, own in zip(blocks, sums, strict=True):
+            self._add_block(builder, x, w, rows, own)
+
+    def _add_block(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
         name = "llvm.x86.avx512.pmaddubs.w.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.ub.sw"
         multiply = function(builder, name, _WORDS, [_OCTETS, _OCTETS])
         narrow = registers(builder, rows, _WORDS)
@@ -137,7 +149,7 @@ def four_bits() -> Dot:
     return NibbleDot() if has_vnni() else NibblePairDot()
 
 
-def _pin(builder: Any, sums: list[list[Any]]) -> None:
+def _pin(builder: Any, sums: Iterable[list[Any]]) -> None:
     """Let LLVM compute the sums up to here, in registers, before it goes on.
 
     Sums of integers may be made in any order. LLVM would compute all of one part first, and write the rows' numbers to

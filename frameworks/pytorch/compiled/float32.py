@@ -19,8 +19,8 @@ def _load_weights(builder: Any, w: Any) -> list[list[Any]]:
     return [[load(builder, at(builder, w, 4 * VECTORS.lanes * part), VECTORS.floats) for part in PARTS]]
 
 
-def _tile(rows: int) -> Any:
-    return float_tile(VECTORS, _SHAPE, widening_step(VECTORS, _load_weights), rows)
+def _tile(rows: int, blocks: int) -> Any:
+    return float_tile(VECTORS, _SHAPE, widening_step(VECTORS, _load_weights), rows, blocks)
 
 
 FORMAT = Format("float32", 1, _SHAPE.step_bytes, 4, _tile, float_row_writer(1), orders_one_row=False)

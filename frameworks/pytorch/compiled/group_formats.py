@@ -20,8 +20,8 @@ _LEAST_EXPONENT = -126
 def group_format(name: str, dot: Dot, has_shift: bool) -> Format:
     """Return the format of weights with a scale for each group, and a shift."""
 
-    def tile(rows: int) -> Any:
-        return group_tile(dot, has_shift, rows)
+    def tile(rows: int, blocks: int) -> Any:
+        return group_tile(dot, has_shift, rows, blocks)
 
     shape = group_shape(dot, has_shift)
     writer = grouped_row_writer(dot, has_shift)

@@ -19,8 +19,8 @@ from frameworks.pytorch.large_pages import Bytes
 _DOT = eight_bits()
 
 
-def _tile(rows: int) -> Any:
-    return row_tile(_DOT, rows)
+def _tile(rows: int, blocks: int) -> Any:
+    return row_tile(_DOT, rows, blocks)
 
 
 FORMAT = Format(

@@ -18,10 +18,12 @@ from frameworks.pytorch.compiled.tiles import (
     TILE_SIGNATURE,
     Shape,
     at,
+    block_starts,
     fetch,
     function,
     load,
     number,
+    of_blocks,
     registers,
     splat,
     sum_places,
@@ -35,7 +37,7 @@ _HALVES = ir.VectorType(ir.HalfType(), VECTORS.lanes)
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
 
 
-def row_tile(dot: Dot, rows: int) -> Any:
+def row_tile(dot: Dot, rows: int, blocks: int) -> Any:
     """Return a `Format.tile` for rows with one scale, and weights with one for each output.
 
     A tile of rows begins with the scales and the sums of the rows; a block of weights with the scales of its outputs.
@@ -44,7 +46,7 @@ def row_tile(dot: Dot, rows: int) -> Any:
     @llvm_function
     def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_row_tile(builder, arguments, dot, rows)
+            _write_row_tile(builder, arguments, dot, rows, blocks)
             return context.get_dummy_value()
 
         return TILE_SIGNATURE, write
@@ -52,27 +54,28 @@ def row_tile(dot: Dot, rows: int) -> Any:
     return tile
 
 
-def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int) -> None:
+def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int, blocks: int) -> None:
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
-    sums = registers(builder, rows, VECTORS.integers(32))
-    _start(builder, at(builder, x, 4 * rows), dot, sums)
+    sums = registers(builder, rows * blocks, VECTORS.integers(32))
+    for of_block in of_blocks(sums, rows):
+        _start(builder, at(builder, x, 4 * rows), dot, of_block)
     shape = Shape(0, dot.group_bytes, 32 * dot.row_width)
-    first_x, first_w = at(builder, x, ROW_HEAD_BYTES * rows), at(builder, w, HEAD_BYTES)
+    first_x, starts = at(builder, x, ROW_HEAD_BYTES * rows), _block_starts(builder, w, arguments[3], shape, blocks)
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(first_x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-        of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
         fetch(builder, arguments[4], step, shape.step_bytes, rows)
-        dot.add(builder, of_rows, of_weights, rows, sums)
-    places = sum_places(builder, out, rows, VECTORS)
-    for row in range(rows):
-        scale = _row_factor(builder, x, row)
+        of_weights = [builder.gep(each, [builder.mul(step, number(shape.step_bytes))]) for each in starts]
+        dot.add(builder, of_rows, [at(builder, each, HEAD_BYTES) for each in of_weights], rows, of_blocks(sums, rows))
+    places = sum_places(builder, out, rows * blocks, VECTORS)
+    for row in range(rows * blocks):
+        scale = _row_factor(builder, x, row % rows)
         for part in PARTS:
             product = builder.sitofp(builder.load(sums[row][part]), VECTORS.floats)
-            of_weight = load(builder, at(builder, w, 4 * VECTORS.lanes * part), VECTORS.floats)
+            of_weight = load(builder, at(builder, starts[row // rows], 4 * VECTORS.lanes * part), VECTORS.floats)
             builder.store(builder.fmul(builder.fmul(product, of_weight), scale), places[row][part], align=4)
 
 
-def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
+def group_tile(dot: Dot, has_shift: bool, rows: int, blocks: int) -> Any:
     """Return a `Format.tile` for rows and weights with a scale for each group of inputs.
 
     A group of rows: the whole numbers, then the scales, then the sums. A group of weights: the scales, then the shifts,
@@ -83,7 +86,7 @@ def group_tile(dot: Dot, has_shift: bool, rows: int) -> Any:
     @llvm_function
     def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_group_tile(builder, arguments, dot, has_shift, rows)
+            _write_group_tile(builder, arguments, dot, has_shift, (rows, blocks))
             return context.get_dummy_value()
 
         return TILE_SIGNATURE, write
@@ -101,40 +104,60 @@ def factor_bytes(has_shift: bool) -> int:
     return 2 * BLOCK * (2 if has_shift else 1)
 
 
-def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, rows: int) -> None:
+def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, sizes: tuple[int, int]) -> None:
+    rows, blocks = sizes
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
     kind = VECTORS.floats
     shape = group_shape(dot, has_shift)
-    multiply_add = function(builder, f"llvm.fma.v{VECTORS.lanes}f32", kind, [kind] * 3)
-    sums, whole = registers(builder, rows, kind), registers(builder, rows, VECTORS.integers(32))
+    sums, whole = registers(builder, rows * blocks, kind), registers(builder, rows, VECTORS.integers(32))
     for each in chain(*sums):
         builder.store(ir.Constant(kind, [0.0] * VECTORS.lanes), each)
-    first_w = at(builder, w, HEAD_BYTES)
+    starts = _block_starts(builder, w, arguments[3], shape, blocks)
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-        of_weights = builder.gep(first_w, [builder.mul(step, number(shape.step_bytes))])
         fetch(builder, arguments[4], step, shape.step_bytes, rows)
-        row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
-        row_sums = at(builder, row_scales, 4 * rows)
-        _start(builder, row_sums, None if has_shift else dot, whole)
-        dot.add(builder, of_rows, at(builder, of_weights, factor_bytes(has_shift)), rows, whole)
-        scales = [_half(builder, of_weights, 2 * VECTORS.lanes * part) for part in PARTS]
-        shifts = [_half(builder, of_weights, 2 * (BLOCK + VECTORS.lanes * part)) for part in PARTS]
-        for row in range(rows):
-            row_scale = _row_factor(builder, row_scales, row)
-            row_sum = _row_factor(builder, row_sums, row)
-            for part in PARTS:
-                own = sums[row][part]
-                product = builder.fmul(builder.sitofp(builder.load(whole[row][part]), kind), row_scale)
-                total = builder.call(multiply_add, [product, scales[part], builder.load(own)])
-                if has_shift:
-                    total = builder.call(multiply_add, [row_sum, shifts[part], total])
-                builder.store(total, own)
-    places = sum_places(builder, out, rows, VECTORS)
-    for row in range(rows):
+        for start, own in zip(starts, of_blocks(sums, rows), strict=True):
+            place = builder.gep(at(builder, start, HEAD_BYTES), [builder.mul(step, number(shape.step_bytes))])
+            _add_group(builder, (of_rows, place), (dot, has_shift), whole, own)
+    places = sum_places(builder, out, rows * blocks, VECTORS)
+    for row in range(rows * blocks):
         for part in PARTS:
-            of_output = load(builder, at(builder, w, 4 * VECTORS.lanes * part), kind)
+            of_output = load(builder, at(builder, starts[row // rows], 4 * VECTORS.lanes * part), kind)
             builder.store(builder.fmul(builder.load(sums[row][part]), of_output), places[row][part], align=4)
+
+
+def _add_group(
+    builder: Any,
+    places: tuple[Any, Any],
+    how: tuple[Dot, bool],
+    whole: list[list[Any]],
+    sums: list[list[Any]],
+) -> None:
+    """Add the products of a group to the sums. `places`: its rows and weights. `whole`: variables for its own sums."""
+    (of_rows, of_weights), (dot, has_shift) = places, how
+    kind, rows = VECTORS.floats, len(sums)
+    multiply_add = function(builder, f"llvm.fma.v{VECTORS.lanes}f32", kind, [kind] * 3)
+    row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
+    row_sums = at(builder, row_scales, 4 * rows)
+    _start(builder, row_sums, None if has_shift else dot, whole)
+    dot.add(builder, of_rows, [at(builder, of_weights, factor_bytes(has_shift))], rows, [whole])
+    scales = [_half(builder, of_weights, 2 * VECTORS.lanes * part) for part in PARTS]
+    shifts = [_half(builder, of_weights, 2 * (BLOCK + VECTORS.lanes * part)) for part in PARTS]
+    for row in range(rows):
+        row_scale = _row_factor(builder, row_scales, row)
+        row_sum = _row_factor(builder, row_sums, row)
+        for part in PARTS:
+            own = sums[row][part]
+            product = builder.fmul(builder.sitofp(builder.load(whole[row][part]), kind), row_scale)
+            total = builder.call(multiply_add, [product, scales[part], builder.load(own)])
+            if has_shift:
+                total = builder.call(multiply_add, [row_sum, shifts[part], total])
+            builder.store(total, own)
+
+
+def _block_starts(builder: Any, w: Any, steps: Any, shape: Shape, blocks: int) -> list[Any]:
+    block_bytes = builder.add(builder.mul(steps, number(shape.step_bytes)), number(HEAD_BYTES))
+    return block_starts(builder, w, block_bytes, blocks)
 
 
 def _start(builder: Any, row_sums: Any, dot: Dot | None, sums: list[list[Any]]) -> None:

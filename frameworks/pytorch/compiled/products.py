@@ -18,6 +18,8 @@ order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 
 """
 # Rows that are multiplied before the next ones are put in order: the ordered ones stay in a core's cache.
 ROWS_AT_ONCE = 256
+# A row that is alone waits for memory, and a core reads several streams faster than one.
+_BLOCKS_OF_ONE_ROW = 4
 
 
 def region(format_: Format, order: Callable[..., None], multiply: Callable[..., None]) -> Callable[[Any], None]:
@@ -75,6 +77,7 @@ def multiplier(format_: Format) -> Callable[..., None]:
     at_once, step_bytes, head_bytes = format_.inputs_at_once, format_.step_bytes, format_.head_bytes
     row_bytes, tile_rows, multiply_tile = row_sizer(format_), tile_sizer(format_), _tile_multiplier(format_)
     num_sums, largest = format_.largest_tile * BLOCK, format_.largest_tile
+    multiply_row = _row_multiplier(format_)
 
     @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
@@ -85,9 +88,12 @@ def multiplier(format_: Format) -> Callable[..., None]:
         blocks = (outputs + BLOCK - 1) // BLOCK
         steps = (inputs + at_once - 1) // at_once
         row_size = row_bytes(inputs)
+        block_bytes = steps * step_bytes + head_bytes
         sums = stack_floats(num_sums)
-        for index in range(blocks * number // threads, blocks * (number + 1) // threads):
-            block_bytes = steps * step_bytes + head_bytes
+        start, end = blocks * number // threads, blocks * (number + 1) // threads
+        if rows == 1:
+            start = multiply_row(weights, tiles, out, (start, end, block_bytes, steps, outputs), how)
+        for index in range(start, end):
             own = weights + index * block_bytes
             first = index * BLOCK
             count = min(BLOCK, outputs - first)
@@ -103,11 +109,34 @@ def multiplier(format_: Format) -> Callable[..., None]:
     return multiply
 
 
+def _row_multiplier(format_: Format) -> Callable[..., int]:
+    """Return, for compiled code, the function that multiplies one row by several blocks at once."""
+    multiply_blocks, num_sums = format_.tile(1, _BLOCKS_OF_ONE_ROW), _BLOCKS_OF_ONE_ROW * BLOCK
+
+    @part
+    def multiply_row(weights: int, x: int, out: int, sizes: Any, how: Any) -> int:
+        """Return the first block that is left. `sizes`: first block, end of the blocks, bytes of one, steps, outputs.
+        `how`: as `finish` has it.
+        """
+        start, end, block_bytes, steps, outputs = sizes
+        sums = stack_floats(num_sums)
+        while end - start >= _BLOCKS_OF_ONE_ROW:
+            multiply_blocks(x, weights + start * block_bytes, sums, steps, 0)
+            for index in range(_BLOCKS_OF_ONE_ROW):
+                first = (start + index) * BLOCK
+                columns = (first, min(BLOCK, outputs - first), outputs)
+                finish(sums + 4 * BLOCK * index, out, (0, 1), columns, how)
+            start += _BLOCKS_OF_ONE_ROW
+        return int(start)
+
+    return multiply_row
+
+
 def _tile_multiplier(format_: Format) -> Callable[..., None]:
     """Return, for compiled code, the inner loop of a tile of any number of rows: the number, then as Format.tile."""
     is_wide = format_.largest_tile >= 8
-    tile1, tile2, tile3, tile4 = (format_.tile(rows) for rows in range(1, 5))
-    tile5, tile6, tile7, tile8 = (format_.tile(rows) if is_wide else tile4 for rows in range(5, 9))
+    tile1, tile2, tile3, tile4 = (format_.tile(rows, 1) for rows in range(1, 5))
+    tile5, tile6, tile7, tile8 = (format_.tile(rows, 1) if is_wide else tile4 for rows in range(5, 9))
 
     @part
     def multiply_tile(size: int, x: int, weights: int, sums: int, steps: int, ahead: int) -> None:
@@ -136,8 +165,10 @@ def _fetched(done: int, rows: int, largest: int, block: int, block_bytes: int) -
     """Return from where on a tile fetches half a block of weights, while it computes: from the next block on, or 0.
 
     The last two tiles fetch it: the first tile of the next block would wait for all of it, and the others for nothing.
-    A tile that is alone reads its weights as fast as memory allows.
+    A tile that is alone fetches the first half only: its own reads are the second stream from memory.
     """
-    if rows <= largest or rows - done > 2 * largest:
+    if rows <= largest:
+        return block + block_bytes
+    if rows - done > 2 * largest:
         return 0
     return block + block_bytes if rows - done > largest else block + block_bytes + block_bytes // 2

@@ -22,7 +22,7 @@ CHUNK = 512
 
 LINE_BYTES = 64
 """Of the CPU's caches."""
-# A tile of one row waits for memory itself.
+# A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
 # Of LLVM: a read, to the second cache, of data. In the first one they would replace the rows: slower than without.
 _TO_SECOND_CACHE = (0, 2, 1)
@@ -86,18 +86,19 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
 
 
-def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int) -> Any:
+def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int, blocks: int = 1) -> Any:
     """Return a function for compiled code: (rows' address, weights' address, sums' address, steps, next weights'
     address) → nothing.
 
-    It multiplies the ordered rows of a tile and one block of weights, and writes float32 [rows, block]. Meanwhile it
-    fetches half a block of the next weights to the cache, unless their address is 0.
+    It multiplies the ordered rows of a tile and some blocks of weights, which follow each other, and writes float32
+    [blocks, rows, outputs of a block]. Meanwhile it fetches half a block of the next weights to the cache, unless
+    their address is 0.
     """
 
     @llvm_function
     def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_float_tile(builder, arguments, vectors, shape, add_step, rows)
+            _write_float_tile(builder, arguments, (vectors, shape), add_step, (rows, blocks))
             return context.get_dummy_value()
 
         return TILE_SIGNATURE, write
@@ -105,12 +106,17 @@ def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int) -> Any
     return tile
 
 
-def _write_float_tile(builder: Any, arguments: Any, vectors: Vectors, shape: Shape, add_step: Step, rows: int) -> None:
+def _write_float_tile(
+    builder: Any, arguments: Any, layout: tuple[Vectors, Shape], add_step: Step, sizes: tuple[int, int]
+) -> None:
+    vectors, shape = layout
+    rows, blocks = sizes
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
     steps, kind = arguments[3], vectors.floats
     zero = ir.Constant(kind, [0.0] * vectors.lanes)
-    places = sum_places(builder, out, rows, vectors)
-    sums = registers(builder, rows, kind)
+    places = sum_places(builder, out, rows * blocks, vectors)
+    sums = registers(builder, rows * blocks, kind)
+    starts = block_starts(builder, w, builder.mul(steps, number(shape.step_bytes)), blocks)
     for place in chain(*places):
         builder.store(zero, place, align=4)
     chunk = number(CHUNK // shape.inputs_at_once)
@@ -121,11 +127,22 @@ def _write_float_tile(builder: Any, arguments: Any, vectors: Vectors, shape: Sha
         end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
         with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
             of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-            of_weights = builder.gep(w, [builder.mul(step, number(shape.step_bytes))])
             fetch(builder, arguments[4], step, shape.step_bytes, rows)
-            add_step(builder, of_rows, of_weights, rows, sums)
+            for start, own in zip(starts, of_blocks(sums, rows), strict=True):
+                of_weights = builder.gep(start, [builder.mul(step, number(shape.step_bytes))])
+                add_step(builder, of_rows, of_weights, rows, own)
         for each, place in zip(chain(*sums), chain(*places), strict=True):
             builder.store(builder.fadd(builder.load(place, align=4), builder.load(each)), place, align=4)
+
+
+def block_starts(builder: Any, w: Any, block_bytes: Any, blocks: int) -> list[Any]:
+    """Return the addresses of so many blocks of the weights, which follow each other."""
+    return [builder.gep(w, [builder.mul(block_bytes, number(block))]) for block in range(blocks)]
+
+
+def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
+    """Return the sums of each block, [rows][BLOCK_VECTORS]."""
+    return [sums[first : first + rows] for first in range(0, len(sums), rows)]
 
 
 def fetch(builder: Any, following: Any, step: Any, step_bytes: int, rows: int) -> None:
