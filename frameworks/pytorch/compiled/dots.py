@@ -28,8 +28,6 @@ _WIDE_LANES = 16
 _QUADS = GROUP // 4
 _LOW_NIBBLES = 0x0F0F0F0F
 _NIBBLE = 4
-
-
 Sums = list[list[list[Any]]]
 """Variables [blocks][rows][BLOCK_VECTORS]."""
 
