@@ -24,12 +24,14 @@ LINE_BYTES = 64
 """Of the CPU's caches."""
 # A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
-# Of LLVM: a read, to the second cache, of data. In the first one they would replace the rows: slower than without.
-_TO_SECOND_CACHE = (0, 2, 1)
+_BYTES_AHEAD = 2048
+"""Of each block, while one row is multiplied by several: a CPU alone does not read far enough ahead in so many."""
+# Of LLVM's prefetch: its numbers for the first cache of a core, and for the second.
+_FIRST_CACHE, _SECOND_CACHE = 3, 2
 
 PARTS = range(BLOCK_VECTORS)
 BYTES = ir.IntType(8).as_pointer()
-TILE_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64, types.int64)
+TILE_SIGNATURE = types.void(*[types.int64] * 6)
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 Step = Callable[[Any, Any, Any, int, list[list[Any]]], None]
@@ -88,15 +90,15 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
 
 def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int, blocks: int = 1) -> Any:
     """Return a function for compiled code: (rows' address, weights' address, sums' address, steps, next weights'
-    address) → nothing.
+    address, bytes of them to fetch in each step) → nothing.
 
     It multiplies the ordered rows of a tile and some blocks of weights, which follow each other, and writes float32
-    [blocks, rows, outputs of a block]. Meanwhile it fetches half a block of the next weights to the cache, unless
-    their address is 0.
+    [blocks, rows, outputs of a block]. Meanwhile it fetches the next weights to the cache: in each step as many bytes
+    as a step reads, half of them, or none.
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any, share: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_float_tile(builder, arguments, (vectors, shape), add_step, (rows, blocks))
             return context.get_dummy_value()
@@ -127,9 +129,10 @@ def _write_float_tile(
         end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
         with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
             of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-            fetch(builder, arguments[4], step, shape.step_bytes, rows)
+            fetch(builder, arguments[4:], step, shape.step_bytes, rows)
             for start, own in zip(starts, of_blocks(sums, rows), strict=True):
                 of_weights = builder.gep(start, [builder.mul(step, number(shape.step_bytes))])
+                fetch_ahead(builder, of_weights, shape.step_bytes, blocks)
                 add_step(builder, of_rows, of_weights, rows, own)
         for each, place in zip(chain(*sums), chain(*places), strict=True):
             builder.store(builder.fadd(builder.load(place, align=4), builder.load(each)), place, align=4)
@@ -146,22 +149,38 @@ def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
 
 
 def fetch(builder: Any, following: Any, step: Any, step_bytes: int, rows: int) -> None:
-    """Fetch this step's share of half a block of weights from the address `following` on, unless it is 0.
+    """Fetch this step's share of the next weights. `following`: their address, and the bytes of a share: 0, half of
+    `step_bytes`, or all.
 
     With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, fetching takes a tenth of the time.
     """
     if rows < _FETCHING_ROWS:
         return
-    share = step_bytes // 2
-    place = builder.gep(builder.inttoptr(following, BYTES), [builder.mul(step, number(share))])
-    with builder.if_then(builder.icmp_signed("!=", following, number(0))):
-        for offset in range(0, share, LINE_BYTES):
+    address, share = following
+    place = builder.gep(builder.inttoptr(address, BYTES), [builder.mul(step, share)])
+    lines = range(0, step_bytes, LINE_BYTES)
+    of_half = len(range(0, step_bytes // 2, LINE_BYTES))
+    with builder.if_then(builder.icmp_signed("!=", share, number(0))):
+        for offset in lines[:of_half]:
+            prefetch(builder, at(builder, place, offset))
+    with builder.if_then(builder.icmp_signed("==", share, number(step_bytes))):
+        for offset in lines[of_half:]:
             prefetch(builder, at(builder, place, offset))
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Fetch the line of an address (bytes pointer) to the second cache."""
-    kind = [ir.Constant(_I32, each) for each in _TO_SECOND_CACHE]
+def fetch_ahead(builder: Any, of_weights: Any, step_bytes: int, blocks: int) -> None:
+    """Fetch what a later step reads of a block, if several are read at once. `of_weights`: address of this step's."""
+    if blocks > 1:
+        for offset in range(_BYTES_AHEAD, _BYTES_AHEAD + step_bytes, LINE_BYTES):
+            prefetch(builder, at(builder, of_weights, offset), _FIRST_CACHE)
+
+
+def prefetch(builder: Any, address: Any, cache: int = _SECOND_CACHE) -> None:
+    """Fetch the line of an address (bytes pointer) to a cache.
+
+    In the first one what is read later would replace the rows of a tile, which is slower than not to fetch it.
+    """
+    kind = [ir.Constant(_I32, each) for each in (0, cache, 1)]  # a read, of data
     builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTES, _I32, _I32, _I32]), [address, *kind])
 
 
