@@ -1,7 +1,8 @@
 """Products of rounded rows and whole weights in LLVM's language: a few rows times 32 inputs of a block of the weights.
 
 Sums are exact. VNNI adds four products of an unsigned and a signed number to a sum of 32 bits. Without it, x86 adds two
-products of 16 bits in 32, or two of 8 bits in 16: there the sums of a whole group of 4-bit weights still fit.
+products of 16 bits in 32, or two of 8 bits in 16. There the sums of a whole group of 4-bit weights still fit, and those
+of 8-bit weights if the two numbers of a row are not both large.
 """
 
 from abc import ABC, abstractmethod
@@ -34,13 +35,15 @@ Sums = list[list[list[Any]]]
 
 class Dot(ABC):
     """`row_width`: bytes of a rounded number in a row. `at_once`: numbers of a row that lie side by side, so that one
-    broadcast reads them. `offset`: what is added to each weight in memory.
+    broadcast reads them. `offset`: what is added to each weight in memory. `limits_pairs`: whether the numbers of
+    inputs 0 and 1, 2 and 3, … of a row may add up to 128 at most in magnitude.
     """
 
     row_width: int
     at_once: int
     offset: int
     group_bytes: int
+    limits_pairs: bool = False
 
     @property
     def is_nibbles(self) -> bool:
@@ -107,6 +110,28 @@ class PairDot(Dot):
 
 
 @dataclass(frozen=True)
+class LimitedPairDot(Dot):
+    """Weights of 8 bits without VNNI: each is 128 more, so 255 at most. 255 * 128 fits into 16 bits."""
+
+    row_width: int = 1
+    at_once: int = 4
+    offset: int = 128
+    group_bytes: int = GROUP * VECTORS.block
+    limits_pairs: bool = True
+
+    def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
+        for quad in range(_QUADS):
+            for w, of_block in zip(blocks, sums, strict=True):
+                octets = [builder.bitcast(_vector(builder, w, quad, part), _OCTETS) for part in PARTS]
+                for row in range(rows):
+                    factor = builder.bitcast(_broadcast(builder, x, quad * rows + row), _OCTETS)
+                    for own, sum_ in zip(octets, of_block[row], strict=True):
+                        pairs = _multiply_octets(builder, own, factor)
+                        builder.store(builder.add(_add_neighbours(builder, pairs), builder.load(sum_)), sum_)
+            _pin(builder, chain(*sums))
+
+
+@dataclass(frozen=True)
 class NibblePairDot(Dot):
     """Weights of 4 bits without VNNI: the eight sums of two products, 15 * 127 at most, fit into 16 bits."""
 
@@ -120,8 +145,6 @@ class NibblePairDot(Dot):
             self._add_block(builder, x, w, rows, own)
 
     def _add_block(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
-        name = "llvm.x86.avx512.pmaddubs.w.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.ub.sw"
-        multiply = function(builder, name, _WORDS, [_OCTETS, _OCTETS])
         narrow = registers(builder, rows, _WORDS)
         for each in chain(*narrow):
             builder.store(ir.Constant(_WORDS, [0] * 2 * _LANES), each)
@@ -130,16 +153,23 @@ class NibblePairDot(Dot):
             for row in range(rows):
                 factor = builder.bitcast(_broadcast(builder, x, quad * rows + row), _OCTETS)
                 for own, sum_ in zip(octets, narrow[row], strict=True):
-                    builder.store(builder.add(builder.call(multiply, [own, factor]), builder.load(sum_)), sum_)
+                    builder.store(builder.add(_multiply_octets(builder, own, factor), builder.load(sum_)), sum_)
             _pin(builder, narrow)
-        ones = ir.Constant(_WORDS, [1] * 2 * _LANES)
         for each, sum_ in zip(chain(*narrow), chain(*sums), strict=True):
-            builder.store(builder.add(_add_pairs(builder, builder.load(each), ones), builder.load(sum_)), sum_)
+            builder.store(builder.add(_add_neighbours(builder, builder.load(each)), builder.load(sum_)), sum_)
 
 
 def eight_bits() -> Dot:
     """Return the product of weights of 8 bits for this CPU."""
     return WideDot() if has_vnni() else PairDot()
+
+
+def eight_bits_in_groups() -> Dot:
+    """Return the product of weights of 8 bits and rows that have a scale for each group, for this CPU.
+
+    There a limit of pairs costs little: a group's scale grows less than that of a whole row.
+    """
+    return WideDot() if has_vnni() else LimitedPairDot()
 
 
 def four_bits() -> Dot:
@@ -194,3 +224,14 @@ def _add_pairs(builder: Any, first: Any, second: Any) -> Any:
     """Return int32 sums of two products of neighbouring numbers of 16 bits."""
     name = "llvm.x86.avx512.pmaddw.d.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.wd"
     return builder.call(function(builder, name, _INTEGERS, [_WORDS, _WORDS]), [first, second])
+
+
+def _multiply_octets(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """Return int16 sums of two products of neighbouring numbers of 8 bits."""
+    name = "llvm.x86.avx512.pmaddubs.w.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.ub.sw"
+    return builder.call(function(builder, name, _WORDS, [_OCTETS, _OCTETS]), [unsigned, signed])
+
+
+def _add_neighbours(builder: Any, words: Any) -> Any:
+    """Return int32 sums of two neighbouring numbers of 16 bits."""
+    return _add_pairs(builder, words, ir.Constant(_WORDS, [1] * 2 * _LANES))

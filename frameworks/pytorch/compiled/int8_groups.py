@@ -5,14 +5,14 @@ number.
 from typing import Any
 
 from frameworks.pytorch.compiled.buffers import Floats, Integers
-from frameworks.pytorch.compiled.dots import eight_bits
+from frameworks.pytorch.compiled.dots import eight_bits_in_groups
 from frameworks.pytorch.compiled.formats import PackedFormat
 from frameworks.pytorch.compiled.group_formats import group_format, pack_groups
 from frameworks.pytorch.compiled.jit import address_of
 from frameworks.pytorch.compiled.products import multiplier, orderer, region
 from frameworks.pytorch.large_pages import Bytes
 
-_DOT = eight_bits()
+_DOT = eight_bits_in_groups()
 FORMAT = group_format("int8 in groups", _DOT, has_shift=False)
 order = orderer(FORMAT)
 multiply = multiplier(FORMAT)

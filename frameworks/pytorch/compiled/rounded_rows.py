@@ -1,7 +1,8 @@
 """Rows of whole numbers in the order of the tiles, each row or each group of its inputs rounded by its largest number.
 
-The arithmetic is that of `int8_products.round_rows`: a row has the same whole numbers. A row or group that has a number
-that is not finite becomes zeros with a scale that is not finite.
+The arithmetic is that of `int8_products.round_rows`: a row has the same whole numbers. Where a Dot limits the pairs of a
+group, the largest sum of two neighbours counts as a number, too. A row or group that has a number that is not finite
+becomes zeros with a scale that is not finite.
 """
 
 from typing import Any
@@ -31,6 +32,7 @@ from frameworks.quantization.ranges import LARGEST_INT8
 _TINY = np.float32(1e-12)
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _GROUP_FLOATS, _GROUP_INTEGERS = ir.VectorType(_FLOAT, GROUP), ir.VectorType(_I32, GROUP)
+_HALF_INTEGERS = ir.VectorType(_I32, GROUP // 2)
 _MAGNITUDE = 0x7FFFFFFF
 
 
@@ -52,6 +54,29 @@ def _largest_bits(_context: Any, _source: Any, _groups: Any) -> Any:
         return builder.zext(builder.call(largest, [builder.load(found)]), _I64)
 
     return types.int64(types.int64, types.int64), write
+
+
+@llvm_function
+def _largest_bits_of_pairs(_context: Any, _source: Any) -> Any:
+    """(address of a group's floats) → the bits of the largest magnitude of a number or of a sum of two neighbours,
+    int64.
+    """
+
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers = load(builder, builder.inttoptr(arguments[0], BYTES), _GROUP_FLOATS)
+        halves = [
+            builder.shuffle_vector(numbers, numbers, ir.Constant(_HALF_INTEGERS, list(range(first, GROUP, 2))))
+            for first in range(2)
+        ]
+        kind, found = _HALF_INTEGERS, None
+        larger = function(builder, f"llvm.umax.v{GROUP // 2}i32", kind, [kind, kind])
+        for each in (*halves, builder.fadd(*halves)):
+            magnitudes = builder.and_(builder.bitcast(each, kind), ir.Constant(kind, [_MAGNITUDE] * (GROUP // 2)))
+            found = magnitudes if found is None else builder.call(larger, [found, magnitudes])
+        largest = function(builder, f"llvm.vector.reduce.umax.v{GROUP // 2}i32", _I32, [kind])
+        return builder.zext(builder.call(largest, [found]), _I64)
+
+    return types.int64(types.int64), write
 
 
 @llvm_function
@@ -181,7 +206,7 @@ def whole_row_writer(dot: Dot) -> Any:
 def grouped_row_writer(dot: Dot, has_shift: bool) -> Any:
     """Return a `Format.write_rows` for `group_tile`."""
     round_group, group_bytes, offset = _group_rounder(dot), GROUP * dot.row_width, dot.offset
-    room = LARGEST_TILE * group_bytes // 4
+    room, limits_pairs = LARGEST_TILE * group_bytes // 4, dot.limits_pairs
 
     @part
     def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
@@ -192,7 +217,7 @@ def grouped_row_writer(dot: Dot, has_shift: bool) -> Any:
             sums = scales + 4 * rows
             for row in range(rows):
                 group = _group_of(x + 4 * row * inputs, step, inputs, last)
-                scale = _scale_of_bits(_largest_bits(group, 1))
+                scale = _scale_of_bits(_largest_bits_of_pairs(group) if limits_pairs else _largest_bits(group, 1))
                 total = round_group(group, rounded + group_bytes * row, np.float32(1) / scale)
                 store_float(scales + 4 * row, scale)
                 if has_shift:

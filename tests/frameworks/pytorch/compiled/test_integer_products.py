@@ -5,10 +5,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from frameworks.pytorch.compiled.vectors import has_vnni
 from frameworks.pytorch.generation.compiled_linears import make_groups, packs_groups
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
 from frameworks.pytorch.int8_products import round_rows, round_weight
-from frameworks.quantization.ranges import WHOLE
+from frameworks.quantization.ranges import LARGEST_INT8, WHOLE
 from tests.frameworks.pytorch.compiled.layers import make, needs_integers, random
 
 pytestmark = [pytest.mark.isa, needs_integers]
@@ -29,8 +30,13 @@ def int8_reference(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def group_reference(rows: torch.Tensor, weights: GroupWeights) -> torch.Tensor:
     """Return the product of rows that are rounded in groups of 32, in double precision."""
-    whole, scale = round_rows(rows.reshape(-1, 32))
-    rounded = (whole.double() * scale.double()).reshape(rows.shape)
+    groups = rows.reshape(-1, 32)
+    largest = groups.abs().amax(1, keepdim=True)
+    if weights.bits == 8 and not has_vnni():
+        largest = torch.maximum(largest, groups.unflatten(1, (16, 2)).sum(2).abs().amax(1, keepdim=True))
+    scale = (largest / LARGEST_INT8).clamp(min=1e-12)
+    # As the compiled code divides: by the product with 1 / scale, in float32.
+    rounded = ((groups * (1 / scale)).round().double() * scale.double()).reshape(rows.shape)
     values = weights.values.reshape(weights.outputs, -1, weights.group).double() * weights.scale.double()[..., None]
     if weights.shift is not None:
         values += weights.shift.double()[..., None]
@@ -92,22 +98,26 @@ def test_int4_sums_of_largest_numbers_are_exact(value: int, sign: float) -> None
     assert torch.equal(found, torch.full((9, 5), sign * 127 * value * 2048.0))
 
 
+@pytest.mark.parametrize("value", [-128, 127])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_int8_groups_of_largest_numbers_are_exact(sign: float) -> None:
-    values = torch.full((5, 2048), -128, dtype=torch.int8)
+@pytest.mark.parametrize("pair", [(127.0, 0.0), (127.0, -127.0), (63.5, 63.5)])
+def test_int8_groups_of_largest_numbers_are_exact(value: int, sign: float, pair: tuple[float, float]) -> None:
+    """Both numbers of the last pair round to 64, where a CPU adds up pairs in 16 bits."""
+    values = torch.full((5, 2048), value, dtype=torch.int8)
     weights = GroupWeights(values, torch.ones(5, 64), None, 8, 32)
-    found = make_groups(weights, None)(torch.full((9, 2048), sign * 127))
-    assert torch.equal(found, torch.full((9, 5), sign * 127 * -128 * 2048.0))
+    given = sign * torch.tensor(pair).repeat(9, 1024)
+    assert torch.equal(make_groups(weights, None)(given).double(), group_reference(given, weights))
 
 
 def test_groups_round_rows_apart() -> None:
     """A large number takes the steps of its own group alone."""
     # The scale of these weights is exact in float16.
     weight = torch.full((3, 64), 127 / 128)
-    given = torch.full((1, 64), 0.01)
+    given = torch.zeros(1, 64)
+    given[0, 0:32:2] = 0.01
     given[0, 40] = 1000.0
     found = make("int8_groups", weight)(given)
-    assert found[0, 0].item() == pytest.approx((1000 + 32 * 0.01) * 127 / 128, abs=1e-3)
+    assert found[0, 0].item() == pytest.approx((1000 + 16 * 0.01) * 127 / 128, abs=1e-3)
 
 
 @pytest.mark.parametrize(("bits", "group", "has_shift"), [(8, 32, True), (4, 16, False), (8, 16, False)])
