@@ -27,8 +27,10 @@ def lanes() -> int:
 
 
 def has_vnni() -> bool:
-    """Return whether vectors of 512 bits have VNNI's products of unsigned and signed bytes."""
-    return _has("avx512vnni")
+    """Return whether vectors have VNNI's products of unsigned and signed bytes: those of 512 bits, or of 256 bits on a
+    CPU without AVX-512.
+    """
+    return _has("avx512vnni") or _has("avxvnni", "AVX2")
 
 
 def has_bfloat16() -> bool:
@@ -50,9 +52,9 @@ def has_integers() -> bool:
     return lanes() in _LANES.values()
 
 
-def _has(feature: str) -> bool:
-    """Return whether numba compiles for a CPU with this feature, and torch does not mask AVX-512."""
-    if lanes() != _LANES["AVX512"]:
+def _has(feature: str, vectors: str = "AVX512") -> bool:
+    """Return whether numba compiles for a CPU with this feature, and torch's vectors are these."""
+    if lanes() != _LANES[vectors]:
         return False
     from numba.core.registry import cpu_target
 
