@@ -1,7 +1,7 @@
 """Rows of whole numbers in the order of the tiles, each row or each group of its inputs rounded by its largest number.
 
-The arithmetic is that of `int8_products.round_rows`: a row has the same whole numbers. Where a Dot limits the pairs of a
-group, the largest sum of two neighbours counts as a number, too. A row or group that has a number that is not finite
+The arithmetic is that of `int8_products.round_rows`: a row has the same whole numbers. Where a Dot limits the pairs of
+a group, the largest sum of two neighbours counts as a number, too. A row or group that has a number that is not finite
 becomes zeros with a scale that is not finite.
 """
 
