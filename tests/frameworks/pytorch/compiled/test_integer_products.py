@@ -33,7 +33,7 @@ def group_reference(rows: torch.Tensor, weights: GroupWeights) -> torch.Tensor:
     groups = rows.reshape(-1, 32)
     largest = groups.abs().amax(1, keepdim=True)
     if weights.bits == 8 and not has_vnni():
-        largest = torch.maximum(largest, groups.unflatten(1, (16, 2)).sum(2).abs().amax(1, keepdim=True))
+        largest = torch.maximum(largest, groups.reshape(-1, 16, 2).sum(2).abs().amax(1, keepdim=True))
     scale = (largest / LARGEST_INT8).clamp(min=1e-12)
     # As the compiled code divides: by the product with 1 / scale, in float32.
     rounded = ((groups * (1 / scale)).round().double() * scale.double()).reshape(rows.shape)
