@@ -27,8 +27,11 @@ from frameworks.pytorch.compiled.tiles import LINE_BYTES
 MAX_TILE_ROWS = 64
 """Rows of a tile, a row for each token and query head. So many stay in a core's cache with a block of keys."""
 _MOST_ROWS = max(TILE_ROWS)
-# Numbers of a row's state: the largest score, then as int64 the position behind the row's last key, then the sums.
-_STATE, _END = 2 * LANES, 1
+_shares = shares_of()
+STATE_NUMBERS, END = 2 * LANES, 1
+"""Numbers of a row's state, and the place of one, as int64: the position behind the row's last key. Before it is the
+largest score, and from LANES on the sums of the exponentials.
+"""
 
 
 def tile_tokens(heads: int) -> int:
@@ -40,8 +43,22 @@ def tile_tokens(heads: int) -> int:
 def room_bytes(head_size: int) -> int:
     """Return the bytes that a thread needs for its work."""
     size = -(-head_size // LANES) * LANES
-    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * _STATE + _MOST_ROWS * (KEYS + LANES) + 2 * KEYS * size
+    # Keys and values: a block of each as float32, or four as bfloat16.
+    blocks = 4 * KEYS * size
+    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * STATE_NUMBERS + _MOST_ROWS * (KEYS + LANES) + blocks
     return -(-4 * numbers // LINE_BYTES) * LINE_BYTES
+
+
+@inlined
+def places_in(room: int, row_bytes: int) -> tuple[int, int, int, int, int]:
+    """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, of the
+    shares of a few rows, and of a block of keys and of values, all float32.
+    """
+    sums = room + MAX_TILE_ROWS * row_bytes
+    states = sums + MAX_TILE_ROWS * row_bytes
+    shares = states + MAX_TILE_ROWS * 4 * STATE_NUMBERS
+    wide_keys = shares + 4 * _MOST_ROWS * (KEYS + LANES)
+    return sums, states, shares, wide_keys, wide_keys + KEYS * row_bytes
 
 
 @inlined
@@ -62,17 +79,17 @@ def _block_adder(rows: int) -> Any:
         queries, sums, states, shares = room
         start, window = seen
         size, row_bytes = sizes
-        own_states = states + 4 * _STATE * first
-        count = min(KEYS, pointer_to_integers(own_states + 4 * _STATE * (rows - 1))[_END] - start)
-        if count <= 0 or (window and pointer_to_integers(own_states)[_END] - window >= start + KEYS):
+        own_states = states + 4 * STATE_NUMBERS * first
+        count = min(KEYS, pointer_to_integers(own_states + 4 * STATE_NUMBERS * (rows - 1))[END] - start)
+        if count <= 0 or (window and pointer_to_integers(own_states)[END] - window >= start + KEYS):
             return
         factors = shares + 4 * _MOST_ROWS * KEYS
         scores_of_rows(queries + first * row_bytes, keys, shares, size, row_bytes, count)
         for row in range(rows):
-            state = own_states + 4 * _STATE * row
-            end = pointer_to_integers(state)[_END] - start
+            state = own_states + 4 * STATE_NUMBERS * row
+            end = pointer_to_integers(state)[END] - start
             begin = end - window if window else 0
-            pointer_to_floats(factors)[row] = shares_of(shares + 4 * KEYS * row, state, begin, end)
+            pointer_to_floats(factors)[row] = _shares(shares + 4 * KEYS * row, state, begin, end)
         mix_of_rows(shares, values, sums + first * row_bytes, factors, count, row_bytes)
 
     return add_block
@@ -82,7 +99,7 @@ _add_block4, _add_block2, _add_block1 = (_block_adder(rows) for rows in TILE_ROW
 
 
 @ordered
-def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
+def attend_by_vectors(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
     """Attend with some heads of adjacent tokens to the keys of their text.
 
     `queries`, `out`: addresses of the first head of the first token. `room`: of `room_bytes`. `tile`: tokens, heads,
@@ -94,12 +111,8 @@ def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any,
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, kind = cache
     rows, row_bytes = tokens * heads, _row_bytes(size)
-    sums = room + MAX_TILE_ROWS * row_bytes
-    states = sums + MAX_TILE_ROWS * row_bytes
-    shares = states + MAX_TILE_ROWS * 4 * _STATE
-    wide_keys = shares + 4 * _MOST_ROWS * (KEYS + LANES)
-    wide_values = wide_keys + KEYS * row_bytes
-    _begin(queries, room, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
+    sums, states, shares, wide_keys, wide_values = places_in(room, row_bytes)
+    begin_rows(queries, room, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
     own_room = (room, sums, states, shares)
     oldest = max(0, position + 1 - window) if window else 0
     end = position + tokens
@@ -129,11 +142,11 @@ def attend(queries: int, out: int, room: int, tile: Any, sizes: Any, cache: Any,
             done += 2
         if rows - done == 1:
             _add_block1(own_room, done, own_keys, own_values, (size, row_bytes), seen)
-    _finish(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
+    finish_rows(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
 
 
 @ordered
-def _begin(queries: int, target: int, tile: Any, sizes: Any, room: Any, scale: Any) -> None:
+def begin_rows(queries: int, target: int, tile: Any, sizes: Any, room: Any, scale: Any) -> None:
     """Copy the queries times the scale, with zeros up to whole vectors, and begin the sums."""
     tokens, heads, query_bytes, position = tile
     size, row_bytes = sizes
@@ -147,21 +160,21 @@ def _begin(queries: int, target: int, tile: Any, sizes: Any, room: Any, scale: A
             copied[place] = 0
         for place in range(row_bytes // 4):
             sums[place] = 0
-        state = pointer_to_floats(states + 4 * _STATE * row)
+        state = pointer_to_floats(states + 4 * STATE_NUMBERS * row)
         state[0] = LOWEST
-        pointer_to_integers(states + 4 * _STATE * row)[_END] = position + row // heads + 1
+        pointer_to_integers(states + 4 * STATE_NUMBERS * row)[END] = position + row // heads + 1
         for lane in range(LANES):
             state[LANES + lane] = 0
 
 
 @ordered
-def _finish(out: int, tile: Any, sizes: Any, room: Any) -> None:
+def finish_rows(out: int, tile: Any, sizes: Any, room: Any) -> None:
     """Divide the sums by those of the shares."""
     tokens, heads, out_bytes = tile
     size, row_bytes = sizes
     all_sums, states = room
     for row in range(tokens * heads):
-        state = pointer_to_floats(states + 4 * _STATE * row)
+        state = pointer_to_floats(states + 4 * STATE_NUMBERS * row)
         total = state[LANES]
         for lane in range(1, LANES):
             total += state[LANES + lane]

@@ -50,28 +50,35 @@ def fetch_lines(_context: Any, _address: Any, _size: Any) -> Any:
     return types.void(types.int64, types.int64), write
 
 
-@llvm_function
-def shares_of(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
-    """(scores of a row, its state: addresses; first, end: the visible keys of the block) → a factor, float32.
+def shares_of(blocks: int = 1, block_bytes: int = 0) -> Any:
+    """Return a function for compiled code that makes shares of the scores of adjacent blocks of keys.
 
-    It replaces scores by their exponentials, relative to the largest score so far; those of other keys become 0. The
-    factor is for what was added up relative to an earlier largest score. `state`: float32, the largest score, and from
-    LANES on the sums of the exponentials, by lane.
+    (scores of a row, its state: addresses; first, end: the visible keys) → a factor, float32. `block_bytes`: from the
+    scores of a block to those of the next. It replaces scores by their exponentials, relative to the largest score so
+    far; those of other keys become 0. The factor is for what was added up relative to an earlier largest score.
+    `state`: float32, the largest score, and from LANES on the sums of the exponentials, by lane.
     """
+    offsets = [block_bytes * block + 4 * place for block in range(blocks) for place in range(0, KEYS, LANES)]
 
-    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return _write_shares(builder, arguments)
+    @llvm_function
+    def shares(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
+        def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return _write_shares(builder, arguments, offsets)
 
-    return types.float32(*[types.int64] * 4), write
+        return types.float32(*[types.int64] * 4), write
+
+    return shares
 
 
-def _write_shares(builder: Any, arguments: Any) -> Any:
+def _write_shares(builder: Any, arguments: Any, offsets: list[int]) -> Any:
+    """`offsets`: of the vectors of scores, in bytes."""
     scores, state = (builder.inttoptr(each, BYTES) for each in arguments[:2])
     first, end = (splat(builder, builder.trunc(each, _I32), LANES) for each in arguments[2:])
-    offsets = range(0, KEYS, LANES)
     before = load(builder, state, _FLOAT)
-    given = [load(builder, at(builder, scores, 4 * each), _FLOATS) for each in offsets]
-    numbers = [ir.Constant(_INTEGERS, list(range(each, each + LANES))) for each in offsets]
+    given = [load(builder, at(builder, scores, each), _FLOATS) for each in offsets]
+    numbers = [
+        ir.Constant(_INTEGERS, list(range(each, each + LANES))) for each in range(0, LANES * len(offsets), LANES)
+    ]
     seen = [
         builder.and_(builder.icmp_signed(">=", each, first), builder.icmp_signed("<", each, end)) for each in numbers
     ]
@@ -87,7 +94,7 @@ def _write_shares(builder: Any, arguments: Any) -> Any:
     total = builder.fmul(builder.load(totals, align=4), factor)
     for offset, is_seen, each in zip(offsets, seen, visible, strict=True):
         share = builder.select(is_seen, exponential(builder, builder.fsub(each, largest)), all_lanes(0.0))
-        place = builder.bitcast(at(builder, scores, 4 * offset), _FLOATS.as_pointer())
+        place = builder.bitcast(at(builder, scores, offset), _FLOATS.as_pointer())
         builder.store(share, place, align=4)
         total = builder.fadd(total, share)
     builder.store(total, totals, align=4)

@@ -21,7 +21,7 @@ _MAGNITUDE, _INFINITY, _QUIET = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 
 
 @llvm_function
-def _write_rounded(_context: Any, _source: Any, _target: Any) -> Any:
+def write_rounded(_context: Any, _source: Any, _target: Any) -> Any:
     """(address of _AT_ONCE floats, target) → nothing, after writing the nearest bfloat16, of two the even one."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -52,7 +52,7 @@ def write_pairs(x: int, tile: int, rows: int, inputs: int) -> None:
             source = x + 4 * (row * inputs + first)
             if count < _AT_ONCE:
                 source = _filled(source, filled, count)
-            _write_rounded(source, rounded + 2 * _AT_ONCE * row)
+            write_rounded(source, rounded + 2 * _AT_ONCE * row)
         interleave(rounded, 2 * _AT_ONCE, tile + 2 * first * rows, rows, (count + 1) // 2)
 
 
@@ -71,7 +71,7 @@ def rounded_row_writer(step_bytes: int) -> Any:
                 source = x + 4 * (row * inputs + _AT_ONCE * step)
                 if count < _AT_ONCE:
                     source = _filled(source, filled, count)
-                _write_rounded(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
+                write_rounded(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
 
     return write_rows
 

@@ -67,7 +67,7 @@ def release(_context: Any) -> Any:
     return types.void(), write
 
 
-def _tile(row_tiles: int) -> Any:
+def matrix_tile(row_tiles: int) -> Any:
     """Return a `Format.tile` for one or two tiles of ROWS rows; registers have been configured."""
 
     @llvm_function
@@ -123,7 +123,7 @@ def matrix_orderer(format_: Format) -> Callable[..., None]:
 
 def matrix_multiplier(format_: Format) -> Callable[..., None]:
     """As `products.multiplier`."""
-    tile1, tile2, row_bytes = _tile(1), _tile(2), row_sizer(format_)
+    tile1, tile2, row_bytes = matrix_tile(1), matrix_tile(2), row_sizer(format_)
     num_sums = 2 * ROWS * BLOCK
 
     @part
@@ -151,4 +151,6 @@ def matrix_multiplier(format_: Format) -> Callable[..., None]:
     return multiply
 
 
-FORMAT = Format("bfloat16", INPUTS, STEP_BYTES, _ROW_BYTES, _tile, rounded_row_writer(TILE_BYTES), rows_at_once=ROWS)
+FORMAT = Format(
+    "bfloat16", INPUTS, STEP_BYTES, _ROW_BYTES, matrix_tile, rounded_row_writer(TILE_BYTES), rows_at_once=ROWS
+)

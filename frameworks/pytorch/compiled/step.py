@@ -5,7 +5,6 @@ All threads run the step together. A barrier ends each part of it.
 
 from typing import Any
 
-from frameworks.pytorch.compiled.attention import attend
 from frameworks.pytorch.compiled.attention_tiles import KEYS
 from frameworks.pytorch.compiled.jit import (
     address_of,
@@ -27,6 +26,12 @@ from frameworks.pytorch.compiled.step_table import (
     REGION,
     UP,
 )
+from frameworks.pytorch.compiled.vectors import has_matrix_tiles
+
+if has_matrix_tiles():
+    from frameworks.pytorch.compiled.matrix_attention import attend
+else:
+    from frameworks.pytorch.compiled.attention import attend_by_vectors as attend
 
 (
     ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, TILE_HEADS, ROOM_BYTES,

@@ -1,0 +1,90 @@
+"""Attention by matrix tiles equals torch's attention in float64; NumPy multiplies where the CPU has no tiles."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.pytorch.compiled.vectors import lanes
+from tests.frameworks.pytorch.compiled.attention_texts import BLOCKS, IN_ROW, TILES, Form, Text
+
+LANES = 16
+# Shares of the values are rounded to 8 bits: the result is off by 2^-9 of the largest value at most.
+SHARES_ERROR = 2.0**-9 + 1e-5
+
+pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors")
+
+
+def form(head_size: int = 64, group: int = 3, heads: int = 3, window: int = 0) -> Form:
+    return Form(head_size, group, heads, torch.bfloat16, window, by_tiles=True)
+
+
+def check(text: Text) -> None:
+    largest = float(text.values.float().abs().max())
+    assert float((text.whole() - text.expected()).abs().max()) < SHARES_ERROR * largest
+    assert not TILES.errors
+    assert not TILES.is_configured
+
+
+@pytest.mark.parametrize("head_size", [32, 64, 96, 128])
+def test_attention_of_head_sizes_matches_reference(head_size: int) -> None:
+    check(Text(40, 50, form(head_size), IN_ROW))
+
+
+@pytest.mark.parametrize(("group", "heads"), [(1, 1), (4, 2), (7, 7), (64, 64)])
+def test_attention_of_head_groups_matches_reference(group: int, heads: int) -> None:
+    check(Text(33, 5, form(group=group, heads=heads), IN_ROW))
+
+
+@pytest.mark.parametrize("window", [1, 31, 32, 33, 100])
+def test_attention_of_windows_matches_reference(window: int) -> None:
+    check(Text(40, 60, form(window=window), IN_ROW))
+
+
+@settings(max_examples=10)
+@given(
+    start=st.integers(0, 100),
+    count=st.integers(1, 60),
+    group=st.integers(1, 5),
+    window=st.just(0) | st.integers(1, 120),
+    order=st.permutations(range(BLOCKS)),
+)
+def test_attention_of_any_text_matches_reference(
+    start: int, count: int, group: int, window: int, order: list[int]
+) -> None:
+    check(Text(start, count, form(32, group, group, window), order))
+
+
+@settings(max_examples=10)
+@given(
+    first=st.integers(0, 39), tokens=st.integers(1, 8), heads=st.integers(1, 4), window=st.just(0) | st.integers(1, 90)
+)
+def test_row_does_not_depend_on_its_tile(first: int, tokens: int, heads: int, window: int) -> None:
+    """The same bits come from tiles of any rows, so a text is the same alone and among others."""
+    text = Text(50, 47, form(32, 4, 4, window), IN_ROW)
+    other = Text(50, 47, form(32, 4, heads, window), IN_ROW)
+    assert torch.equal(other.found(first, tokens), text.whole()[first : first + tokens])
+
+
+def test_numbers_behind_the_text_are_not_read() -> None:
+    """A block that was another text's holds any numbers."""
+    text = Text(0, 40, form(), IN_ROW)
+    expected = text.whole()
+    states = text.cache[1].view(BLOCKS, 2, 32, 64)
+    states[1, 1, 8:] = torch.nan
+    keys = text.cache[0].view(BLOCKS, 2, 64, 32)
+    keys[1, 1, :, 8:] = torch.nan
+    assert torch.equal(text.whole(), expected)
+
+
+def test_failed_key_fails_later_rows_alone() -> None:
+    text = Text(0, 60, form(), IN_ROW)
+    text.cache[0].view(BLOCKS, 2, 64, 32)[1, 1, :, 8] = torch.nan
+    found = text.whole()
+    assert found[:40].isfinite().all()
+    assert found[40:].isnan().all()
+
+
+def test_other_head_sizes_are_computed_by_vectors() -> None:
+    text = Text(40, 50, form(80), IN_ROW)
+    assert torch.equal(text.whole(), Text(40, 50, Form(80, 3, 3, torch.bfloat16), IN_ROW).whole())
