@@ -29,11 +29,11 @@ class Format:
 
     `inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `head_bytes`: of what a block has
     before its first step. `row_step_bytes`, `row_head_bytes`: of a row in order, likewise. `tile`: the numbers of rows
-    and of blocks → the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights, bytes of
-    them to fetch in each step) → nothing; addresses and numbers. It writes float32 [blocks, rows, outputs of a block].
-    `write_rows`: a compiled function that puts the rows of a tile in order: (float32 [rows, inputs], tile, rows,
-    inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put in order. `rows_at_once`: memory for
-    rows in order is for a multiple of so many.
+    and of blocks → the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights) → nothing;
+    addresses, and a number; the next weights as `float_tile` has them. It writes float32 [blocks, rows, outputs of a
+    block]. `write_rows`: a compiled function that puts the rows of a tile in order: (float32 [rows, inputs], tile,
+    rows, inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put in order. `rows_at_once`:
+    memory for rows in order is for a multiple of so many.
     """
 
     name: str

@@ -45,7 +45,7 @@ def row_tile(dot: Dot, rows: int, blocks: int) -> Any:
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any, share: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_row_tile(builder, arguments, dot, rows, blocks)
             return context.get_dummy_value()
@@ -64,7 +64,7 @@ def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int, blocks: i
     first_x, starts = at(builder, x, ROW_HEAD_BYTES * rows), _block_starts(builder, w, arguments[3], shape, blocks)
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(first_x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-        fetch(builder, arguments[4:], step, shape.step_bytes, rows)
+        fetch(builder, arguments[4], (step, arguments[3]), shape.step_bytes, rows)
         of_weights = [builder.gep(each, [builder.mul(step, number(shape.step_bytes))]) for each in starts]
         for each in of_weights:
             fetch_ahead(builder, at(builder, each, HEAD_BYTES), shape.step_bytes, blocks)
@@ -87,7 +87,7 @@ def group_tile(dot: Dot, has_shift: bool, rows: int, blocks: int) -> Any:
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any, share: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_group_tile(builder, arguments, dot, has_shift, (rows, blocks))
             return context.get_dummy_value()
@@ -118,7 +118,7 @@ def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, s
     starts = _block_starts(builder, w, arguments[3], shape, blocks)
     with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
         of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-        fetch(builder, arguments[4:], step, shape.step_bytes, rows)
+        fetch(builder, arguments[4], (step, arguments[3]), shape.step_bytes, rows)
         for start, own in zip(starts, of_blocks(sums, rows), strict=True):
             place = builder.gep(at(builder, start, HEAD_BYTES), [builder.mul(step, number(shape.step_bytes))])
             fetch_ahead(builder, place, shape.step_bytes, blocks)

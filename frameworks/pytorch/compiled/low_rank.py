@@ -138,7 +138,7 @@ def _multiplier_b(load_vectors: Any, width: int) -> Any:
                     first, count, b = piece[FIRST_COLUMN], piece[NUM_COLUMNS], piece[B]
                 for row in range(runs[own + FIRST_ROW], runs[own + END_ROW]):
                     target = deltas + 4 * BLOCK * (row * blocks + block)
-                    tile(low + 4 * (row * columns + first), b, target, count, 0, 0)
+                    tile(low + 4 * (row * columns + first), b, target, count, 0)
 
     return multiply_b
 

@@ -93,9 +93,9 @@ def _add_products(_context: Any, _products: Any, _sums: Any, _factor: Any) -> An
 @ordered
 def _multiply(rows: int, x: int, weights: int, out: int, steps: int) -> None:
     if rows > ROWS:
-        _two_tiles(x, weights, out, steps, 0, 0)
+        _two_tiles(x, weights, out, steps, 0)
     else:
-        _one_tile(x, weights, out, steps, 0, 0)
+        _one_tile(x, weights, out, steps, 0)
 
 
 @ordered

@@ -71,7 +71,7 @@ def matrix_tile(row_tiles: int) -> Any:
     """Return a `Format.tile` for one or two tiles of ROWS rows; registers have been configured."""
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any, share: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_tile(builder, arguments, row_tiles)
             return context.get_dummy_value()
@@ -140,11 +140,11 @@ def matrix_multiplier(format_: Format) -> Callable[..., None]:
             columns = (first, min(BLOCK, outputs - first), outputs)
             done = 0
             while rows - done > ROWS:
-                tile2(tiles + done * row_size, own, sums, steps, 0, 0)
+                tile2(tiles + done * row_size, own, sums, steps, 0)
                 finish(sums, out, (done, min(2 * ROWS, rows - done)), columns, how)
                 done += 2 * ROWS
             if rows > done:
-                tile1(tiles + done * row_size, own, sums, steps, 0, 0)
+                tile1(tiles + done * row_size, own, sums, steps, 0)
                 finish(sums, out, (done, rows - done), columns, how)
         release()
 

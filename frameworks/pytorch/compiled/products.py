@@ -101,7 +101,7 @@ def multiplier(format_: Format) -> Callable[..., None]:
             while done < rows:
                 size = tile_rows(rows - done)
                 x = tiles + done * row_size
-                ahead = _fetched((done, rows, largest), own, block_bytes, step_bytes)
+                ahead = _fetched(done, rows, largest, own + block_bytes, block_bytes)
                 multiply_tile(size, x, own, sums, steps, ahead)
                 finish(sums, out, (done, size), (first, count, outputs), how)
                 done += size
@@ -121,7 +121,7 @@ def _row_multiplier(format_: Format) -> Callable[..., int]:
         start, end, block_bytes, steps, outputs = sizes
         sums = stack_floats(num_sums)
         while end - start >= _BLOCKS_OF_ONE_ROW:
-            multiply_blocks(x, weights + start * block_bytes, sums, steps, 0, 0)
+            multiply_blocks(x, weights + start * block_bytes, sums, steps, 0)
             for index in range(_BLOCKS_OF_ONE_ROW):
                 first = (start + index) * BLOCK
                 columns = (first, min(BLOCK, outputs - first), outputs)
@@ -139,39 +139,37 @@ def _tile_multiplier(format_: Format) -> Callable[..., None]:
     tile5, tile6, tile7, tile8 = (format_.tile(rows, 1) if is_wide else tile4 for rows in range(5, 9))
 
     @part
-    def multiply_tile(size: int, x: int, weights: int, sums: int, steps: int, ahead: Any) -> None:
+    def multiply_tile(size: int, x: int, weights: int, sums: int, steps: int, ahead: int) -> None:
         if is_wide and size == 8:
-            tile8(x, weights, sums, steps, *ahead)
+            tile8(x, weights, sums, steps, ahead)
         elif is_wide and size == 7:
-            tile7(x, weights, sums, steps, *ahead)
+            tile7(x, weights, sums, steps, ahead)
         elif is_wide and size == 6:
-            tile6(x, weights, sums, steps, *ahead)
+            tile6(x, weights, sums, steps, ahead)
         elif is_wide and size == 5:
-            tile5(x, weights, sums, steps, *ahead)
+            tile5(x, weights, sums, steps, ahead)
         elif size == 4:
-            tile4(x, weights, sums, steps, *ahead)
+            tile4(x, weights, sums, steps, ahead)
         elif size == 3:
-            tile3(x, weights, sums, steps, *ahead)
+            tile3(x, weights, sums, steps, ahead)
         elif size == 2:
-            tile2(x, weights, sums, steps, *ahead)
+            tile2(x, weights, sums, steps, ahead)
         else:
-            tile1(x, weights, sums, steps, 0, 0)
+            tile1(x, weights, sums, steps, 0)
 
     return multiply_tile
 
 
 @inlined
-def _fetched(tile: Any, block: int, block_bytes: int, step_bytes: int) -> tuple[int, int]:
-    """Return what a tile fetches while it computes, as `Format.tile` has it. `tile`: its first row, all rows, rows of
-    the largest tile.
+def _fetched(done: int, rows: int, largest: int, following: int, block_bytes: int) -> int:
+    """Return what a tile fetches while it computes, as `Format.tile` has it. `done`: rows before it. `following`: the
+    next block.
 
     Each of the last two tiles fetches half of the next block: the first tile there would wait for all of it, and the
-    others for nothing. A tile that is alone fetches all of it, in a second stream from memory.
+    others for nothing. A tile that is alone fetches all of it, in two streams from memory.
     """
-    done, rows, largest = tile
-    following = block + block_bytes
     if rows <= largest:
-        return following, step_bytes
+        return following + 1
     if rows - done > 2 * largest:
-        return following, 0
-    return (following if rows - done > largest else following + block_bytes // 2), step_bytes // 2
+        return 0
+    return following if rows - done > largest else following + block_bytes // 2

@@ -22,6 +22,8 @@ CHUNK = 512
 
 LINE_BYTES = 64
 """Of the CPU's caches."""
+# Vectors of 256 bits have sixteen registers: eight for sums, the others for weights and rows.
+_NARROW_LANES, _MOST_NARROW_SUMS = 8, 8
 # A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
 _BYTES_AHEAD = 2048
@@ -31,7 +33,7 @@ _FIRST_CACHE, _SECOND_CACHE = 3, 2
 
 PARTS = range(BLOCK_VECTORS)
 BYTES = ir.IntType(8).as_pointer()
-TILE_SIGNATURE = types.void(*[types.int64] * 6)
+TILE_SIGNATURE = types.void(*[types.int64] * 5)
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 Step = Callable[[Any, Any, Any, int, list[list[Any]]], None]
@@ -90,15 +92,15 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
 
 def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int, blocks: int = 1) -> Any:
     """Return a function for compiled code: (rows' address, weights' address, sums' address, steps, next weights'
-    address, bytes of them to fetch in each step) → nothing.
+    address) → nothing.
 
     It multiplies the ordered rows of a tile and some blocks of weights, which follow each other, and writes float32
-    [blocks, rows, outputs of a block]. Meanwhile it fetches the next weights to the cache: in each step as many bytes
-    as a step reads, half of them, or none.
+    [blocks, rows, outputs of a block]. Meanwhile it fetches half a block of the next weights to the cache; or all of
+    it, if their address is one more; or nothing, if it is 0.
     """
 
     @llvm_function
-    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any, share: Any) -> Any:
+    def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             _write_float_tile(builder, arguments, (vectors, shape), add_step, (rows, blocks))
             return context.get_dummy_value()
@@ -122,6 +124,7 @@ def _write_float_tile(
     for place in chain(*places):
         builder.store(zero, place, align=4)
     chunk = number(CHUNK // shape.inputs_at_once)
+    is_full = vectors.lanes == _NARROW_LANES and rows * BLOCK_VECTORS >= _MOST_NARROW_SUMS
     with cgutils.for_range_slice(builder, number(0), steps, chunk) as (first, _):
         for each in chain(*sums):
             builder.store(zero, each)
@@ -129,7 +132,7 @@ def _write_float_tile(
         end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
         with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
             of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-            fetch(builder, arguments[4:], step, shape.step_bytes, rows)
+            fetch(builder, arguments[4], (step, steps), shape.step_bytes, rows, is_full=is_full)
             for start, own in zip(starts, of_blocks(sums, rows), strict=True):
                 of_weights = builder.gep(start, [builder.mul(step, number(shape.step_bytes))])
                 fetch_ahead(builder, of_weights, shape.step_bytes, blocks)
@@ -148,24 +151,28 @@ def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
     return [sums[first : first + rows] for first in range(0, len(sums), rows)]
 
 
-def fetch(builder: Any, following: Any, step: Any, step_bytes: int, rows: int) -> None:
-    """Fetch this step's share of the next weights. `following`: their address, and the bytes of a share: 0, half of
-    `step_bytes`, or all.
+def fetch(
+    builder: Any, following: Any, steps: tuple[Any, Any], step_bytes: int, rows: int, *, is_full: bool = False
+) -> None:
+    """Fetch this step's share of half a block of the next weights, and of the half behind it. `following`: address of
+    the half, or 0; one more for both halves, as another argument would take a register. `steps`: the step, and their
+    number. `is_full`: no register is left, so one half is fetched at most.
 
     With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, fetching takes a tenth of the time.
     """
     if rows < _FETCHING_ROWS:
         return
-    address, share = following
-    place = builder.gep(builder.inttoptr(address, BYTES), [builder.mul(step, share)])
-    lines = range(0, step_bytes, LINE_BYTES)
-    of_half = len(range(0, step_bytes // 2, LINE_BYTES))
-    with builder.if_then(builder.icmp_signed("!=", share, number(0))):
-        for offset in lines[:of_half]:
-            prefetch(builder, at(builder, place, offset))
-    with builder.if_then(builder.icmp_signed("==", share, number(step_bytes))):
-        for offset in lines[of_half:]:
-            prefetch(builder, at(builder, place, offset))
+    with builder.if_then(builder.icmp_signed("!=", following, number(0))):
+        _fetch_share(builder, following, steps[0], step_bytes // 2)
+        if not is_full:
+            with builder.if_then(builder.trunc(following, ir.IntType(1))):
+                _fetch_share(builder, following, builder.add(*steps), step_bytes // 2)
+
+
+def _fetch_share(builder: Any, start: Any, index: Any, share: int) -> None:
+    place = builder.gep(builder.inttoptr(start, BYTES), [builder.mul(index, number(share))])
+    for offset in range(0, share, LINE_BYTES):
+        prefetch(builder, at(builder, place, offset))
 
 
 def fetch_ahead(builder: Any, of_weights: Any, step_bytes: int, blocks: int) -> None:
