@@ -25,8 +25,8 @@ QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = ("F32", "F16", "BF16")
 IDS = [3, 250, 77, 12, 99, 256, 41, 42, 7]
 # Root mean square of a token's logits, relative to their spread: the median of the tokens, as random weights have near
-# ties in attention. The layers of quantised weights round rows, and some round weights again; a misread weight is off by
-# about 1. The numbers that are read have no tolerance.
+# ties in attention. The layers of quantised weights round rows, and some round weights again. A misread weight is off
+# by about 1. The numbers that are read have no tolerance.
 PLAIN_TOLERANCE, QUANTISED_TOLERANCE = 1e-4, 0.1
 # Rows of super-blocks are multiples of 256. transformers' loading does not read the size of Qwen3's heads.
 SIZES: dict[str, dict[str, Any]] = {
