@@ -64,14 +64,20 @@ class TestBatches:
         chance.shuffle(texts)
         alone = [server.infer(model, text=text)["embeddings"] for text in texts]
         before = batches(server, model)
+        rounds = 0
         with callers(server, CALLERS) as many:
-            answers = [each.result() for each in [many.ask(model, text=text) for text in texts]]
-        for answer, wanted in zip(answers, alone, strict=True):
-            assert answer.status_code == 200, answer.text
-            assert np.abs(np.array(answer.json()["embeddings"]) - np.array(wanted)).max() < 1e-5
-        count, rows = batches_since(before, server, model)
-        assert rows == CALLERS
-        assert count < CALLERS, "some of them shared a batch"
+            # How many requests wait at once depends on the machine.
+            while rounds < 20:
+                rounds += 1
+                answers = [each.result() for each in [many.ask(model, text=text) for text in texts]]
+                for answer, wanted in zip(answers, alone, strict=True):
+                    assert answer.status_code == 200, answer.text
+                    assert np.abs(np.array(answer.json()["embeddings"]) - np.array(wanted)).max() < 1e-5
+                count, rows = batches_since(before, server, model)
+                assert rows == rounds * CALLERS
+                if count < rounds * CALLERS:
+                    break
+        assert count < rounds * CALLERS, "some of them shared a batch"
 
     def test_batched_tensors_equal_single_ones(self, server: RunningServer) -> None:
         random = np.random.default_rng(3)
