@@ -6,7 +6,7 @@ of 8-bit weights if the two numbers of a row are not both large.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -110,24 +110,16 @@ class PairDot(Dot):
 
 
 @dataclass(frozen=True)
-class LimitedPairDot(Dot):
-    """Weights of 8 bits without VNNI: each is 128 more, so 255 at most. 255 * 128 fits into 16 bits."""
+class LimitedPairDot(WideDot):
+    """The same weights without VNNI: each is 255 at most in memory, and 255 * 128 fits into 16 bits."""
 
-    row_width: int = 1
-    at_once: int = 4
-    offset: int = 128
-    group_bytes: int = GROUP * VECTORS.block
     limits_pairs: bool = True
 
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
         for quad in range(_QUADS):
-            for w, of_block in zip(blocks, sums, strict=True):
-                octets = [builder.bitcast(_vector(builder, w, quad, part), _OCTETS) for part in PARTS]
-                for row in range(rows):
-                    factor = builder.bitcast(_broadcast(builder, x, quad * rows + row), _OCTETS)
-                    for own, sum_ in zip(octets, of_block[row], strict=True):
-                        pairs = _multiply_octets(builder, own, factor)
-                        builder.store(builder.add(_add_neighbours(builder, pairs), builder.load(sum_)), sum_)
+            for w, own in zip(blocks, sums, strict=True):
+                weights = [_vector(builder, w, quad, part) for part in PARTS]
+                _add_quad(builder, x, weights, quad, rows, own, _add_in_pairs)
             _pin(builder, chain(*sums))
 
 
@@ -149,10 +141,9 @@ class NibblePairDot(Dot):
         for each in chain(*narrow):
             builder.store(ir.Constant(_WORDS, [0] * 2 * _LANES), each)
         for quad, weights in _nibble_quads(builder, w):
-            octets = [builder.bitcast(each, _OCTETS) for each in weights]
             for row in range(rows):
-                factor = builder.bitcast(_broadcast(builder, x, quad * rows + row), _OCTETS)
-                for own, sum_ in zip(octets, narrow[row], strict=True):
+                factor = _broadcast(builder, x, quad * rows + row)
+                for own, sum_ in zip(weights, narrow[row], strict=True):
                     builder.store(builder.add(_multiply_octets(builder, own, factor), builder.load(sum_)), sum_)
             _pin(builder, narrow)
         for each, sum_ in zip(chain(*narrow), chain(*sums), strict=True):
@@ -160,7 +151,7 @@ class NibblePairDot(Dot):
 
 
 def eight_bits() -> Dot:
-    """Return the product of weights of 8 bits for this CPU."""
+    """Return the product of weights of 8 bits and rows that have one scale, for this CPU."""
     return WideDot() if has_vnni() else PairDot()
 
 
@@ -211,13 +202,31 @@ def _broadcast(builder: Any, x: Any, index: int) -> Any:
     return splat(builder, load(builder, at(builder, x, 4 * index), _I32), _LANES)
 
 
-def _add_quad(builder: Any, x: Any, weights: list[Any], quad: int, rows: int, sums: list[list[Any]]) -> None:
+def _add_by_vnni(builder: Any, total: Any, weights: Any, factor: Any) -> Any:
+    """Return the sum with the products of four unsigned and four signed numbers of 8 bits."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * _LANES}"
+    return builder.call(function(builder, name, _INTEGERS, [_INTEGERS] * 3), [total, weights, factor])
+
+
+def _add_in_pairs(builder: Any, total: Any, weights: Any, factor: Any) -> Any:
+    """As `_add_by_vnni`, where the products of each pair fit into 16 bits together."""
+    return builder.add(_add_neighbours(builder, _multiply_octets(builder, weights, factor)), total)
+
+
+def _add_quad(
+    builder: Any,
+    x: Any,
+    weights: list[Any],
+    quad: int,
+    rows: int,
+    sums: list[list[Any]],
+    add: Callable[..., Any] = _add_by_vnni,
+) -> None:
     """Add the products of four inputs of unsigned weights."""
-    multiply_add = function(builder, f"llvm.x86.avx512.vpdpbusd.{32 * _LANES}", _INTEGERS, [_INTEGERS] * 3)
     for row in range(rows):
         factor = _broadcast(builder, x, quad * rows + row)
         for own, sum_ in zip(weights, sums[row], strict=True):
-            builder.store(builder.call(multiply_add, [builder.load(sum_), own, factor]), sum_)
+            builder.store(add(builder, builder.load(sum_), own, factor), sum_)
 
 
 def _add_pairs(builder: Any, first: Any, second: Any) -> Any:
@@ -229,7 +238,8 @@ def _add_pairs(builder: Any, first: Any, second: Any) -> Any:
 def _multiply_octets(builder: Any, unsigned: Any, signed: Any) -> Any:
     """Return int16 sums of two products of neighbouring numbers of 8 bits."""
     name = "llvm.x86.avx512.pmaddubs.w.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.ub.sw"
-    return builder.call(function(builder, name, _WORDS, [_OCTETS, _OCTETS]), [unsigned, signed])
+    octets = [builder.bitcast(each, _OCTETS) for each in (unsigned, signed)]
+    return builder.call(function(builder, name, _WORDS, [_OCTETS, _OCTETS]), octets)
 
 
 def _add_neighbours(builder: Any, words: Any) -> Any:

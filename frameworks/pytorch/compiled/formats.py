@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 
 from frameworks.pytorch.compiled.jit import inlined
-from frameworks.pytorch.compiled.tiles import Vectors
+from frameworks.pytorch.compiled.tiles import NARROW_LANES, Vectors
 from frameworks.pytorch.compiled.vectors import lanes
-
-# Sixteen registers hold the sums of four rows, and not of eight.
-_NARROW_LANES = 8
 
 VECTORS = Vectors(lanes())
 BLOCK = VECTORS.block
 """Outputs of a block of the weights."""
-LARGEST_TILE = 4 if VECTORS.lanes == _NARROW_LANES else 8
+# Sixteen registers hold the sums of four rows, and not of eight.
+LARGEST_TILE = 4 if VECTORS.lanes == NARROW_LANES else 8
 
 
 @dataclass(frozen=True, slots=True)

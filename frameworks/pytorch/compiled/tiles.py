@@ -22,12 +22,13 @@ CHUNK = 512
 
 LINE_BYTES = 64
 """Of the CPU's caches."""
-# Vectors of 256 bits have sixteen registers: eight for sums, the others for weights and rows.
-_NARROW_LANES, _MOST_NARROW_SUMS = 8, 8
+NARROW_LANES = 8
+"""Of vectors of 256 bits, for which a CPU has sixteen registers."""
+_MOST_NARROW_SUMS = 8
 # A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
 _BYTES_AHEAD = 2048
-"""Of each block, while one row is multiplied by several: a CPU alone does not read far enough ahead in so many."""
+"""Of each block, while one row is multiplied by several: a CPU's own prefetching of several streams is too late."""
 # Of LLVM's prefetch: its numbers for the first cache of a core, and for the second.
 _FIRST_CACHE, _SECOND_CACHE = 3, 2
 
@@ -124,7 +125,7 @@ def _write_float_tile(
     for place in chain(*places):
         builder.store(zero, place, align=4)
     chunk = number(CHUNK // shape.inputs_at_once)
-    is_full = vectors.lanes == _NARROW_LANES and rows * BLOCK_VECTORS >= _MOST_NARROW_SUMS
+    is_crowded = vectors.lanes == NARROW_LANES and rows * BLOCK_VECTORS >= _MOST_NARROW_SUMS
     with cgutils.for_range_slice(builder, number(0), steps, chunk) as (first, _):
         for each in chain(*sums):
             builder.store(zero, each)
@@ -132,7 +133,7 @@ def _write_float_tile(
         end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
         with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
             of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
-            fetch(builder, arguments[4], (step, steps), shape.step_bytes, rows, is_full=is_full)
+            fetch(builder, arguments[4], (step, steps), shape.step_bytes, rows, is_crowded=is_crowded)
             for start, own in zip(starts, of_blocks(sums, rows), strict=True):
                 of_weights = builder.gep(start, [builder.mul(step, number(shape.step_bytes))])
                 fetch_ahead(builder, of_weights, shape.step_bytes, blocks)
@@ -152,11 +153,11 @@ def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
 
 
 def fetch(
-    builder: Any, following: Any, steps: tuple[Any, Any], step_bytes: int, rows: int, *, is_full: bool = False
+    builder: Any, following: Any, steps: tuple[Any, Any], step_bytes: int, rows: int, *, is_crowded: bool = False
 ) -> None:
     """Fetch this step's share of half a block of the next weights, and of the half behind it. `following`: address of
     the half, or 0; one more for both halves, as another argument would take a register. `steps`: the step, and their
-    number. `is_full`: no register is left, so one half is fetched at most.
+    number. `is_crowded`: the sums leave no register, so one half is fetched at most.
 
     With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, fetching takes a tenth of the time.
     """
@@ -164,7 +165,7 @@ def fetch(
         return
     with builder.if_then(builder.icmp_signed("!=", following, number(0))):
         _fetch_share(builder, following, steps[0], step_bytes // 2)
-        if not is_full:
+        if not is_crowded:
             with builder.if_then(builder.trunc(following, ir.IntType(1))):
                 _fetch_share(builder, following, builder.add(*steps), step_bytes // 2)
 
@@ -183,9 +184,9 @@ def fetch_ahead(builder: Any, of_weights: Any, step_bytes: int, blocks: int) -> 
 
 
 def prefetch(builder: Any, address: Any, cache: int = _SECOND_CACHE) -> None:
-    """Fetch the line of an address (bytes pointer) to a cache.
+    """Fetch the line of an address (bytes pointer) to a cache: to the second one, unless it is needed soon.
 
-    In the first one what is read later would replace the rows of a tile, which is slower than not to fetch it.
+    In the first one it would replace the rows of a tile, and the tile would be slower than without.
     """
     kind = [ir.Constant(_I32, each) for each in (0, cache, 1)]  # a read, of data
     builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTES, _I32, _I32, _I32]), [address, *kind])
