@@ -3,8 +3,8 @@
 A block holds the keys and values of `block_tokens` consecutive tokens. A full block is identified by its tokens and by
 the block before it; the first one by its tokens and by a scope: tenants and adapters share no blocks. A sequence with
 the same scope and prefix copies such blocks instead of computing them. Allocated blocks grow from the bottom, so that
-the blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended lie at the top,
-and the least recently used is evicted when room is needed.
+the blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended move to the top,
+unless steps have no use for it. The least recently used is evicted when room is needed.
 """
 
 import heapq
@@ -43,6 +43,8 @@ class BlockPool:
         """Tokens whose blocks a sequence needs beside those of its own tokens."""
         self.num_spare = 1
         """Blocks in reserve for each running sequence when another one starts."""
+        self.moves_ended = True
+        """Whether blocks of ended sequences move to the top. Not where steps read blocks as fast wherever they lie."""
         self._free: list[int] = list(range(blocks))  # a heap: the lowest first
         self._nodes = itertools.count(1)
         # Full blocks by their content, of running sequences and of ended ones.
@@ -154,7 +156,7 @@ class BlockPool:
             if key is None:
                 continue
             # Never into a block of this sequence: its own content may still have to be copied.
-            if room and room[-1] > block:
+            if self.moves_ended and room and room[-1] > block:
                 destination = room.pop()
                 copies.append(Copy(block, destination))
                 self._move(key, block, destination)

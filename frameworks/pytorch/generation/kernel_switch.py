@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
+from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.generation.adapters.layers import base_of
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.compiled_step import compiled_step
@@ -54,6 +55,7 @@ class SwitchParts:
     adapters: AdapterSet
     maker: LinearMaker
     trial: Trial
+    pool: BlockPool
 
 
 class _Closed(Exception):
@@ -142,6 +144,7 @@ class KernelSwitch:
         self._check_open()
         parts.adapters.use_compiled(step.adapters)
         runner.step = step
+        parts.pool.moves_ended = False
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

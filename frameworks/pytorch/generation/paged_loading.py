@@ -65,10 +65,12 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
         check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
         warn_if_less_accurate(report, load.bits, entry.name)
-    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial)
+    pool = BlockPool(cache.blocks, BLOCK_TOKENS)
+    pool.moves_ended = step is None
+    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, pool)
     return ServedModel(
         runner,
-        BlockPool(cache.blocks, BLOCK_TOKENS),
+        pool,
         max_context_tokens,
         maker.held_bytes + table_bytes + cache.size_bytes,
         report,

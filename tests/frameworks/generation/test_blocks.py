@@ -272,3 +272,24 @@ class TestIntegrity:
         pool.allocate(1)
         with pytest.raises(AssertionError, match="blocks were lost or given out twice"):
             pool.check_integrity([0, 1])
+
+
+class TestBlocksThatStay:
+    def test_ended_blocks_stay_where_they_are(self) -> None:
+        pool = BlockPool(6, 2)
+        pool.moves_ended = False
+        blocks = filled(pool, A, B)
+        assert pool.release(blocks) == []
+        assert found(pool, *A, *B, 0) == blocks
+        assert (pool.num_free, pool.num_cached) == (6, 2)
+        pool.check_integrity([])
+
+    def test_free_blocks_are_allocated_before_cached_ones_are_evicted(self) -> None:
+        pool = BlockPool(4, 2)
+        pool.moves_ended = False
+        pool.release(filled(pool, A, B))
+        assert pool.allocate(2) == [2, 3]
+        assert len(found(pool, *A, *B, 0)) == 2
+        pool.allocate(1)
+        assert len(found(pool, *A, *B, 0)) == 1
+        pool.check_integrity([2, 3, 1])
