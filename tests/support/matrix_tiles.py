@@ -24,6 +24,7 @@ class MatrixTiles:
             "llvm.x86.tilerelease": ctypes.CFUNCTYPE(None)(self._release),
             "llvm.x86.tilezero": ctypes.CFUNCTYPE(None, _I8)(self._zero),
             "llvm.x86.tileloadd64": ctypes.CFUNCTYPE(None, _I8, _POINTER, _I64)(self._load),
+            "llvm.x86.tileloaddt164": ctypes.CFUNCTYPE(None, _I8, _POINTER, _I64)(self._load),
             "llvm.x86.tilestored64": ctypes.CFUNCTYPE(None, _I8, _POINTER, _I64)(self._store),
             "llvm.x86.tdpbf16ps": ctypes.CFUNCTYPE(None, _I8, _I8, _I8)(self._add_products),
         }

@@ -17,7 +17,7 @@ from frameworks.pytorch.compiled.attention_tiles import (
     fetch_lines,
     mix_of,
     scores_of,
-    shares_of,
+    shares_of_row,
 )
 from frameworks.pytorch.compiled.jit import inlined, ordered, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.narrow_numbers import load_bfloat16, load_float16, load_float32
@@ -27,30 +27,27 @@ from frameworks.pytorch.compiled.tiles import LINE_BYTES
 MAX_TILE_ROWS = 64
 """Rows of a tile, a row for each token and query head. So many stay in a core's cache with a block of keys."""
 _MOST_ROWS = max(TILE_ROWS)
-_shares = shares_of()
 STATE_NUMBERS, END = 2 * LANES, 1
 """Numbers of a row's state, and the place of one, as int64: the position behind the row's last key. Before it is the
 largest score, and from LANES on the sums of the exponentials.
 """
 
 
-def tile_tokens(heads: int) -> int:
+def tile_tokens(heads: int, _head_size: int, _kind: int, /) -> int:
     """Return the tokens of a tile with so many query heads, whole tiles of TILE_ROWS where there are several."""
     tokens = max(1, MAX_TILE_ROWS // heads)
     return tokens - tokens % _MOST_ROWS if tokens > _MOST_ROWS else tokens
 
 
-def room_bytes(head_size: int) -> int:
+def room_bytes(head_size: int, _kind: int, /) -> int:
     """Return the bytes that a thread needs for its work."""
     size = -(-head_size // LANES) * LANES
-    # Keys and values: a block of each as float32, or four as bfloat16.
-    blocks = 4 * KEYS * size
-    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * STATE_NUMBERS + _MOST_ROWS * (KEYS + LANES) + blocks
+    numbers = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * STATE_NUMBERS + _MOST_ROWS * (KEYS + LANES) + 2 * KEYS * size
     return -(-4 * numbers // LINE_BYTES) * LINE_BYTES
 
 
 @inlined
-def places_in(room: int, row_bytes: int) -> tuple[int, int, int, int, int]:
+def _places_in(room: int, row_bytes: int) -> tuple[int, int, int, int, int]:
     """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, of the
     shares of a few rows, and of a block of keys and of values, all float32.
     """
@@ -89,7 +86,7 @@ def _block_adder(rows: int) -> Any:
             state = own_states + 4 * STATE_NUMBERS * row
             end = pointer_to_integers(state)[END] - start
             begin = end - window if window else 0
-            pointer_to_floats(factors)[row] = _shares(shares + 4 * KEYS * row, state, begin, end)
+            pointer_to_floats(factors)[row] = shares_of_row(shares + 4 * KEYS * row, state, begin, end)
         mix_of_rows(shares, values, sums + first * row_bytes, factors, count, row_bytes)
 
     return add_block
@@ -111,8 +108,9 @@ def attend_by_vectors(queries: int, out: int, room: int, tile: Any, sizes: Any, 
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, kind = cache
     rows, row_bytes = tokens * heads, _row_bytes(size)
-    sums, states, shares, wide_keys, wide_values = places_in(room, row_bytes)
-    begin_rows(queries, room, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
+    sums, states, shares, wide_keys, wide_values = _places_in(room, row_bytes)
+    _copy_queries(queries, room, (tokens, heads, query_bytes), (size, row_bytes), scale)
+    begin_rows(sums, states, (tokens, heads, position), row_bytes)
     own_room = (room, sums, states, shares)
     oldest = max(0, position + 1 - window) if window else 0
     end = position + tokens
@@ -146,21 +144,27 @@ def attend_by_vectors(queries: int, out: int, room: int, tile: Any, sizes: Any, 
 
 
 @ordered
-def begin_rows(queries: int, target: int, tile: Any, sizes: Any, room: Any, scale: Any) -> None:
-    """Copy the queries times the scale, with zeros up to whole vectors, and begin the sums."""
-    tokens, heads, query_bytes, position = tile
+def _copy_queries(queries: int, target: int, tile: Any, sizes: Any, scale: Any) -> None:
+    """Copy the queries times the scale, with zeros up to whole vectors."""
+    tokens, heads, query_bytes = tile
     size, row_bytes = sizes
-    all_sums, states = room
     for row in range(tokens * heads):
         given = pointer_to_floats(queries + row // heads * query_bytes + row % heads * 4 * size)
-        copied, sums = pointer_to_floats(target + row * row_bytes), pointer_to_floats(all_sums + row * row_bytes)
+        copied = pointer_to_floats(target + row * row_bytes)
         for place in range(size):
             copied[place] = given[place] * scale
         for place in range(size, row_bytes // 4):
             copied[place] = 0
+
+
+@ordered
+def begin_rows(all_sums: int, states: int, tile: Any, row_bytes: int) -> None:
+    """Begin the sums and the states of the rows. `tile`: tokens, heads, position of the first token."""
+    tokens, heads, position = tile
+    for row in range(tokens * heads):
+        sums, state = pointer_to_floats(all_sums + row * row_bytes), pointer_to_floats(states + 4 * STATE_NUMBERS * row)
         for place in range(row_bytes // 4):
             sums[place] = 0
-        state = pointer_to_floats(states + 4 * STATE_NUMBERS * row)
         state[0] = LOWEST
         pointer_to_integers(states + 4 * STATE_NUMBERS * row)[END] = position + row // heads + 1
         for lane in range(LANES):

@@ -50,28 +50,23 @@ def fetch_lines(_context: Any, _address: Any, _size: Any) -> Any:
     return types.void(types.int64, types.int64), write
 
 
-def shares_of(blocks: int = 1, block_bytes: int = 0) -> Any:
-    """Return a function for compiled code that makes shares of the scores of adjacent blocks of keys.
+@llvm_function
+def shares_of_row(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
+    """(scores of a row, its state: addresses; first, end: the visible keys of a block) → a factor, float32.
 
-    (scores of a row, its state: addresses; first, end: the visible keys) → a factor, float32. `block_bytes`: from the
-    scores of a block to those of the next. It replaces scores by their exponentials, relative to the largest score so
-    far; those of other keys become 0. The factor is for what was added up relative to an earlier largest score.
-    `state`: float32, the largest score, and from LANES on the sums of the exponentials, by lane.
+    It replaces scores by their exponentials, relative to the largest score so far; those of other keys become 0. The
+    factor is for what was added up relative to an earlier largest score. `state`: float32, the largest score, and from
+    LANES on the sums of the exponentials, by lane.
     """
-    offsets = [block_bytes * block + 4 * place for block in range(blocks) for place in range(0, KEYS, LANES)]
 
-    @llvm_function
-    def shares(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
-        def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return _write_shares(builder, arguments, offsets)
+    def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return _write_shares(builder, arguments)
 
-        return types.float32(*[types.int64] * 4), write
-
-    return shares
+    return types.float32(*[types.int64] * 4), write
 
 
-def _write_shares(builder: Any, arguments: Any, offsets: list[int]) -> Any:
-    """`offsets`: of the vectors of scores, in bytes."""
+def _write_shares(builder: Any, arguments: Any) -> Any:
+    offsets = range(0, 4 * KEYS, _VECTOR_BYTES)
     scores, state = (builder.inttoptr(each, BYTES) for each in arguments[:2])
     first, end = (splat(builder, builder.trunc(each, _I32), LANES) for each in arguments[2:])
     before = load(builder, state, _FLOAT)
@@ -85,10 +80,8 @@ def _write_shares(builder: Any, arguments: Any, offsets: list[int]) -> Any:
     visible = [builder.select(is_seen, each, all_lanes(LOWEST)) for is_seen, each in zip(seen, given, strict=True)]
     largest = splat(builder, before, LANES)
     for each in visible:
-        largest = _larger(builder, largest, each)
-    for distance in (1 << step for step in range(int(math.log2(LANES)))):
-        lanes = ir.Constant(_INTEGERS, [lane ^ distance for lane in range(LANES)])
-        largest = _larger(builder, largest, builder.shuffle_vector(largest, largest, lanes))
+        largest = larger(builder, largest, each)
+    largest = largest_lane(builder, largest)
     factor = exponential(builder, builder.fsub(splat(builder, before, LANES), largest))
     totals = builder.bitcast(at(builder, state, _VECTOR_BYTES), _FLOATS.as_pointer())
     total = builder.fmul(builder.load(totals, align=4), factor)
@@ -103,9 +96,17 @@ def _write_shares(builder: Any, arguments: Any, offsets: list[int]) -> Any:
     return of_lane[1]
 
 
-def _larger(builder: Any, first: Any, second: Any) -> Any:
+def larger(builder: Any, first: Any, second: Any) -> Any:
     """Return the larger numbers. One that is none is the second's: its exponential is none either."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+
+def largest_lane(builder: Any, numbers: Any) -> Any:
+    """Return the largest number of a vector in all lanes."""
+    for distance in (1 << step for step in range(int(math.log2(LANES)))):
+        lanes = ir.Constant(_INTEGERS, [lane ^ distance for lane in range(LANES)])
+        numbers = larger(builder, numbers, builder.shuffle_vector(numbers, numbers, lanes))
+    return numbers
 
 
 def scores_of(rows: int) -> Any:

@@ -13,12 +13,19 @@ from frameworks.pytorch.compiled.vectors import has_matrix_tiles
 from frameworks.pytorch.large_pages import Bytes
 
 if has_matrix_tiles():
+    from frameworks.pytorch.compiled.matrix_feed_forward import feed_forward
     from frameworks.pytorch.compiled.matrix_tiles import FORMAT, matrix_multiplier, matrix_orderer
 
-    order, multiply = matrix_orderer(FORMAT), matrix_multiplier(FORMAT)
+    order, multiply = matrix_orderer(FORMAT), matrix_multiplier()
+
+    def _together(arguments: Any) -> None:
+        feed_forward(arguments)
+
+    _FEED_FORWARD = address_of(_together, keeps_order=True)
 else:
     from frameworks.pytorch.compiled.bfloat16_vectors import FORMAT
 
+    _FEED_FORWARD = 0
     order, multiply = orderer(FORMAT), multiplier(FORMAT)
 _run = region(FORMAT, order, multiply)
 
@@ -42,4 +49,4 @@ def pack(weight: Floats, format_: Format = FORMAT) -> Bytes:
     return buffer
 
 
-PACKED = PackedFormat(FORMAT, ADDRESS, pack)
+PACKED = PackedFormat(FORMAT, ADDRESS, pack, _FEED_FORWARD)

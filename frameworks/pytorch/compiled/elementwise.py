@@ -14,11 +14,12 @@ NONE, SILU, MUL, ADD = range(4)
 """Operations after a product."""
 
 _LANES = VECTORS.lanes
+_WIDE_LANES = 16
 _FLOATS, _INTEGERS = VECTORS.floats, VECTORS.integers(32)
 _LOG2_E = 1.442695040888963
 # ln 2 as a sum, so that a multiple of it is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -87.0, 88.0
+_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -87.0, 87.0
 _BIAS, _MANTISSA_BITS = 127, 23
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 
@@ -58,4 +59,20 @@ def exponential(builder: Any, x: Any) -> Any:
 
 def silu(builder: Any, x: Any) -> Any:
     """Return x / (1 + e to the -x)."""
-    return builder.fdiv(x, builder.fadd(exponential(builder, builder.fneg(x)), all_lanes(1.0)))
+    return _quotient(builder, x, builder.fadd(exponential(builder, builder.fneg(x)), all_lanes(1.0)))
+
+
+def _quotient(builder: Any, x: Any, divisor: Any) -> Any:
+    """Return x / divisor, a number from 1 to where its inverse is normal.
+
+    A division of 512 bits takes as long as a whole exponential. One step of Newton's method makes the CPU's estimate,
+    of 14 bits, as exact as a float32 within 2 units in the last place.
+    """
+    if _LANES != _WIDE_LANES:
+        return builder.fdiv(x, divisor)
+    mask, inverse = ir.IntType(16), "llvm.x86.avx512.rcp14.ps.512"
+    estimate = builder.call(
+        function(builder, inverse, _FLOATS, [_FLOATS, _FLOATS, mask]), [divisor, all_lanes(0.0), ir.Constant(mask, -1)]
+    )
+    error = multiply_add(builder, builder.fneg(divisor), estimate, all_lanes(1.0))
+    return builder.fmul(x, multiply_add(builder, estimate, error, estimate))

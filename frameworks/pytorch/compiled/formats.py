@@ -19,6 +19,9 @@ BLOCK = VECTORS.block
 """Outputs of a block of the weights."""
 # Sixteen registers hold the sums of four rows, and not of eight.
 LARGEST_TILE = 4 if VECTORS.lanes == NARROW_LANES else 8
+MOST_ROWS = 512
+"""Rows that a product has at once, before the next ones are put in order: the ordered ones stay in a core's cache."""
+_ROWS_AT_ONCE = MOST_ROWS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Format:
     addresses, and a number; the next weights as `float_tile` has them. It writes float32 [blocks, rows, outputs of a
     block]. `write_rows`: a compiled function that puts the rows of a tile in order: (float32 [rows, inputs], tile,
     rows, inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put in order. `rows_at_once`:
-    memory for rows in order is for a multiple of so many.
+    memory for rows in order is for a multiple of so many. `most_bytes`: of MOST_ROWS in order; if they take more, half
+    of them are multiplied at once.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Format:
     largest_tile: int = LARGEST_TILE
     orders_one_row: bool = True
     rows_at_once: int = 1
+    most_bytes: int = 0
 
     def steps(self, inputs: int) -> int:
         """Return the number of steps of so many inputs."""
@@ -58,6 +63,10 @@ class Format:
         """Return the bytes that so many rows in order take."""
         return -(-rows // self.rows_at_once) * self.rows_at_once * self.row_bytes(inputs)
 
+    def most_rows(self, inputs: int) -> int:
+        """Return the rows of so many inputs that are multiplied at once."""
+        return MOST_ROWS if MOST_ROWS * self.row_bytes(inputs) <= self.most_bytes else _ROWS_AT_ONCE
+
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of the weights."""
         return self.steps(inputs) * self.step_bytes + self.head_bytes
@@ -70,12 +79,14 @@ class Format:
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
     """A format, and the address of the region that multiplies its weights. `pack`: from the weights, as the format's
-    module has them, to uint8 in the order of the format.
+    module has them, to uint8 in the order of the format. `feed_forward`: address of the region that computes the
+    products behind a layer's attention together, as matrix_feed_forward.py does; 0 where there is none.
     """
 
     format: Format
     address: int
     pack: Callable[..., "np.ndarray[Any, np.dtype[np.uint8]]"]
+    feed_forward: int = 0
 
 
 def row_sizer(format_: Format) -> Callable[[int], int]:
@@ -87,6 +98,17 @@ def row_sizer(format_: Format) -> Callable[[int], int]:
         return (inputs + at_once - 1) // at_once * step_bytes + head_bytes
 
     return row_bytes
+
+
+def rows_limiter(format_: Format) -> Callable[[int], int]:
+    """Return `Format.most_rows` for compiled code."""
+    most_bytes, row_bytes = format_.most_bytes, row_sizer(format_)
+
+    @inlined
+    def most_rows(inputs: int) -> int:
+        return MOST_ROWS if MOST_ROWS * row_bytes(inputs) <= most_bytes else _ROWS_AT_ONCE
+
+    return most_rows
 
 
 def tile_sizer(format_: Format) -> Callable[[int], int]:

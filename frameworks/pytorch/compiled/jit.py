@@ -7,7 +7,6 @@ import numba
 import structlog
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from frameworks.pytorch.compiled.code_cache import cache_folder, is_temporary, mark_made
@@ -144,7 +143,9 @@ def stack_floats(_context: Any, count: Any) -> Any:
 
     def write(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         kind = ir.ArrayType(ir.FloatType(), count.literal_value)
-        place = cgutils.alloca_once(builder, kind)
+        # cgutils.alloca_once would fill it with zeros, by an instruction that takes LLVM minutes if there are many.
+        with builder.goto_entry_block():
+            place = builder.alloca(kind)
         return builder.ptrtoint(place, ir.IntType(64))
 
     return types.int64(count), write

@@ -17,7 +17,6 @@ from frameworks.pytorch.compiled.products import (
     OUT,
     OUTPUTS,
     ROWS,
-    ROWS_AT_ONCE,
     TILES,
     WEIGHTS,
     X,
@@ -57,7 +56,16 @@ class CompiledLinear:
         """Return the bytes that a product of so many rows needs for its work."""
         if rows == 1 and not self.format.format.orders_one_row:
             return 0
-        return self.format.format.tile_bytes(min(rows, ROWS_AT_ONCE), self.inputs)
+        return self.ordered_bytes(min(rows, self.most_rows))
+
+    def ordered_bytes(self, rows: int) -> int:
+        """Return the bytes of so many rows in order, all at once."""
+        return self.format.format.tile_bytes(rows, self.inputs)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that are multiplied at once."""
+        return self.format.format.most_rows(self.inputs)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._product(rows, NONE, None)

@@ -1,30 +1,33 @@
 """Attention by the matrix tiles of Intel's AMX, where keys and values are bfloat16.
 
 As attention.py, with queries and shares that are rounded to bfloat16. Exponentials and sums are float32. 16 or 32 rows
-are multiplied at once; where there are fewer, the results of the others are not read. Four adjacent blocks of keys, as
+are multiplied at once; where there are fewer, the results of the others are not read. 16 adjacent blocks of keys, as
 the text numbers them, are added at once. Those that a row does not see add zeros to its sums. So a row's result depends
 on its own keys alone.
 """
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from frameworks.pytorch.compiled.attention import (
-    END,
-    STATE_NUMBERS,
-    attend_by_vectors,
-    begin_rows,
-    finish_rows,
-    places_in,
-)
-from frameworks.pytorch.compiled.attention_tiles import KEYS, fetch_lines, shares_of
-from frameworks.pytorch.compiled.bfloat16_rows import write_rounded
+from frameworks.pytorch.compiled import attention
+from frameworks.pytorch.compiled.attention import END, STATE_NUMBERS, attend_by_vectors, begin_rows, finish_rows
+from frameworks.pytorch.compiled.attention_tiles import KEYS, fetch_lines
+from frameworks.pytorch.compiled.bfloat16_rows import store_rounded
 from frameworks.pytorch.compiled.elementwise import multiply_add
 from frameworks.pytorch.compiled.formats import VECTORS
-from frameworks.pytorch.compiled.jit import llvm_function, ordered, pointer_to_floats, pointer_to_integers, stack_floats
+from frameworks.pytorch.compiled.jit import (
+    inlined,
+    llvm_function,
+    ordered,
+    pointer_to_floats,
+    pointer_to_integers,
+    stack_floats,
+)
+from frameworks.pytorch.compiled.matrix_shares import BLOCK_BYTES, LOG2_E, rounded_shares_of_row
 from frameworks.pytorch.compiled.matrix_tiles import (
     INPUTS,
     ROWS,
@@ -35,17 +38,48 @@ from frameworks.pytorch.compiled.matrix_tiles import (
     release,
 )
 from frameworks.pytorch.compiled.rows import BFLOAT16
-from frameworks.pytorch.compiled.tiles import BYTES, PARTS, at, load, number, splat
+from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, PARTS, at, load, number, splat
 
 _AT_ONCE = 2 * ROWS
 """Rows of a product."""
-_BLOCKS = 4
+_MOST_ROWS = 4 * _AT_ONCE
+"""Of a tile: keys and values are put in the order of the products once for all of them."""
+_BLOCKS = 32
 """Blocks of keys whose scores become shares together: a row's largest score and factor are found for all of them."""
-_NUMBERS = _AT_ONCE * KEYS
-_SCORES, _SHARES = _BLOCKS * _NUMBERS, _BLOCKS * _NUMBERS // 2
 _ROW = ir.VectorType(ir.IntType(16), KEYS)
 _one_tile, _two_tiles = matrix_tile(1), matrix_tile(2)
-_shares_of_blocks = shares_of(_BLOCKS, 4 * _NUMBERS)
+
+
+def _is_by_tiles(head_size: int, kind: int) -> bool:
+    return kind == BFLOAT16 and head_size % INPUTS == 0
+
+
+def tile_tokens(heads: int, head_size: int, kind: int, /) -> int:
+    """Return the tokens of a tile with so many query heads."""
+    if not _is_by_tiles(head_size, kind):
+        return attention.tile_tokens(heads, head_size, kind)
+    return max(1, _MOST_ROWS // heads)
+
+
+def room_bytes(head_size: int, kind: int, /) -> int:
+    """Return the bytes that a thread needs for its work."""
+    if not _is_by_tiles(head_size, kind):
+        return attention.room_bytes(head_size, kind)
+    of_rows = (2 + 4) * head_size + 4 * STATE_NUMBERS
+    of_block = 2 * 2 * KEYS * head_size + BLOCK_BYTES + 2 * TILE_BYTES
+    return -(-(_MOST_ROWS * of_rows + _BLOCKS * of_block + BLOCK_BYTES) // LINE_BYTES) * LINE_BYTES
+
+
+@inlined
+def _places_in(room: int, size: int) -> tuple[int, int, int, int, int]:
+    """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, float32, of
+    the keys and the values in order, and of the scores. Behind these are the shares, and the products of values.
+    """
+    sums = room + _MOST_ROWS * 2 * size
+    states = sums + _MOST_ROWS * 4 * size
+    keys = states + _MOST_ROWS * 4 * STATE_NUMBERS
+    values = keys + _BLOCKS * 2 * KEYS * size
+    return sums, states, keys, values, values + _BLOCKS * 2 * KEYS * size
 
 
 @llvm_function
@@ -71,6 +105,19 @@ def _write_pairs(_context: Any, _source: Any, _row_bytes: Any, _count: Any, _tar
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), write
+
+
+@llvm_function
+def _write_queries(_context: Any, _source: Any, _scale: Any, _target: Any) -> Any:
+    """(address of INPUTS floats, scale, target) → nothing, after writing them times the scale as bfloat16."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, target = (builder.inttoptr(each, BYTES) for each in (arguments[0], arguments[2]))
+        given = load(builder, source, ir.VectorType(ir.FloatType(), INPUTS))
+        store_rounded(builder, builder.fmul(given, splat(builder, arguments[1], INPUTS)), target)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), write
 
 
 @llvm_function
@@ -104,24 +151,23 @@ def _attend_by_tiles(queries: int, out: int, room: int, tile: Any, sizes: Any, c
     tokens, heads, position, window = tile
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, _ = cache
-    rows, row_bytes = tokens * heads, 4 * size
-    sums, states, _, wide_keys, _ = places_in(room, row_bytes)
-    # The rounded queries take the place of those of float32, which are written where the keys come next.
-    begin_rows(queries, wide_keys, (tokens, heads, query_bytes, position), (size, row_bytes), (sums, states), scale)
-    steps = size // INPUTS
+    rows, row_bytes, steps = tokens * heads, 4 * size, size // INPUTS
+    sums, states, own_keys, own_values, scores = _places_in(room, size)
+    begin_rows(sums, states, (tokens, heads, position), row_bytes)
+    exponents = scale * np.float32(LOG2_E)
     for row in range(rows):
+        given = queries + row // heads * query_bytes + row % heads * row_bytes
         for step in range(steps):
             place = room + (row // ROWS * steps + step) * TILE_BYTES + row % ROWS * 2 * INPUTS
-            write_rounded(wide_keys + row * row_bytes + 4 * INPUTS * step, place)
+            _write_queries(given + 4 * INPUTS * step, exponents, place)
     oldest = max(0, position + 1 - window) // KEYS if window else 0
     end = position + tokens
-    own_values = wide_keys + _BLOCKS * 2 * KEYS * size
     configure()
     for start in range(oldest // _BLOCKS * _BLOCKS, (end + KEYS - 1) // KEYS, _BLOCKS):
         seen = (start, oldest, end)
-        _order_blocks((keys, values, blocks, block_bytes), (wide_keys, own_values), seen, size)
+        _order_blocks((keys, values, blocks, block_bytes), (own_keys, own_values), seen, size)
         for first in range(0, rows, _AT_ONCE):
-            own = (room + first * 2 * size, wide_keys, own_values, sums + first * row_bytes)
+            own = (room + first * 2 * size, own_keys, own_values, scores, sums + first * row_bytes)
             own_states = states + 4 * STATE_NUMBERS * first
             _add_blocks(own, own_states, (min(_AT_ONCE, rows - first), size), (start * KEYS, window))
     release()
@@ -161,10 +207,10 @@ def _order_blocks(cache: Any, room: Any, seen: Any, size: int) -> None:
 def _add_blocks(room: Any, states: int, sizes: Any, seen: Any) -> None:
     """Add blocks of keys and values to up to _AT_ONCE rows.
 
-    `room`: addresses of the queries, the keys and the values in the order of the tiles, and of the sums. `sizes`: rows,
-    size of a head. `seen`: position of the first key, and the window, 0 for none.
+    `room`: addresses of the queries, the keys and the values in the order of the tiles, of the scores and of the sums.
+    `sizes`: rows, size of a head. `seen`: position of the first key, and the window, 0 for none.
     """
-    queries, keys, values, sums = room
+    queries, keys, values, scores, sums = room
     rows, size = sizes
     start, window = seen
     blocks = min(
@@ -172,18 +218,18 @@ def _add_blocks(room: Any, states: int, sizes: Any, seen: Any) -> None:
     )
     if blocks <= 0 or (window and pointer_to_integers(states)[END] - window >= start + _BLOCKS * KEYS):
         return
-    scores, shares, products = stack_floats(_SCORES), stack_floats(_SHARES), stack_floats(_NUMBERS)
+    shares = scores + _BLOCKS * BLOCK_BYTES
+    products = shares + _BLOCKS * 2 * TILE_BYTES
     factors = pointer_to_floats(stack_floats(_AT_ONCE))
     steps = size // INPUTS
     for block in range(blocks):
-        _multiply(rows, queries, keys + STEP_BYTES * steps * block, scores + 4 * _NUMBERS * block, steps)
+        _multiply(rows, queries, keys + STEP_BYTES * steps * block, scores + BLOCK_BYTES * block, steps)
     for row in range(rows):
-        state, own = states + 4 * STATE_NUMBERS * row, scores + 4 * KEYS * row
+        state = states + 4 * STATE_NUMBERS * row
         last = pointer_to_integers(state)[END] - start
-        factors[row] = _shares_of_blocks(own, state, last - window if window else 0, last)
+        first = last - window if window else 0
         place = shares + row // ROWS * blocks * TILE_BYTES + row % ROWS * 2 * KEYS
-        for block in range(blocks):
-            write_rounded(own + 4 * _NUMBERS * block, place + TILE_BYTES * block)
+        factors[row] = rounded_shares_of_row(scores + 4 * KEYS * row, state, place, blocks, first, last)
     for step in range(steps):
         _multiply(rows, shares, values + STEP_BYTES * _BLOCKS * step, products, blocks)
         for row in range(rows):

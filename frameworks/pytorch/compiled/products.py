@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frameworks.pytorch.compiled.finishing import finish
-from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer, tile_sizer
+from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer, rows_limiter, tile_sizer
 from frameworks.pytorch.compiled.jit import inlined, part, stack_floats
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 
@@ -16,8 +16,6 @@ order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 
 [rows, blocks, outputs of a block], which is added to the rows whose number in `ARE_CHANGED`, int64 [rows], is not 0; or
 0.
 """
-# Rows that are multiplied before the next ones are put in order: the ordered ones stay in a core's cache.
-ROWS_AT_ONCE = 256
 # A row that is alone waits for memory, and a core reads several streams faster than one.
 _BLOCKS_OF_ONE_ROW = 4
 
@@ -27,14 +25,15 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
 
     Each format calls it from a function of its own module: numba keeps the code of such a function alone.
     """
-    orders_one_row = format_.orders_one_row
+    orders_one_row, most_rows = format_.orders_one_row, rows_limiter(format_)
 
     @part
     def run(arguments: Any) -> None:
         inputs, outputs = arguments[INPUTS], arguments[OUTPUTS]
         number, threads = thread_number(arguments), num_threads(arguments)
-        for first in range(0, arguments[ROWS], ROWS_AT_ONCE):
-            count = min(ROWS_AT_ONCE, arguments[ROWS] - first)
+        at_once = most_rows(inputs)
+        for first in range(0, arguments[ROWS], at_once):
+            count = min(at_once, arguments[ROWS] - first)
             x = arguments[X] + 4 * first * inputs
             tiles = x
             if orders_one_row or count > 1:

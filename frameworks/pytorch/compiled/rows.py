@@ -4,12 +4,21 @@ import math
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
-from frameworks.pytorch.compiled.jit import compiled, pointer_to_floats
+from frameworks.pytorch.compiled.formats import VECTORS
+from frameworks.pytorch.compiled.jit import compiled, llvm_function, pointer_to_floats, stack_floats
 from frameworks.pytorch.compiled.narrow_numbers import store_bfloat16, store_float16
+from frameworks.pytorch.compiled.tiles import BYTES, load, number
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 """Kinds of the numbers of a cache."""
+_LANES = VECTORS.lanes
+_ROUNDED = 64
+"""Numbers that are rounded as vectors before each is written alone."""
+_ROUNDED_FLOATS = _ROUNDED // 2
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
@@ -26,15 +35,42 @@ def normalize(source: int, target: int, weight: int, size: int, epsilon: Any) ->
 
 
 @compiled
-def rotate(source: int, target: int, cosines: int, sines: int, size: int) -> None:
+def rotate(head: int, cosines: int, sines: int, size: int) -> None:
     """Rotate a head of `size` numbers, its halves together (Su et al. 2021). `cosines`, `sines`: [size / 2]."""
-    x, out = pointer_to_floats(source), pointer_to_floats(target)
-    cosine, sine = pointer_to_floats(cosines), pointer_to_floats(sines)
     half = size // 2
-    for position in range(half):
+    whole = half - half % _LANES
+    _rotate_vectors(head, cosines, sines, half, whole)
+    x, cosine, sine = pointer_to_floats(head), pointer_to_floats(cosines), pointer_to_floats(sines)
+    for position in range(whole, half):
         first, second = x[position], x[position + half]
-        out[position] = first * cosine[position] - second * sine[position]
-        out[position + half] = second * cosine[position] + first * sine[position]
+        x[position] = first * cosine[position] - second * sine[position]
+        x[position + half] = second * cosine[position] + first * sine[position]
+
+
+@llvm_function
+def _rotate_vectors(_context: Any, _head: Any, _cosines: Any, _sines: Any, _half: Any, _whole: Any) -> Any:
+    """(addresses of a head, cosines and sines; half of its size; numbers in whole vectors) → nothing, after rotating
+    these. LLVM makes scalar code of a loop whose results take the place of what it reads.
+    """
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        head, cosines, sines = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+        half, whole = arguments[3:]
+        other = builder.gep(head, [builder.mul(half, number(4))])
+        with cgutils.for_range_slice(builder, number(0), whole, number(VECTORS.lanes)) as (position, _):
+            offset = [builder.mul(position, number(4))]
+            own_places = [builder.gep(each, offset) for each in (head, other)]
+            first, second = (load(builder, each, VECTORS.floats) for each in own_places)
+            cosine, sine = (load(builder, builder.gep(each, offset), VECTORS.floats) for each in (cosines, sines))
+            turned = (
+                builder.fsub(builder.fmul(first, cosine), builder.fmul(second, sine)),
+                builder.fadd(builder.fmul(second, cosine), builder.fmul(first, sine)),
+            )
+            for each, place in zip(turned, own_places, strict=True):
+                builder.store(each, builder.bitcast(place, VECTORS.floats.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), write
 
 
 @compiled
@@ -52,12 +88,28 @@ def scatter(source: int, target: int, size: int, stride: int, kind: int) -> None
     if kind == FLOAT32:
         for position in range(size):
             out[position * stride] = x[position]
-    elif kind == BFLOAT16:
-        for position in range(size):
-            store_bfloat16(target, position * stride, x[position])
-    else:
-        for position in range(size):
-            store_float16(target, position * stride, x[position])
+        return
+    rounded = stack_floats(_ROUNDED_FLOATS)
+    for first in range(0, size, _ROUNDED):
+        count = min(_ROUNDED, size - first)
+        narrow(source + 4 * first, rounded, count, kind)
+        _scatter_narrow(rounded, target + 2 * first * stride, count, stride)
+
+
+@llvm_function
+def _scatter_narrow(_context: Any, _source: Any, _target: Any, _count: Any, _stride: Any) -> Any:
+    """(addresses of numbers of 16 bits, and of their place; count; numbers from one to the next there) → nothing."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.IntType(16).as_pointer()
+        source, target = (builder.inttoptr(each, kind) for each in arguments[:2])
+        count, stride = arguments[2:]
+        with cgutils.for_range_slice(builder, number(0), count, number(1)) as (position, _):
+            own = builder.load(builder.gep(source, [position]), align=2)
+            builder.store(own, builder.gep(target, [builder.mul(position, stride)]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), write
 
 
 @compiled

@@ -18,6 +18,7 @@ from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, r
 from frameworks.pytorch.compiled.step_table import (
     ADAPTING,
     DOWN,
+    FEED_FORWARD,
     GATE,
     OUTPUT,
     PRODUCT_COLUMNS,
@@ -29,9 +30,11 @@ from frameworks.pytorch.compiled.step_table import (
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
 
 if has_matrix_tiles():
-    from frameworks.pytorch.compiled.matrix_attention import attend
+    from frameworks.pytorch.compiled.matrix_attention import attend, room_bytes, tile_tokens
 else:
     from frameworks.pytorch.compiled.attention import attend_by_vectors as attend
+    from frameworks.pytorch.compiled.attention import room_bytes, tile_tokens
+__all__ = ["ADDRESS", "room_bytes", "tile_tokens"]
 
 (
     ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, TILE_HEADS, ROOM_BYTES,
@@ -66,6 +69,20 @@ def _multiply(arguments: Any, layer: int, index: int) -> None:
         call_with(product[ADAPTING], own)
     call_with(product[REGION], own)
     barrier(arguments)
+
+
+@compiled
+def _feed_forward(arguments: Any, layer: int) -> None:
+    own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + GATE)
+    products = pointer_to_integers(own)
+    is_adapted = products[ADAPTING] or products[(DOWN - GATE) * PRODUCT_COLUMNS + ADAPTING]
+    if products[FEED_FORWARD] and not is_adapted:
+        call_with(products[FEED_FORWARD], own)
+        barrier(arguments)
+        return
+    _multiply(arguments, layer, GATE)
+    _multiply(arguments, layer, UP)
+    _multiply(arguments, layer, DOWN)
 
 
 @compiled
@@ -105,7 +122,7 @@ def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
         if weight:
             normalize(own, own, weight, size, epsilon)
         angles = 4 * row * (size // 2)
-        rotate(own, own, arguments[COSINES] + angles, arguments[SINES] + angles, size)
+        rotate(own, arguments[COSINES] + angles, arguments[SINES] + angles, size)
         if index >= 0:
             scatter(own, place + positions[row] % KEYS * (cached_bytes // size), size, KEYS, kind)
     barrier(arguments)
@@ -201,9 +218,7 @@ def _region(arguments: Any) -> None:
             _select_rows(arguments, number, threads)
         _multiply(arguments, layer, OUTPUT)
         _normalize_rows(arguments, arguments[STATES], table[MIDDLE_NORM], rows, number, threads)
-        _multiply(arguments, layer, GATE)
-        _multiply(arguments, layer, UP)
-        _multiply(arguments, layer, DOWN)
+        _feed_forward(arguments, layer)
     _normalize_rows(arguments, arguments[STATES], arguments[FINAL_NORM], rows, number, threads)
     _multiply(arguments, arguments[LAYERS], 0)
 

@@ -4,8 +4,8 @@ from frameworks.pytorch.compiled.products import NUM_ARGUMENTS
 
 QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, PRODUCTS_OF_LAYER = range(6)
 """Products of a layer, in this order. The head is behind the last layer's."""
-REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, PRODUCT_COLUMNS = range(
-    NUM_ARGUMENTS, NUM_ARGUMENTS + 10
+REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, FEED_FORWARD, PRODUCT_COLUMNS = range(
+    NUM_ARGUMENTS, NUM_ARGUMENTS + 11
 )
 """Columns behind the arguments of the product:
 
@@ -13,6 +13,8 @@ REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, PRO
   and to the next ones, `TOGETHER` of them, which have the same rows; 0 without adapters.
 - `PRODUCT`: the number of this product. `RUNS`: address of int64 [NUM_RUNS, RUN_NUMBERS].
 - `LOW`: of float32 [products together, ROOM, LOW_COLUMNS], for the rows' products with A. `ROOM`: rows.
+- `FEED_FORWARD`, of a layer's `GATE`: address of the region that computes it, `UP` and `DOWN` together where adapters
+  change none of them; 0 where there is none.
 """
 FIRST_ROW, END_ROW, ADAPTER, RUN_NUMBERS = range(4)
 """Of adjacent rows of one adapter. `ADAPTER`: address of int64 [products, PRODUCT_NUMBERS]."""

@@ -19,8 +19,6 @@ from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMe
 
 # As compiled/rows.py numbers them; importing it would compile.
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MAX_ROWS = 256
-"""Tokens of a piece."""
 # Pieces of a step have whole tiles of so many rows.
 _TILE_ROWS = 8
 
@@ -60,6 +58,7 @@ class CompiledStep:
 
         self._decoder = decoder
         self._hidden_size = linears[0].inputs
+        self.most_rows = linears[0].most_rows
         # A table of another type is read by torch.
         embedding = decoder.embedding
         self._embedding = embedding.detach() if embedding is not None and embedding.dtype == torch.float32 else None
@@ -79,12 +78,15 @@ class CompiledStep:
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
-        num_bytes = [4 * MAX_ROWS * size for size in sizes.values()]
-        num_bytes.append(max(each.tile_bytes(MAX_ROWS) for each in linears))
+        num_bytes = [4 * self.most_rows * size for size in sizes.values()]
+        # The products behind attention, computed together, have rows in order there.
+        num_bytes[-1] = max(num_bytes[-1], *(each.ordered_bytes(self.most_rows) for each in linears[4::5]))
+        num_bytes.append(max(each.tile_bytes(self.most_rows) for each in linears))
         self._buffers = dict(zip((*sizes, "tiles"), buffers.empty_parts(num_bytes), strict=True))
-        self._states = self._buffers["states"].view(np.float32).reshape(MAX_ROWS, self._hidden_size)
+        self._states = self._buffers["states"].view(np.float32).reshape(self.most_rows, self._hidden_size)
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._room_bytes, self._tile_tokens = attention.room_bytes(first.head_size), attention.tile_tokens
+        self._head_size, self._cache_kind = first.head_size, _CACHE_KINDS[cache.shape.dtype]
+        self._room_bytes = step.room_bytes(first.head_size, self._cache_kind)
         self._key_heads = first.key_heads
         self._group, self._most_heads = first.query_heads // first.key_heads, attention.MAX_TILE_ROWS
         self._logits = torch.empty(0, self._vocabulary)
@@ -93,7 +95,7 @@ class CompiledStep:
         self._final_norm = self._norms.address(decoder.final_norm)
         self._table = _table(decoder.layers, step, self._norms)
         self._arguments_of_products = self._products_table(linears)
-        self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, MAX_ROWS)
+        self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, self.most_rows)
         self._set_constants(first)
 
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
@@ -101,7 +103,7 @@ class CompiledStep:
 
         Raises IndexError.
         """
-        pieces = _pieces([_Rows(part, 0, part.num_tokens) for part in parts])
+        pieces = _pieces([_Rows(part, 0, part.num_tokens) for part in parts], self.most_rows)
         vocabulary = self._decoder.embed.num_embeddings
         token_ids = [part.token_ids for part in parts]
         lowest, highest = min(map(min, token_ids)), max(map(max, token_ids))
@@ -187,7 +189,7 @@ class CompiledStep:
 
     def _tiles(self, piece: "Sequence[_Rows]", heads: int) -> tuple[list[int], list[int]]:
         """Return first row and tokens of each tile, and of those of the last layer."""
-        tokens = self._tile_tokens(heads)
+        tokens = self._step.tile_tokens(heads, self._head_size, self._cache_kind)
         tiles: list[int] = []
         last_tiles: list[int] = []
         end = 0
@@ -221,6 +223,11 @@ class CompiledStep:
             own[products.X], own[products.OUT] = x, out
             own[products.OPERATION], own[products.OTHER] = operation, other
             own[products.TILES] = tiles
+        per_layer, gate = self._columns.PRODUCTS_OF_LAYER, self._columns.GATE
+        for index in range(gate, len(linears) - 1, per_layer):
+            formats = {each.format for each in linears[index : index + per_layer - gate]}
+            if len(formats) == 1:
+                table[index, self._columns.FEED_FORWARD] = formats.pop().feed_forward
         return table
 
     def _set_constants(self, layer: LlamaLayer) -> None:
@@ -235,7 +242,7 @@ class CompiledStep:
         arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
         arguments[step.NUMBERS] = self._numbers.ctypes.data
         arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
-        arguments[step.CACHE_KIND] = _CACHE_KINDS[self._cache.shape.dtype]
+        arguments[step.CACHE_KIND] = self._cache_kind
         arguments[step.FINAL_NORM] = self._final_norm
         arguments[step.CACHE] = keys.data_ptr()
         arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()
@@ -268,13 +275,13 @@ class _Rows(NamedTuple):
         return min(self.num_rows, max(0, self.first + self.num_rows - without))
 
 
-def _pieces(rows: list[_Rows]) -> list[list[_Rows]]:
-    """Return the rows of a step in pieces of at most MAX_ROWS, nearly equal ones: few rows take as long as more."""
+def _pieces(rows: list[_Rows], most_rows: int) -> list[list[_Rows]]:
+    """Return the rows of a step in pieces of at most `most_rows`, nearly equal ones: few rows take as long as more."""
     total = sum(each.num_rows for each in rows)
-    if total <= MAX_ROWS:
+    if total <= most_rows:
         return [rows]
-    most = -(-total // -(-total // MAX_ROWS))
-    most = min(MAX_ROWS, -(-most // _TILE_ROWS) * _TILE_ROWS)
+    most = -(-total // -(-total // most_rows))
+    most = min(most_rows, -(-most // _TILE_ROWS) * _TILE_ROWS)
     pieces: list[list[_Rows]] = [[]]
     room = most
     for part, first, count in rows:

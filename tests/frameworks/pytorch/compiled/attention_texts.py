@@ -1,5 +1,6 @@
 """Texts of one head of keys, whose attention is computed by compiled code and by torch."""
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -62,7 +63,7 @@ class Text:
         form = self.form
         attention, region = compiled(form.by_tiles)
         out = torch.full_like(self.queries, torch.nan)
-        room = torch.full((attention.room_bytes(form.head_size),), 255, dtype=torch.uint8)
+        room = torch.full((attention.room_bytes(form.head_size, KINDS[form.dtype]),), 255, dtype=torch.uint8)
         token_bytes = 4 * form.group * form.head_size
         keys, values = (states[0, 1].data_ptr() for states in self.cache)
         for head in range(0, form.group, form.heads):
@@ -81,13 +82,17 @@ class Text:
 
     def whole(self) -> torch.Tensor:
         """Return all rows, computed in the tiles of a step."""
-        count, tokens = len(self.queries), compiled(self.form.by_tiles)[0].tile_tokens(self.form.heads)
+        form, count = self.form, len(self.queries)
+        tokens = compiled(form.by_tiles)[0].tile_tokens(form.heads, form.head_size, KINDS[form.dtype])
         return torch.cat([self.found(first, min(tokens, count - first)) for first in range(0, count, tokens)])
 
     def expected(self) -> torch.Tensor:
         """Return torch's result in float64. Queries are rounded as those of matrix tiles."""
-        scaled = _SCALE * self.queries
-        queries = (scaled.bfloat16() if self.form.by_tiles else scaled).double().transpose(0, 1)
+        queries = _SCALE * self.queries.double()
+        if self.form.by_tiles:
+            exponents = self.queries * (torch.tensor(_SCALE) * math.log2(math.e))
+            queries = exponents.bfloat16().double() * math.log(2)
+        queries = queries.transpose(0, 1)
         own = torch.arange(self.start, len(self.keys))[:, None]
         other = torch.arange(len(self.keys))
         mask = (other <= own) & (other > own - (self.form.window or len(self.keys)))
@@ -103,11 +108,12 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
     from frameworks.pytorch.compiled.jit import address_of
     from frameworks.pytorch.compiled.parallel import Region
 
+    module: Any = attention
     attend: Any = attention.attend_by_vectors
     if by_tiles:
         from frameworks.pytorch.compiled import matrix_attention
 
-        attend = matrix_attention.attend
+        module, attend = matrix_attention, matrix_attention.attend
 
     def attend_once(arguments: Any) -> None:
         attend(
@@ -128,5 +134,5 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
             patch.setattr(matrix_tiles, "function", TILES.function)
             made = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(attend_once)
         _kept.append(made)
-        return attention, Region(made.address, 15)
-    return attention, Region(address_of(attend_once), 15)
+        return module, Region(made.address, 15)
+    return module, Region(address_of(attend_once), 15)

@@ -36,7 +36,7 @@ def packed(tiles: MatrixTiles) -> PackedFormat:
     format_ = matrix_tiles.FORMAT
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrix_tiles, "function", tiles.function)
-        run = region(format_, matrix_tiles.matrix_orderer(format_), matrix_tiles.matrix_multiplier(format_))
+        run = region(format_, matrix_tiles.matrix_orderer(format_), matrix_tiles.matrix_multiplier())
 
         def product(arguments: Any) -> None:
             run(arguments)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.vectors import lanes
-from frameworks.pytorch.generation.compiled_step import MAX_ROWS
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
@@ -28,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"model_type": "mistral", "sliding_window": 7},
     "head norms": {"model_type": "qwen3"},
 }
+LONG_PROMPT = 316
+"""Tokens that take two pieces of a step in float32."""
 # Dtype of the weights, of keys and values, and the tolerance relative to the spread of the logits.
 NARROW = [
     ("f32", "bf16", 0.03),
@@ -68,7 +69,7 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
 
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> None:
-    sizes = [(3, 1), (20, 1), (0, MAX_ROWS + 2), (10, 20)]
+    sizes = [(3, 1), (20, 1), (0, runner.step.most_rows + 2), (10, 20)]
     parts = plan_of(sizes, range(BLOCKS), is_scored=is_scored)
     expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
     found, cache = computed(runner, parts, runner.step.logits, threads=2)
@@ -77,10 +78,11 @@ def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> N
 
 
 @settings(max_examples=20)
-@given(st.lists(st.integers(1, MAX_ROWS + 60), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
+@given(st.lists(st.integers(1, LONG_PROMPT), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
 def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
     """A prompt in parts, of one token too, has the same bits as at once."""
-    [whole] = plan_of([(0, MAX_ROWS + 60)], blocks)
+    assert runner.step.most_rows < LONG_PROMPT
+    [whole] = plan_of([(0, LONG_PROMPT)], blocks)
     bounds = [0, *sorted({*ends, whole.num_tokens})]
     parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise(bounds)]
 
@@ -131,6 +133,24 @@ def test_narrow_numbers_equal_those_by_layers(
     found, cache = computed(runner, parts, runner.step.logits)
     assert float((found - expected).square().mean().sqrt()) < tolerance * float(expected.float().std())
     assert torch.allclose(cache.float(), expected_cache.float(), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [each[:2] for each in NARROW])
+def test_narrow_prompt_does_not_depend_on_its_parts(made_once: FolderMaker, dtype: str, kv_dtype: str) -> None:
+    model = load_generating(
+        made_once(save_causal_model), blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5
+    )
+    runner = runner_of(model)
+    [whole] = plan_of([(0, LONG_PROMPT)], range(BLOCKS))
+    parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise((0, 1, 18, 51, 130, LONG_PROMPT))]
+
+    def in_parts(_: object) -> Any:
+        return [runner.step.logits([part]) for part in parts][-1]
+
+    expected, expected_cache = computed(runner, [whole], runner.step.logits)
+    found, cache = computed(runner, parts, in_parts, threads=2)
+    assert torch.equal(found, expected)
+    assert torch.equal(cache, expected_cache)
 
 
 def test_layers_of_other_kernels_have_no_compiled_step(made_once: FolderMaker) -> None:
