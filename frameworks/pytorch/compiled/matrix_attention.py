@@ -1,7 +1,7 @@
 """Attention by the matrix tiles of Intel's AMX, where keys and values are bfloat16.
 
 As attention.py, with queries and shares that are rounded to bfloat16. Exponentials and sums are float32. 16 or 32 rows
-are multiplied at once; where there are fewer, the results of the others are not read. 16 adjacent blocks of keys, as
+are multiplied at once; where there are fewer, the results of the others are not read. 32 adjacent blocks of keys, as
 the text numbers them, are added at once. Those that a row does not see add zeros to its sums. So a row's result depends
 on its own keys alone.
 """
@@ -45,7 +45,7 @@ _AT_ONCE = 2 * ROWS
 _MOST_ROWS = 4 * _AT_ONCE
 """Of a tile: keys and values are put in the order of the products once for all of them."""
 _BLOCKS = 32
-"""Blocks of keys whose scores become shares together: a row's largest score and factor are found for all of them."""
+"""Blocks of keys whose scores become shares together: a row's reference and factor are found once for all of them."""
 _ROW = ir.VectorType(ir.IntType(16), KEYS)
 _one_tile, _two_tiles = matrix_tile(1), matrix_tile(2)
 

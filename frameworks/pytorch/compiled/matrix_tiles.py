@@ -32,8 +32,9 @@ _STEPS_AT_ONCE = 16
 """Steps of a block of weights, by which all rows are multiplied before the next ones. They stay in a core's first
 cache, and the rows are read past it."""
 ROWS_OF_STEP = 2
-"""Rows of other sums that are worked on beside a step: a step takes as long as their vectors."""
+"""Rows of other sums that are worked on beside a step: their vectors take no longer than its tiles."""
 NUM_WORK = 5
+"""Numbers that say what the work is: addresses, sizes in bytes, an operation."""
 _MOST_BYTES = 1024 * 1024
 """Of rows in order: with a block of weights and their sums they stay in a core's second cache."""
 _PALETTE, _REGISTERS, _PLACE_OF_WIDTHS, _PLACE_OF_ROWS, _CONFIGURATION_BYTES = 1, 8, 16, 48, 64

@@ -16,7 +16,7 @@ from tests.frameworks.pytorch.compiled.layers import random
 from tests.support.matrix_tiles import MatrixTiles
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-BLOCKS = 16
+BLOCKS = 36
 IN_ROW = list(range(BLOCKS))
 """All blocks in the order of their numbers."""
 _SCALE = 0.25

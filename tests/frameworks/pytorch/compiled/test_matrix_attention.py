@@ -66,6 +66,21 @@ def test_row_does_not_depend_on_its_tile(first: int, tokens: int, heads: int, wi
     assert torch.equal(other.found(first, tokens), text.whole()[first : first + tokens])
 
 
+@pytest.mark.parametrize("window", [0, 300])
+def test_attention_of_more_keys_than_are_added_at_once_matches_reference(window: int) -> None:
+    check(Text(1020, 50, form(window=window), IN_ROW))
+
+
+@pytest.mark.parametrize("factor", [1, 64])
+def test_scores_behind_those_that_are_added_at_once(factor: int) -> None:
+    """What was added up is scaled where later keys have much larger scores."""
+    text = Text(1000, 90, form(), IN_ROW)
+    cached = text.cache[0].view(BLOCKS, 2, 64, 32)
+    text.keys[1028:1032] *= factor
+    cached[32, 1, :, 4:8] *= factor
+    check(text)
+
+
 @pytest.mark.parametrize("factor", [8, 64])
 def test_larger_scores_behind_the_first_block(factor: int) -> None:
     """The first block's largest score is the reference of the others, unless they are much larger."""
