@@ -49,4 +49,4 @@ def pack(weight: Floats, format_: Format = FORMAT) -> Bytes:
     return buffer
 
 
-PACKED = PackedFormat(FORMAT, ADDRESS, pack, _FEED_FORWARD)
+PACKED = PackedFormat(FORMAT, ADDRESS, pack, _FEED_FORWARD, has_matrix_tiles())

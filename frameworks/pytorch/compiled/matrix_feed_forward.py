@@ -109,8 +109,9 @@ def feed_forward(arguments: Any) -> None:
     """
     number, threads = thread_number(arguments), num_threads(arguments)
     rows, outputs = arguments[NUM_ROWS], arguments[OUTPUTS]
-    _order(arguments[X], arguments[TILES], rows, arguments[NUM_INPUTS], number, threads)
-    barrier(arguments)
+    if arguments[X]:
+        _order(arguments[X], arguments[TILES], rows, arguments[NUM_INPUTS], number, threads)
+        barrier(arguments)
     _gate(arguments, number, threads)
     barrier(arguments)
     at_once, hidden = _most_rows(outputs), arguments[_DOWN + OUTPUTS]

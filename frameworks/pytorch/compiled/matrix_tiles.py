@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from frameworks.pytorch.compiled.bfloat16_rows import rounded_row_writer
+from frameworks.pytorch.compiled.bfloat16_rows import rounded_row_writer, write_rounded
 from frameworks.pytorch.compiled.finishing import add_terms, write_any_row, write_sums
 from frameworks.pytorch.compiled.formats import BLOCK, MOST_ROWS, Format, row_sizer
-from frameworks.pytorch.compiled.jit import llvm_function, part, stack_floats
+from frameworks.pytorch.compiled.jit import compiled, llvm_function, part, stack_floats
 from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, TILE_SIGNATURE, at, function, number, prefetch
 
 INPUTS = 32
@@ -217,6 +217,15 @@ def matrix_orderer(format_: Format) -> Callable[..., None]:
             write_rows(x + 4 * done * inputs, tiles + done * row_bytes(inputs), min(ROWS, rows - done), inputs)
 
     return order
+
+
+@compiled
+def order_row(source: int, tiles: int, row: int, inputs: int) -> None:
+    """Write one row of float32 [inputs], a multiple of INPUTS, where `matrix_orderer` does. `row`: its number."""
+    steps = inputs // INPUTS
+    for step in range(steps):
+        place = tiles + (row // ROWS * steps + step) * TILE_BYTES + row % ROWS * _ROW_BYTES
+        write_rounded(source + 4 * INPUTS * step, place)
 
 
 def block_adder(write_row: WriteRow) -> Callable[..., None]:

@@ -11,10 +11,10 @@ from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_thre
 ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED, NUM_ARGUMENTS = range(
     NUM_RESERVED, NUM_RESERVED + 13
 )
-"""Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]. `TILES`: of room for the rows in
-order. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0. `DELTAS`: of float32
-[rows, blocks, outputs of a block], which is added to the rows whose number in `ARE_CHANGED`, int64 [rows], is not 0; or
-0.
+"""Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]; 0 if they are in order in `TILES`,
+which is room for that. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0.
+`DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose number in `ARE_CHANGED`, int64
+[rows], is not 0; or 0.
 """
 # A row that is alone waits for memory, and a core reads several streams faster than one.
 _BLOCKS_OF_ONE_ROW = 4
@@ -25,7 +25,7 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
 
     Each format calls it from a function of its own module: numba keeps the code of such a function alone.
     """
-    orders_one_row, most_rows = format_.orders_one_row, rows_limiter(format_)
+    orders_one_row, most_rows, row_bytes = format_.orders_one_row, rows_limiter(format_), row_sizer(format_)
 
     @part
     def run(arguments: Any) -> None:
@@ -36,7 +36,9 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
             count = min(at_once, arguments[ROWS] - first)
             x = arguments[X] + 4 * first * inputs
             tiles = x
-            if orders_one_row or count > 1:
+            if not arguments[X]:
+                tiles = arguments[TILES] + first * row_bytes(inputs)
+            elif orders_one_row or count > 1:
                 tiles = arguments[TILES]
                 barrier(arguments)
                 order(x, tiles, count, inputs, number, threads)

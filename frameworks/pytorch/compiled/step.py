@@ -13,7 +13,10 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_floats,
     pointer_to_integers,
 )
+from frameworks.pytorch.compiled.matrix_tiles import order_row
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
+from frameworks.pytorch.compiled.products import TILES as PRODUCT_TILES
+from frameworks.pytorch.compiled.products import X
 from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, rotate, scatter
 from frameworks.pytorch.compiled.step_table import (
     ADAPTING,
@@ -25,6 +28,7 @@ from frameworks.pytorch.compiled.step_table import (
     PRODUCTS_OF_LAYER,
     QUERY_KEY_VALUE,
     REGION,
+    TAKES_ORDERED,
     UP,
 )
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
@@ -74,10 +78,9 @@ def _multiply(arguments: Any, layer: int, index: int) -> None:
 @compiled
 def _feed_forward(arguments: Any, layer: int) -> None:
     own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + GATE)
-    products = pointer_to_integers(own)
-    is_adapted = products[ADAPTING] or products[(DOWN - GATE) * PRODUCT_COLUMNS + ADAPTING]
-    if products[FEED_FORWARD] and not is_adapted:
-        call_with(products[FEED_FORWARD], own)
+    gate = pointer_to_integers(own)
+    if _is_together(gate):
+        call_with(gate[FEED_FORWARD], own)
         barrier(arguments)
         return
     _multiply(arguments, layer, GATE)
@@ -86,13 +89,29 @@ def _feed_forward(arguments: Any, layer: int) -> None:
 
 
 @compiled
-def _normalize_rows(arguments: Any, source: int, weight: int, rows: int, number: int, threads: int) -> None:
-    size = arguments[HIDDEN]
+def _normalize_rows(arguments: Any, layer: int, index: int, weight: int, rows: int, number: int, threads: int) -> None:
+    """Normalize the states for a product."""
+    own = pointer_to_integers(arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index))
+    size, normed = arguments[HIDDEN], arguments[NORMED]
     epsilon = pointer_to_floats(arguments[NUMBERS])[0]
+    in_order = own[TAKES_ORDERED] and not (own[ADAPTING] or (index == GATE and not _is_together(own)))
     for row in range(number, rows, threads):
-        offset = 4 * row * size
-        normalize(source + offset, arguments[NORMED] + offset, weight, size, epsilon)
+        source = arguments[STATES] + 4 * row * size
+        if in_order:
+            place = normed + 4 * number * size
+            normalize(source, place, weight, size, epsilon)
+            order_row(place, own[PRODUCT_TILES], row, size)
+        else:
+            normalize(source, normed + 4 * row * size, weight, size, epsilon)
+    # All threads write the same.
+    own[X] = 0 if in_order else normed
     barrier(arguments)
+
+
+@compiled
+def _is_together(gate: Any) -> bool:
+    """Whether the products from `GATE` on are computed together. `gate`: its row of the table."""
+    return bool(gate[FEED_FORWARD] and not (gate[ADAPTING] or gate[(DOWN - GATE) * PRODUCT_COLUMNS + ADAPTING]))
 
 
 @compiled
@@ -207,7 +226,7 @@ def _region(arguments: Any) -> None:
         _embed(arguments, number, threads)
     for layer in range(arguments[LAYERS]):
         table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
-        _normalize_rows(arguments, arguments[STATES], table[INPUT_NORM], rows, number, threads)
+        _normalize_rows(arguments, layer, QUERY_KEY_VALUE, table[INPUT_NORM], rows, number, threads)
         _multiply(arguments, layer, QUERY_KEY_VALUE)
         _write_heads(arguments, layer, number, threads)
         _attend_tiles(arguments, layer, number, threads)
@@ -217,9 +236,9 @@ def _region(arguments: Any) -> None:
                 return
             _select_rows(arguments, number, threads)
         _multiply(arguments, layer, OUTPUT)
-        _normalize_rows(arguments, arguments[STATES], table[MIDDLE_NORM], rows, number, threads)
+        _normalize_rows(arguments, layer, GATE, table[MIDDLE_NORM], rows, number, threads)
         _feed_forward(arguments, layer)
-    _normalize_rows(arguments, arguments[STATES], arguments[FINAL_NORM], rows, number, threads)
+    _normalize_rows(arguments, arguments[LAYERS], 0, arguments[FINAL_NORM], rows, number, threads)
     _multiply(arguments, arguments[LAYERS], 0)
 
 

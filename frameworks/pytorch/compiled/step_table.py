@@ -4,9 +4,10 @@ from frameworks.pytorch.compiled.products import NUM_ARGUMENTS
 
 QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, PRODUCTS_OF_LAYER = range(6)
 """Products of a layer, in this order. The head is behind the last layer's."""
-REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, FEED_FORWARD, PRODUCT_COLUMNS = range(
-    NUM_ARGUMENTS, NUM_ARGUMENTS + 11
-)
+(
+    REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, FEED_FORWARD, TAKES_ORDERED,
+    PRODUCT_COLUMNS,
+) = range(NUM_ARGUMENTS, NUM_ARGUMENTS + 12)  # fmt: skip
 """Columns behind the arguments of the product:
 
 - `REGION`: address of the product's region. `ADAPTING`: of the region that computes what adapters add to this product
@@ -15,6 +16,8 @@ REGION, ADAPTING, TOGETHER, PRODUCT, RUNS, NUM_RUNS, LOW, LOW_COLUMNS, ROOM, FEE
 - `LOW`: of float32 [products together, ROOM, LOW_COLUMNS], for the rows' products with A. `ROOM`: rows.
 - `FEED_FORWARD`, of a layer's `GATE`: address of the region that computes it, `UP` and `DOWN` together where adapters
   change none of them; 0 where there is none.
+- `TAKES_ORDERED`: 1 if the norm before the product writes its rows in order, as `matrix_tiles.order_row` does, where no
+  adapter reads them.
 """
 FIRST_ROW, END_ROW, ADAPTER, RUN_NUMBERS = range(4)
 """Of adjacent rows of one adapter. `ADAPTER`: address of int64 [products, PRODUCT_NUMBERS]."""

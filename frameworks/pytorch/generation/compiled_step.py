@@ -228,6 +228,9 @@ class CompiledStep:
             formats = {each.format for each in linears[index : index + per_layer - gate]}
             if len(formats) == 1:
                 table[index, self._columns.FEED_FORWARD] = formats.pop().feed_forward
+        for own, linear in zip(table, linears, strict=True):
+            if own[products.X] == normed and linear.takes_ordered(self.most_rows):
+                own[self._columns.TAKES_ORDERED] = 1
         return table
 
     def _set_constants(self, layer: LlamaLayer) -> None:
