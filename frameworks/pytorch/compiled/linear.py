@@ -62,9 +62,12 @@ class CompiledLinear:
         """Return the bytes of so many rows in order, all at once."""
         return self.format.format.tile_bytes(rows, self.inputs)
 
-    def takes_ordered(self, rows: int) -> bool:
-        """Return whether so many rows can be in order, as `matrix_tiles.order_row` writes them, before the product."""
-        is_whole = self.inputs % self.format.format.inputs_at_once == 0
+    def takes_ordered(self, rows: int, part: int) -> bool:
+        """Return whether so many rows can be in order before the product, as `matrix_tiles.order_row` writes them.
+
+        `part`: inputs that are written at once.
+        """
+        is_whole = part % self.format.format.inputs_at_once == 0
         return self.format.has_order_of_tiles and is_whole and rows <= self.most_rows
 
     @property

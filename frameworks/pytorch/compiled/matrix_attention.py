@@ -42,8 +42,8 @@ from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, PARTS, at, load
 
 _AT_ONCE = 2 * ROWS
 """Rows of a product."""
-_MOST_ROWS = 4 * _AT_ONCE
-"""Of a tile: keys and values are put in the order of the products once for all of them."""
+MAX_TILE_ROWS = 4 * _AT_ONCE
+"""Rows of a tile: keys and values are put in the order of the products once for all of them."""
 _BLOCKS = 32
 """Blocks of keys whose scores become shares together: a row's reference and factor are found once for all of them."""
 _ROW = ir.VectorType(ir.IntType(16), KEYS)
@@ -58,7 +58,7 @@ def tile_tokens(heads: int, head_size: int, kind: int, /) -> int:
     """Return the tokens of a tile with so many query heads."""
     if not _is_by_tiles(head_size, kind):
         return attention.tile_tokens(heads, head_size, kind)
-    return max(1, _MOST_ROWS // heads)
+    return max(1, MAX_TILE_ROWS // heads)
 
 
 def room_bytes(head_size: int, kind: int, /) -> int:
@@ -67,7 +67,7 @@ def room_bytes(head_size: int, kind: int, /) -> int:
         return attention.room_bytes(head_size, kind)
     of_rows = (2 + 4) * head_size + 4 * STATE_NUMBERS
     of_block = 2 * 2 * KEYS * head_size + BLOCK_BYTES + 2 * TILE_BYTES
-    return -(-(_MOST_ROWS * of_rows + _BLOCKS * of_block + BLOCK_BYTES) // LINE_BYTES) * LINE_BYTES
+    return -(-(MAX_TILE_ROWS * of_rows + _BLOCKS * of_block + BLOCK_BYTES) // LINE_BYTES) * LINE_BYTES
 
 
 @inlined
@@ -75,9 +75,9 @@ def _places_in(room: int, size: int) -> tuple[int, int, int, int, int]:
     """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, float32, of
     the keys and the values in order, and of the scores. Behind these are the shares, and the products of values.
     """
-    sums = room + _MOST_ROWS * 2 * size
-    states = sums + _MOST_ROWS * 4 * size
-    keys = states + _MOST_ROWS * 4 * STATE_NUMBERS
+    sums = room + MAX_TILE_ROWS * 2 * size
+    states = sums + MAX_TILE_ROWS * 4 * size
+    keys = states + MAX_TILE_ROWS * 4 * STATE_NUMBERS
     values = keys + _BLOCKS * 2 * KEYS * size
     return sums, states, keys, values, values + _BLOCKS * 2 * KEYS * size
 

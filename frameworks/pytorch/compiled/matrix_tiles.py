@@ -220,12 +220,14 @@ def matrix_orderer(format_: Format) -> Callable[..., None]:
 
 
 @compiled
-def order_row(source: int, tiles: int, row: int, inputs: int) -> None:
-    """Write one row of float32 [inputs], a multiple of INPUTS, where `matrix_orderer` does. `row`: its number."""
-    steps = inputs // INPUTS
-    for step in range(steps):
-        place = tiles + (row // ROWS * steps + step) * TILE_BYTES + row % ROWS * _ROW_BYTES
-        write_rounded(source + 4 * INPUTS * step, place)
+def order_row(source: int, tiles: int, row: int, columns: Any) -> None:
+    """Write a part of a row where `matrix_orderer` does. `source`: address of float32 [count]. `row`: its number.
+    `columns`: inputs of the row, the first one of the part, and its count; all are multiples of INPUTS.
+    """
+    inputs, first, count = columns
+    place = tiles + (row // ROWS * (inputs // INPUTS) + first // INPUTS) * TILE_BYTES + row % ROWS * _ROW_BYTES
+    for step in range(count // INPUTS):
+        write_rounded(source + 4 * INPUTS * step, place + TILE_BYTES * step)
 
 
 def block_adder(write_row: WriteRow) -> Callable[..., None]:

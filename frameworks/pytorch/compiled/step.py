@@ -34,10 +34,12 @@ from frameworks.pytorch.compiled.step_table import (
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
 
 if has_matrix_tiles():
-    from frameworks.pytorch.compiled.matrix_attention import attend, room_bytes, tile_tokens
+    from frameworks.pytorch.compiled.matrix_attention import MAX_TILE_ROWS, attend, tile_tokens
+    from frameworks.pytorch.compiled.matrix_attention import room_bytes as attention_bytes
 else:
+    from frameworks.pytorch.compiled.attention import MAX_TILE_ROWS, tile_tokens
     from frameworks.pytorch.compiled.attention import attend_by_vectors as attend
-    from frameworks.pytorch.compiled.attention import room_bytes, tile_tokens
+    from frameworks.pytorch.compiled.attention import room_bytes as attention_bytes
 __all__ = ["ADDRESS", "room_bytes", "tile_tokens"]
 
 (
@@ -63,6 +65,11 @@ __all__ = ["ADDRESS", "room_bytes", "tile_tokens"]
 """
 INPUT_NORM, QUERY_NORM, KEY_NORM, MIDDLE_NORM, WINDOW, NUM_COLUMNS = range(6)
 """Columns of the table: addresses of weights, 0 where there are none, and the tokens that a query sees, 0 for all."""
+
+
+def room_bytes(head_size: int, kind: int) -> int:
+    """Return the bytes that a thread needs for its work: for attention, and behind that for what a tile has seen."""
+    return attention_bytes(head_size, kind) + 4 * head_size * MAX_TILE_ROWS
 
 
 @compiled
@@ -100,7 +107,7 @@ def _normalize_rows(arguments: Any, layer: int, index: int, weight: int, rows: i
         if in_order:
             place = normed + 4 * number * size
             normalize(source, place, weight, size, epsilon)
-            order_row(place, own[PRODUCT_TILES], row, size)
+            order_row(place, own[PRODUCT_TILES], row, (size, 0, size))
         else:
             normalize(source, normed + 4 * row * size, weight, size, epsilon)
     # All threads write the same.
@@ -172,6 +179,10 @@ def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None
     group, at_once = query_heads // key_heads, arguments[TILE_HEADS]
     shares = (group + at_once - 1) // at_once
     tasks = key_heads * shares
+    product = pointer_to_integers(arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + OUTPUT))
+    # Behind the last layer's attention, rows are selected first.
+    in_order = product[TAKES_ORDERED] and not (product[ADAPTING] or is_last)
+    seen = room + arguments[ROOM_BYTES] - head_bytes * MAX_TILE_ROWS
     for task in range(number, num_tiles * tasks, threads):
         tile, key_head = task // tasks, task % tasks // shares
         row, tokens = tiles[2 * tile], tiles[2 * tile + 1]
@@ -179,15 +190,22 @@ def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None
         head = key_head * group + first
         place = keys + key_head * KEYS * cached_bytes
         blocks = arguments[BLOCKS] + 8 * first_blocks[row]
+        heads = min(at_once, group - first)
         attend(
             arguments[HEADS] + row * query_bytes + head * head_bytes,
-            arguments[SEEN] + row * out_bytes + head * head_bytes,
+            seen if in_order else arguments[SEEN] + row * out_bytes + head * head_bytes,
             room,
-            (tokens, min(at_once, group - first), positions[row], window),
-            (size, query_bytes, out_bytes),
+            (tokens, heads, positions[row], window),
+            (size, query_bytes, heads * head_bytes if in_order else out_bytes),
             (place, place + arguments[CACHE_HALF_BYTES], blocks, arguments[CACHE_BLOCK_BYTES], kind),
             scale,
         )
+        if in_order:
+            for token in range(tokens):
+                source, column = seen + token * heads * head_bytes, head * size
+                order_row(source, product[PRODUCT_TILES], row + token, (query_heads * size, column, heads * size))
+    # All threads write the same.
+    product[X] = 0 if in_order else arguments[SEEN]
     barrier(arguments)
 
 

@@ -16,8 +16,8 @@ QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, PRODUCTS_OF_LAYER = range(6)
 - `LOW`: of float32 [products together, ROOM, LOW_COLUMNS], for the rows' products with A. `ROOM`: rows.
 - `FEED_FORWARD`, of a layer's `GATE`: address of the region that computes it, `UP` and `DOWN` together where adapters
   change none of them; 0 where there is none.
-- `TAKES_ORDERED`: 1 if the norm before the product writes its rows in order, as `matrix_tiles.order_row` does, where no
-  adapter reads them.
+- `TAKES_ORDERED`: 1 if the norm or the attention before the product writes its rows in order, as
+  `matrix_tiles.order_row` does, where no adapter reads them.
 """
 FIRST_ROW, END_ROW, ADAPTER, RUN_NUMBERS = range(4)
 """Of adjacent rows of one adapter. `ADAPTER`: address of int64 [products, PRODUCT_NUMBERS]."""

@@ -223,15 +223,19 @@ class CompiledStep:
             own[products.X], own[products.OUT] = x, out
             own[products.OPERATION], own[products.OTHER] = operation, other
             own[products.TILES] = tiles
+            # Norms write whole rows, and attention heads.
+            parts = {normed: linear.inputs, seen: self._head_size}
+            own[self._columns.TAKES_ORDERED] = x in parts and linear.takes_ordered(self.most_rows, parts[x])
+        self._join_products(table, linears)
+        return table
+
+    def _join_products(self, table: "np.ndarray[Any, np.dtype[np.int64]]", linears: Sequence[Any]) -> None:
+        """Set which products behind attention are computed together."""
         per_layer, gate = self._columns.PRODUCTS_OF_LAYER, self._columns.GATE
         for index in range(gate, len(linears) - 1, per_layer):
             formats = {each.format for each in linears[index : index + per_layer - gate]}
             if len(formats) == 1:
                 table[index, self._columns.FEED_FORWARD] = formats.pop().feed_forward
-        for own, linear in zip(table, linears, strict=True):
-            if own[products.X] == normed and linear.takes_ordered(self.most_rows):
-                own[self._columns.TAKES_ORDERED] = 1
-        return table
 
     def _set_constants(self, layer: LlamaLayer) -> None:
         step, arguments, keys = self._step, self._region.arguments, self._cache.layers[0][0]

@@ -104,6 +104,26 @@ def test_narrow_adapters_equal_those_by_layers(
     assert float((found - expected).square().mean().sqrt()) < tolerance * float(expected.float().std())
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype, _ in NARROW])
+def test_narrow_text_of_the_base_does_not_depend_on_adapters(
+    made_once: FolderMaker, tmp_path: Path, dtype: str
+) -> None:
+    """Without adapters, rows are put in the order of products earlier, and products are computed together."""
+    model = load_generating(
+        made_once(save_causal_model, head_dim=32),
+        blocks=BLOCKS,
+        dtype=dtype,
+        kernels="compiled",
+        min_cosine=0.5,
+        adapters=entries_of(tmp_path, FOUR, causal_model(head_dim=32)),
+    )
+    runner, number = runner_of(model), max(numbers_of(model).values())
+    parts = plan_of([(40, 1), (20, 5), (0, 30)], range(BLOCKS), adapters=[0, number, 0])
+    together, _ = computed(runner, parts, runner.step.logits)
+    alone = [computed(runner, [part], runner.step.logits)[0] for part in parts]
+    assert torch.equal(together, torch.cat(alone))
+
+
 def test_removed_adapter_leaves_others_as_before(made_once: FolderMaker, tmp_path: Path) -> None:
     first, second = entries_of(tmp_path, LORAS[:2], causal_model())
     model = load_generating(made_once(save_causal_model), blocks=BLOCKS, kernels="compiled", adapters=[first])

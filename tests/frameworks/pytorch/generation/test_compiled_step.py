@@ -27,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"model_type": "mistral", "sliding_window": 7},
     "head norms": {"model_type": "qwen3"},
 }
+HEAD_SIZES = [16, 32]
+"""With the larger one, a CPU with matrix tiles uses them for attention."""
 LONG_PROMPT = 316
 """Tokens that take two pieces of a step in float32."""
 # Dtype of the weights, of keys and values, and the tolerance relative to the spread of the logits.
@@ -119,14 +121,14 @@ def test_failed_numbers_reach_the_logits(runner: Any) -> None:
             row.copy_(kept)
 
 
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "tolerance"), NARROW)
 def test_narrow_numbers_equal_those_by_layers(
-    made_once: FolderMaker, dtype: str, kv_dtype: str, tolerance: float
+    made_once: FolderMaker, dtype: str, kv_dtype: str, tolerance: float, head_dim: int
 ) -> None:
     """Layers round queries, and states of a narrow dtype, too; the compiled step rounds the rows of products alone."""
-    model = load_generating(
-        made_once(save_causal_model), blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5
-    )
+    folder = made_once(save_causal_model, head_dim=head_dim)
+    model = load_generating(folder, blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5)
     runner = runner_of(model)
     parts = plan_of([(40, 1), (3, 1), (30, 5)], range(BLOCKS))
     expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
@@ -135,11 +137,13 @@ def test_narrow_numbers_equal_those_by_layers(
     assert torch.allclose(cache.float(), expected_cache.float(), atol=0.05, rtol=0.02)
 
 
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [each[:2] for each in NARROW])
-def test_narrow_prompt_does_not_depend_on_its_parts(made_once: FolderMaker, dtype: str, kv_dtype: str) -> None:
-    model = load_generating(
-        made_once(save_causal_model), blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5
-    )
+def test_narrow_prompt_does_not_depend_on_its_parts(
+    made_once: FolderMaker, dtype: str, kv_dtype: str, head_dim: int
+) -> None:
+    folder = made_once(save_causal_model, head_dim=head_dim)
+    model = load_generating(folder, blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5)
     runner = runner_of(model)
     [whole] = plan_of([(0, LONG_PROMPT)], range(BLOCKS))
     parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise((0, 1, 18, 51, 130, LONG_PROMPT))]
