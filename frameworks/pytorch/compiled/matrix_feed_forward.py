@@ -1,7 +1,7 @@
 """The products behind a layer's attention by matrix tiles: down(silu(gate(x)) · up(x)), added to the layer's states.
 
-What is between the products is as large as several caches of a core: it never exists as float32, and is written in the
-order that the last product reads.
+The rows between the products are as large as several caches of a core. They never exist as float32, and are written in
+the order that the last product reads.
 """
 
 from typing import Any

@@ -284,7 +284,7 @@ class TestBlocksThatStay:
         assert (pool.num_free, pool.num_cached) == (6, 2)
         pool.check_integrity([])
 
-    def test_free_blocks_are_allocated_before_cached_ones_are_evicted(self) -> None:
+    def test_free_blocks_are_allocated_before_cached_ones(self) -> None:
         pool = BlockPool(4, 2)
         pool.moves_ended = False
         pool.release(filled(pool, A, B))

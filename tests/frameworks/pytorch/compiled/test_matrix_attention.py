@@ -67,13 +67,13 @@ def test_row_does_not_depend_on_its_tile(first: int, tokens: int, heads: int, wi
 
 
 @pytest.mark.parametrize("window", [0, 300])
-def test_attention_of_more_keys_than_are_added_at_once_matches_reference(window: int) -> None:
+def test_attention_of_many_keys_matches_reference(window: int) -> None:
     check(Text(1020, 50, form(window=window), IN_ROW))
 
 
 @pytest.mark.parametrize("factor", [1, 64])
-def test_scores_behind_those_that_are_added_at_once(factor: int) -> None:
-    """What was added up is scaled where later keys have much larger scores."""
+def test_larger_scores_behind_many_keys(factor: int) -> None:
+    """Earlier sums are scaled where later keys have much larger scores."""
     text = Text(1000, 90, form(), IN_ROW)
     cached = text.cache[0].view(BLOCKS, 2, 64, 32)
     text.keys[1028:1032] *= factor
