@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import psutil
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.ray
 
 ROWS = 600
 _WAIT_S = 240
+_LOG_LINES = 25
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,18 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     # The default, 15, lets the workers starve beside other tests.
     environment["RAY_worker_niceness"] = "0"
+    # Ray may end the command without a message: its logs say why.
+    environment["RAY_BACKEND_LOG_LEVEL"] = "info"
     # A process group of its own, as a shell starts it.
     return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+
+
+def ray_logs(pid: int) -> str:
+    """Return the last lines of the logs of the cluster that a command started."""
+    (folder,) = Path(gettempdir(), "ray").glob(f"session_*_{pid}/logs")
+    names = ("python-core-driver*.log", "raylet.out", "gcs_server.out")
+    paths = [path for name in names for path in folder.glob(name)]
+    return "\n".join(line for path in paths for line in (path.name, *path.read_text().splitlines()[-_LOG_LINES:]))
 
 
 def wait_for_parts(output: Path, count: int, process: subprocess.Popen[str]) -> None:
@@ -98,7 +110,7 @@ def test_interrupted_run_keeps_complete_windows(images: Path, whole: Path, tmp_p
             children = psutil.Process(process.pid).children(recursive=True)
             (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
             _, printed = process.communicate(timeout=_WAIT_S)
-        assert process.returncode == 130, printed
+        assert process.returncode == 130, f"{printed}\n{ray_logs(process.pid)}"
         assert "run the same command again to resume" in printed
         _, left = psutil.wait_procs(children, _WAIT_S)
         assert not left
