@@ -55,9 +55,8 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
 
 def ray_logs(pid: int) -> str:
     """Return the last lines of the logs of the cluster that a command started."""
-    (folder,) = Path(gettempdir(), "ray").glob(f"session_*_{pid}/logs")
     names = ("python-core-driver*.log", "raylet.out", "gcs_server.out")
-    paths = [path for name in names for path in folder.glob(name)]
+    paths = [path for name in names for path in Path(gettempdir(), "ray").glob(f"session_*_{pid}/logs/{name}")]
     return "\n".join(line for path in paths for line in (path.name, *path.read_text().splitlines()[-_LOG_LINES:]))
 
 

@@ -89,7 +89,7 @@ def add_terms(sums: int, rows: Any, columns: Any, how: Any) -> None:
     _, _, bias, (deltas, are_changed) = how
     if bias:
         for row in range(rows[1]):
-            add_bias(sums + 4 * row * BLOCK, bias, first, outputs)
+            _add_bias(sums + 4 * row * BLOCK, bias, first, outputs)
     if deltas:
         _add_deltas(sums, rows, columns, deltas, are_changed)
 
@@ -125,7 +125,7 @@ def _add_deltas(sums: int, rows: Any, columns: Any, deltas: int, are_changed: in
 
 
 @inlined
-def add_bias(sums: int, bias: int, first: int, outputs: int) -> None:
+def _add_bias(sums: int, bias: int, first: int, outputs: int) -> None:
     """Add the bias of a block to the sums of a row. `first`: output of the block. `outputs`: of the whole product."""
     own, added = pointer_to_floats(sums), pointer_to_floats(bias + 4 * first)
     for column in range(min(BLOCK, outputs - first)):

@@ -9,8 +9,8 @@ from typing import Any
 from llvmlite import ir
 
 from frameworks.pytorch.compiled.bfloat16_rows import store_rounded
-from frameworks.pytorch.compiled.elementwise import silu
-from frameworks.pytorch.compiled.finishing import add_bias
+from frameworks.pytorch.compiled.elementwise import NONE, silu
+from frameworks.pytorch.compiled.finishing import add_terms
 from frameworks.pytorch.compiled.formats import BLOCK, MOST_ROWS, VECTORS, row_sizer, rows_limiter
 from frameworks.pytorch.compiled.jit import part, stack_floats
 from frameworks.pytorch.compiled.matrix_tiles import (
@@ -90,11 +90,9 @@ def _gate(arguments: Any, number: int, threads: int) -> None:
         offset, first = index * steps * STEP_BYTES, index * BLOCK
         _add_block(tiles, arguments[WEIGHTS] + offset, gate, (rows, steps), work, end)
         _add_block(tiles, arguments[_UP + WEIGHTS] + offset, up, (rows, steps), work, 0)
-        for row in range(rows):
-            if gate_bias:
-                add_bias(gate + _SUMS_BYTES * row, gate_bias, first, outputs)
-            if up_bias:
-                add_bias(up + _SUMS_BYTES * row, up_bias, first, outputs)
+        columns = (first, min(BLOCK, outputs - first), outputs)
+        add_terms(gate, (0, rows), columns, (NONE, 0, gate_bias, (0, 0)))
+        add_terms(up, (0, rows), columns, (NONE, 0, up_bias, (0, 0)))
         work, end = (gate, up, out + index * TILE_BYTES, blocks * TILE_BYTES, 0), rows
     release()
     _write_rows(work, 0, end)

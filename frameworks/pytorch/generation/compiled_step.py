@@ -59,6 +59,7 @@ class CompiledStep:
         self._decoder = decoder
         self._hidden_size = linears[0].inputs
         self.most_rows = linears[0].most_rows
+        """Tokens of a piece."""
         # A table of another type is read by torch.
         embedding = decoder.embedding
         self._embedding = embedding.detach() if embedding is not None and embedding.dtype == torch.float32 else None

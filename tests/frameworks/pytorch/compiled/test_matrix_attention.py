@@ -71,23 +71,16 @@ def test_attention_of_many_keys_matches_reference(window: int) -> None:
     check(Text(1020, 50, form(window=window), IN_ROW))
 
 
-@pytest.mark.parametrize("factor", [1, 64])
-def test_larger_scores_behind_many_keys(factor: int) -> None:
-    """Earlier sums are scaled where later keys have much larger scores."""
-    text = Text(1000, 90, form(), IN_ROW)
-    cached = text.cache[0].view(BLOCKS, 2, 64, 32)
-    text.keys[1028:1032] *= factor
-    cached[32, 1, :, 4:8] *= factor
-    check(text)
+@pytest.mark.parametrize(("start", "key", "factor"), [(0, 40, 8), (0, 40, 64), (1000, 1028, 1), (1000, 1028, 64)])
+def test_larger_scores_behind_the_first_block(start: int, key: int, factor: int) -> None:
+    """The first block's largest score is the reference of the others, unless they are much larger.
 
-
-@pytest.mark.parametrize("factor", [8, 64])
-def test_larger_scores_behind_the_first_block(factor: int) -> None:
-    """The first block's largest score is the reference of the others, unless they are much larger."""
-    text = Text(0, 90, form(), IN_ROW)
-    cached = text.cache[0].view(BLOCKS, 2, 64, 32)
-    text.keys[40:44] *= factor
-    cached[1, 1, :, 8:12] *= factor
+    The later key is not among those that are added at once: earlier sums are scaled.
+    """
+    text = Text(start, 90, form(), IN_ROW)
+    cached, first = text.cache[0].view(BLOCKS, 2, 64, 32), key % 32
+    text.keys[key : key + 4] *= factor
+    cached[key // 32, 1, :, first : first + 4] *= factor
     check(text)
 
 

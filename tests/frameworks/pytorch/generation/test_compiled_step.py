@@ -79,14 +79,9 @@ def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> N
     assert torch.allclose(cache, expected_cache, atol=1e-4)
 
 
-@settings(max_examples=20)
-@given(st.lists(st.integers(1, LONG_PROMPT), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
-def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
-    """A prompt in parts, of one token too, has the same bits as at once."""
-    assert runner.step.most_rows < LONG_PROMPT
-    [whole] = plan_of([(0, LONG_PROMPT)], blocks)
-    bounds = [0, *sorted({*ends, whole.num_tokens})]
-    parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise(bounds)]
+def check_parts(runner: Any, whole: StepPart, ends: list[int]) -> None:
+    """Check that a prompt has the same bits in parts as at once. `ends`: of the parts."""
+    parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise([0, *ends])]
 
     def in_parts(_: object) -> Any:
         return [runner.step.logits([part]) for part in parts][-1]
@@ -95,6 +90,15 @@ def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], block
     found, cache = computed(runner, parts, in_parts, threads=2)
     assert torch.equal(found, expected)
     assert torch.equal(cache, expected_cache)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, LONG_PROMPT), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
+def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
+    """A prompt in parts, of one token too, has the same bits as at once."""
+    assert runner.step.most_rows < LONG_PROMPT
+    [whole] = plan_of([(0, LONG_PROMPT)], blocks)
+    check_parts(runner, whole, sorted({*ends, whole.num_tokens}))
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE])
@@ -146,15 +150,7 @@ def test_narrow_prompt_does_not_depend_on_its_parts(
     model = load_generating(folder, blocks=BLOCKS, dtype=dtype, kv_cache_dtype=kv_dtype, min_cosine=0.5)
     runner = runner_of(model)
     [whole] = plan_of([(0, LONG_PROMPT)], range(BLOCKS))
-    parts = [StepPart(whole.sequence, start, end - start) for start, end in pairwise((0, 1, 18, 51, 130, LONG_PROMPT))]
-
-    def in_parts(_: object) -> Any:
-        return [runner.step.logits([part]) for part in parts][-1]
-
-    expected, expected_cache = computed(runner, [whole], runner.step.logits)
-    found, cache = computed(runner, parts, in_parts, threads=2)
-    assert torch.equal(found, expected)
-    assert torch.equal(cache, expected_cache)
+    check_parts(runner, whole, [1, 18, 51, 130, LONG_PROMPT])
 
 
 def test_layers_of_other_kernels_have_no_compiled_step(made_once: FolderMaker) -> None:
