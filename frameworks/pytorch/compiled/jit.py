@@ -13,6 +13,8 @@ from frameworks.pytorch.compiled.code_cache import cache_folder, is_temporary, m
 
 log = structlog.get_logger(__name__)
 
+_LINE_BYTES = 64
+"""Of the CPU's caches: a vector that crosses lines is read and written as two."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Sums may be made in any order and with fused operations; numbers that are not finite stay what they are.
@@ -146,6 +148,7 @@ def stack_floats(_context: Any, count: Any) -> Any:
         # cgutils.alloca_once would fill it with zeros, by an instruction that takes LLVM minutes if there are many.
         with builder.goto_entry_block():
             place = builder.alloca(kind)
+        place.align = _LINE_BYTES
         return builder.ptrtoint(place, ir.IntType(64))
 
     return types.int64(count), write
