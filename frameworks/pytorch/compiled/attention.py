@@ -9,6 +9,8 @@ computes.
 
 from typing import Any
 
+import numpy as np
+
 from frameworks.pytorch.compiled.attention_tiles import (
     KEYS,
     LANES,
@@ -20,8 +22,7 @@ from frameworks.pytorch.compiled.attention_tiles import (
     shares_of_row,
 )
 from frameworks.pytorch.compiled.jit import inlined, ordered, pointer_to_floats, pointer_to_integers
-from frameworks.pytorch.compiled.narrow_numbers import load_bfloat16, load_float16, load_float32
-from frameworks.pytorch.compiled.rows import BFLOAT16, FLOAT32
+from frameworks.pytorch.compiled.rows import FLOAT32, widen
 from frameworks.pytorch.compiled.tiles import LINE_BYTES
 
 MAX_TILE_ROWS = 64
@@ -173,7 +174,7 @@ def begin_rows(all_sums: int, states: int, tile: Any, row_bytes: int) -> None:
 
 @ordered
 def finish_rows(out: int, tile: Any, sizes: Any, room: Any) -> None:
-    """Divide the sums by those of the shares."""
+    """Write the sums divided by those of the shares."""
     tokens, heads, out_bytes = tile
     size, row_bytes = sizes
     all_sums, states = room
@@ -182,10 +183,12 @@ def finish_rows(out: int, tile: Any, sizes: Any, room: Any) -> None:
         total = state[LANES]
         for lane in range(1, LANES):
             total += state[LANES + lane]
+        # A division takes a CPU as long as some multiplications.
+        factor = np.float32(1) / total
         sums = pointer_to_floats(all_sums + row * row_bytes)
         result = pointer_to_floats(out + row // heads * out_bytes + row % heads * 4 * size)
         for place in range(size):
-            result[place] = sums[place] / total
+            result[place] = sums[place] * factor
 
 
 @ordered
@@ -194,15 +197,7 @@ def _widen(source: int, target: int, count: int, size: int, row_bytes: int, kind
     width = 4 if kind == FLOAT32 else 2
     for index in range(count):
         given, row = source + index * size * width, target + index * row_bytes
+        widen(given, row, size, kind)
         copied = pointer_to_floats(row)
-        if kind == FLOAT32:
-            for place in range(size):
-                copied[place] = load_float32(given, place)
-        elif kind == BFLOAT16:
-            for place in range(size):
-                copied[place] = load_bfloat16(given, place)
-        else:
-            for place in range(size):
-                copied[place] = load_float16(given, place)
         for place in range(size, row_bytes // 4):
             copied[place] = 0

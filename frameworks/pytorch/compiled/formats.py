@@ -81,7 +81,8 @@ class PackedFormat:
     """A format, and the address of the region that multiplies its weights. `pack`: from the weights, as the format's
     module has them, to uint8 in the order of the format. `feed_forward`: address of the region that computes the
     products behind a layer's attention together, as matrix_feed_forward.py does; 0 where there is none.
-    `has_order_of_tiles`: whether rows in order are as `matrix_tiles.order_row` writes them.
+    `has_order_of_tiles`: whether rows in order are as `matrix_tiles.order_row` writes them, and outputs can be in
+    blocks.
     """
 
     format: Format

@@ -6,7 +6,7 @@ import torch
 
 from frameworks.pytorch.compiled.buffers import empty_parts
 from frameworks.pytorch.compiled.elementwise import ADD, MUL, NONE, SILU
-from frameworks.pytorch.compiled.formats import PackedFormat
+from frameworks.pytorch.compiled.formats import BLOCK, PackedFormat
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 from frameworks.pytorch.compiled.products import (
     BIAS,
@@ -69,6 +69,11 @@ class CompiledLinear:
         """
         is_whole = part % self.format.format.inputs_at_once == 0
         return self.format.has_order_of_tiles and is_whole and rows <= self.most_rows
+
+    @property
+    def writes_blocks(self) -> bool:
+        """Whether the product can write its outputs in blocks, as `products.BLOCK_BYTES` describes."""
+        return self.format.has_order_of_tiles and self.outputs % BLOCK == 0
 
     @property
     def most_rows(self) -> int:

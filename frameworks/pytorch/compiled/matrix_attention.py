@@ -15,10 +15,8 @@ from numba.core import cgutils
 
 from frameworks.pytorch.compiled import attention
 from frameworks.pytorch.compiled.attention import END, STATE_NUMBERS, attend_by_vectors, begin_rows, finish_rows
-from frameworks.pytorch.compiled.attention_tiles import KEYS, fetch_lines
+from frameworks.pytorch.compiled.attention_tiles import KEYS, LANES, LOWEST, fetch_lines
 from frameworks.pytorch.compiled.bfloat16_rows import store_rounded
-from frameworks.pytorch.compiled.elementwise import multiply_add
-from frameworks.pytorch.compiled.formats import VECTORS
 from frameworks.pytorch.compiled.jit import (
     inlined,
     llvm_function,
@@ -27,27 +25,30 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_integers,
     stack_floats,
 )
-from frameworks.pytorch.compiled.matrix_shares import BLOCK_BYTES, LOG2_E, rounded_shares_of_row
-from frameworks.pytorch.compiled.matrix_tiles import (
-    INPUTS,
-    ROWS,
-    STEP_BYTES,
-    TILE_BYTES,
-    configure,
-    matrix_tile,
-    release,
+from frameworks.pytorch.compiled.matrix_shares import (
+    BLOCK_BYTES,
+    LOG2_E,
+    exceeds,
+    power_of_two,
+    shares_of_block,
+    values_adder,
 )
-from frameworks.pytorch.compiled.rows import BFLOAT16
-from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, PARTS, at, load, number, splat
+from frameworks.pytorch.compiled.matrix_tiles import matrix_tile
+from frameworks.pytorch.compiled.rows import BFLOAT16, copy
+from frameworks.pytorch.compiled.tile_registers import INPUTS, ROWS, STEP_BYTES, TILE_BYTES, configure, release
+from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, load, number, splat
 
 _AT_ONCE = 2 * ROWS
 """Rows of a product."""
 MAX_TILE_ROWS = 4 * _AT_ONCE
 """Rows of a tile: keys and values are put in the order of the products once for all of them."""
 _BLOCKS = 32
-"""Blocks of keys whose scores become shares together: a row's reference and factor are found once for all of them."""
+"""Blocks of keys that are added together: a row's sums are loaded and stored once for all of them."""
 _ROW = ir.VectorType(ir.IntType(16), KEYS)
 _one_tile, _two_tiles = matrix_tile(1), matrix_tile(2)
+_shares1, _shares2 = (shares_of_block(row_tiles, is_whole=False) for row_tiles in (1, 2))
+_whole_shares1, _whole_shares2 = (shares_of_block(row_tiles, is_whole=True) for row_tiles in (1, 2))
+_add_values1, _add_values2 = (values_adder(row_tiles) for row_tiles in (1, 2))
 
 
 def _is_by_tiles(head_size: int, kind: int) -> bool:
@@ -66,14 +67,15 @@ def room_bytes(head_size: int, kind: int, /) -> int:
     if not _is_by_tiles(head_size, kind):
         return attention.room_bytes(head_size, kind)
     of_rows = (2 + 4) * head_size + 4 * STATE_NUMBERS
-    of_block = 2 * 2 * KEYS * head_size + BLOCK_BYTES + 2 * TILE_BYTES
-    return -(-(MAX_TILE_ROWS * of_rows + _BLOCKS * of_block + BLOCK_BYTES) // LINE_BYTES) * LINE_BYTES
+    of_block = 2 * 2 * KEYS * head_size + 2 * TILE_BYTES
+    of_product = 2 * BLOCK_BYTES + 4 * LANES * _AT_ONCE
+    return -(-(MAX_TILE_ROWS * of_rows + _BLOCKS * of_block + of_product) // LINE_BYTES) * LINE_BYTES
 
 
 @inlined
 def _places_in(room: int, size: int) -> tuple[int, int, int, int, int]:
     """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, float32, of
-    the keys and the values in order, and of the scores. Behind these are the shares, and the products of values.
+    the keys and the values in order, and of two blocks' scores. Behind these are the shares, and sums of earlier ones.
     """
     sums = room + MAX_TILE_ROWS * 2 * size
     states = sums + MAX_TILE_ROWS * 4 * size
@@ -118,23 +120,6 @@ def _write_queries(_context: Any, _source: Any, _scale: Any, _target: Any) -> An
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32, types.int64), write
-
-
-@llvm_function
-def _add_products(_context: Any, _products: Any, _sums: Any, _factor: Any) -> Any:
-    """(addresses of 32 products of a row, and of its sums; factor) → nothing, after sums = sums * factor + products."""
-
-    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        products, sums = (builder.inttoptr(each, BYTES) for each in arguments[:2])
-        factor, kind = splat(builder, arguments[2], VECTORS.lanes), VECTORS.floats
-        for part in PARTS:
-            offset = 4 * VECTORS.lanes * part
-            before = load(builder, at(builder, sums, offset), kind)
-            total = multiply_add(builder, before, factor, load(builder, at(builder, products, offset), kind))
-            builder.store(total, builder.bitcast(at(builder, sums, offset), kind.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), write
 
 
 @ordered
@@ -210,30 +195,101 @@ def _add_blocks(room: Any, states: int, sizes: Any, seen: Any) -> None:
     `room`: addresses of the queries, the keys and the values in the order of the tiles, of the scores and of the sums.
     `sizes`: rows, size of a head. `seen`: position of the first key, and the window, 0 for none.
     """
-    queries, keys, values, scores, sums = room
+    values, scores, sums = room[2], room[3], room[4]
     rows, size = sizes
     start, window = seen
-    blocks = min(
-        _BLOCKS, (pointer_to_integers(states + 4 * STATE_NUMBERS * (rows - 1))[END] - start + KEYS - 1) // KEYS
-    )
-    if blocks <= 0 or (window and pointer_to_integers(states)[END] - window >= start + _BLOCKS * KEYS):
+    blocks = min(_BLOCKS, (_end(states, rows - 1) - start + KEYS - 1) // KEYS)
+    if blocks <= 0 or (window and _end(states, 0) - window >= start + _BLOCKS * KEYS):
         return
-    shares = scores + _BLOCKS * BLOCK_BYTES
-    products = shares + _BLOCKS * 2 * TILE_BYTES
-    factors = pointer_to_floats(stack_floats(_AT_ONCE))
+    shares = scores + 2 * BLOCK_BYTES
+    before = shares + _BLOCKS * 2 * TILE_BYTES
+    for row in range(rows):
+        copy(states + 4 * (STATE_NUMBERS * row + LANES), before + 4 * LANES * row, LANES)
+    _share_blocks(room, states, sizes, seen, blocks)
+    num_exceeding = 0
+    for row in range(rows):
+        num_exceeding += exceeds(states + 4 * STATE_NUMBERS * row)
+    if num_exceeding:
+        _set_references(room, states, sizes, seen, blocks)
+        _share_blocks(room, states, sizes, seen, blocks)
+    for step in range(size // INPUTS):
+        own_values, own_sums = values + STEP_BYTES * _BLOCKS * step, sums + 4 * INPUTS * step
+        if rows > ROWS:
+            _add_values2(shares, own_values, own_sums, blocks, 4 * size)
+        else:
+            _add_values1(shares, own_values, own_sums, blocks, 4 * size)
+
+
+@inlined
+def _end(states: int, row: int) -> int:
+    """Return the position behind the last key of a row."""
+    return int(pointer_to_integers(states + 4 * STATE_NUMBERS * row)[END])
+
+
+@ordered
+def _share_blocks(room: Any, states: int, sizes: Any, seen: Any, blocks: int) -> None:
+    """Write the shares of some blocks of keys. Arguments as `_add_blocks` has them."""
+    queries, keys, scores = room[0], room[1], room[3]
+    rows, size = sizes
+    start, window = seen
     steps = size // INPUTS
+    shares = scores + 2 * BLOCK_BYTES
+    first_end, last_end = _end(states, 0), _end(states, rows - 1)
+    _multiply(rows, queries, keys, scores, steps)
     for block in range(blocks):
-        _multiply(rows, queries, keys + STEP_BYTES * steps * block, scores + BLOCK_BYTES * block, steps)
+        key, following = start + KEYS * block, block + 1
+        # A row has a reference if it sees the key before.
+        is_known = key > 0 and (not window or last_end - window < key)
+        is_whole = is_known and first_end >= key + KEYS
+        places = (scores + block % 2 * BLOCK_BYTES, states, shares + block * TILE_BYTES)
+        given = (queries, keys + STEP_BYTES * steps * following, scores + following % 2 * BLOCK_BYTES)
+        counts, numbers = (rows, blocks * TILE_BYTES), (steps, 1 if following < blocks else 0)
+        if rows > ROWS and is_whole:
+            _whole_shares2(places, counts, (key, window), given, numbers)
+        elif rows > ROWS:
+            _shares2(places, counts, (key, window), given, numbers)
+        elif is_whole:
+            _whole_shares1(places, counts, (key, window), given, numbers)
+        else:
+            _shares1(places, counts, (key, window), given, numbers)
+
+
+@ordered
+def _set_references(room: Any, states: int, sizes: Any, seen: Any, blocks: int) -> None:
+    """Make the largest score of some blocks the reference of rows whose sums of shares are too large. Make the sums of
+    all rows those before these blocks. Arguments as `_add_blocks` has them.
+    """
+    queries, keys, _, scores, sums = room
+    rows, size = sizes
+    start, window = seen
+    before = scores + 2 * BLOCK_BYTES + _BLOCKS * 2 * TILE_BYTES
+    largest = pointer_to_floats(stack_floats(_AT_ONCE))
+    for row in range(rows):
+        largest[row] = LOWEST
+    for block in range(blocks):
+        _multiply(rows, queries, keys + STEP_BYTES * size // INPUTS * block, scores, size // INPUTS)
+        for row in range(rows):
+            end = _end(states, row) - start - KEYS * block
+            own = pointer_to_floats(scores + 4 * KEYS * row)
+            for key in range(max(0, end - window) if window else 0, min(KEYS, end)):
+                largest[row] = max(largest[row], own[key])
     for row in range(rows):
         state = states + 4 * STATE_NUMBERS * row
-        last = pointer_to_integers(state)[END] - start
-        first = last - window if window else 0
-        place = shares + row // ROWS * blocks * TILE_BYTES + row % ROWS * 2 * KEYS
-        factors[row] = rounded_shares_of_row(scores + 4 * KEYS * row, state, place, blocks, first, last)
-    for step in range(steps):
-        _multiply(rows, shares, values + STEP_BYTES * _BLOCKS * step, products, blocks)
-        for row in range(rows):
-            _add_products(products + 4 * INPUTS * row, sums + 4 * (size * row + INPUTS * step), factors[row])
+        is_exceeding = exceeds(state)
+        copy(before + 4 * LANES * row, state + 4 * LANES, LANES)
+        if is_exceeding:
+            numbers = pointer_to_floats(state)
+            factor = power_of_two(numbers[0] - largest[row])
+            numbers[0] = largest[row]
+            _scale(state + 4 * LANES, LANES, factor)
+            _scale(sums + 4 * size * row, size, factor)
+
+
+@ordered
+def _scale(place: int, count: int, factor: Any) -> None:
+    numbers = pointer_to_floats(place)
+    for position in range(count):
+        numbers[position] *= factor
 
 
 @ordered

@@ -15,20 +15,15 @@ from frameworks.pytorch.compiled.formats import BLOCK, MOST_ROWS, VECTORS, row_s
 from frameworks.pytorch.compiled.jit import part, stack_floats
 from frameworks.pytorch.compiled.matrix_tiles import (
     FORMAT,
-    INPUTS,
-    ROWS,
-    STEP_BYTES,
-    TILE_BYTES,
     block_adder,
-    configure,
     matrix_multiplier,
     matrix_orderer,
-    release,
     rows_writer,
 )
 from frameworks.pytorch.compiled.parallel import barrier, num_threads, thread_number
 from frameworks.pytorch.compiled.products import (
     BIAS,
+    BLOCK_BYTES,
     OPERATION,
     OTHER,
     OUT,
@@ -40,11 +35,12 @@ from frameworks.pytorch.compiled.products import (
 from frameworks.pytorch.compiled.products import INPUTS as NUM_INPUTS
 from frameworks.pytorch.compiled.products import ROWS as NUM_ROWS
 from frameworks.pytorch.compiled.step_table import PRODUCT_COLUMNS
+from frameworks.pytorch.compiled.tile_registers import INPUTS, ROWS, STEP_BYTES, TILE_BYTES, configure, release
 from frameworks.pytorch.compiled.tiles import BYTES, PARTS, at, load, number
 
 _UP, _DOWN = PRODUCT_COLUMNS, 2 * PRODUCT_COLUMNS
 _SUMS_BYTES = 4 * BLOCK
-_NUM_SUMS = 3 * MOST_ROWS * BLOCK
+_NUM_SUMS = 4 * MOST_ROWS * BLOCK
 _most_rows, _row_bytes = rows_limiter(FORMAT), row_sizer(FORMAT)
 _order, _multiply = matrix_orderer(FORMAT), matrix_multiplier()
 
@@ -81,15 +77,15 @@ def _gate(arguments: Any, number: int, threads: int) -> None:
     tiles, out, gate_bias, up_bias = arguments[TILES], arguments[OUT], arguments[BIAS], arguments[_UP + BIAS]
     steps, blocks = (arguments[NUM_INPUTS] + INPUTS - 1) // INPUTS, (outputs + BLOCK - 1) // BLOCK
     sums = stack_floats(_NUM_SUMS)
-    up = sums + 2 * MOST_ROWS * _SUMS_BYTES
     work, end = (0, 0, 0, 0, 0), 0
     configure()
     for index in range(blocks * number // threads, blocks * (number + 1) // threads):
-        # A block is written while the gate of the next one is multiplied.
-        gate = sums + index % 2 * MOST_ROWS * _SUMS_BYTES
+        # A block is written while the next one is multiplied, half of its rows beside each product.
+        gate = sums + index % 2 * 2 * MOST_ROWS * _SUMS_BYTES
+        up = gate + MOST_ROWS * _SUMS_BYTES
         offset, first = index * steps * STEP_BYTES, index * BLOCK
-        _add_block(tiles, arguments[WEIGHTS] + offset, gate, (rows, steps), work, end)
-        _add_block(tiles, arguments[_UP + WEIGHTS] + offset, up, (rows, steps), work, 0)
+        _add_block(tiles, arguments[WEIGHTS] + offset, gate, (rows, steps, 0), work, (0, end // 2))
+        _add_block(tiles, arguments[_UP + WEIGHTS] + offset, up, (rows, steps, 0), work, (end // 2, end))
         columns = (first, min(BLOCK, outputs - first), outputs)
         add_terms(gate, (0, rows), columns, (NONE, 0, gate_bias, (0, 0)))
         add_terms(up, (0, rows), columns, (NONE, 0, up_bias, (0, 0)))
@@ -112,10 +108,10 @@ def feed_forward(arguments: Any) -> None:
         barrier(arguments)
     _gate(arguments, number, threads)
     barrier(arguments)
-    at_once, hidden = _most_rows(outputs), arguments[_DOWN + OUTPUTS]
+    at_once, hidden, block_bytes = _most_rows(outputs), arguments[_DOWN + OUTPUTS], arguments[_DOWN + BLOCK_BYTES]
     for first in range(0, rows, at_once):
-        offset = 4 * first * hidden
+        offset = 4 * first * (BLOCK if block_bytes else hidden)
         how = (arguments[_DOWN + OPERATION], arguments[_DOWN + OTHER] + offset, arguments[_DOWN + BIAS], (0, 0))
         tiles, out = arguments[OUT] + first * _row_bytes(outputs), arguments[_DOWN + OUT] + offset
-        sizes = (min(at_once, rows - first), outputs, hidden)
+        sizes = (min(at_once, rows - first), outputs, hidden, block_bytes)
         _multiply(arguments[_DOWN + WEIGHTS], tiles, out, sizes, how, number, threads)

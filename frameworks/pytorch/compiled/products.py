@@ -8,13 +8,16 @@ from frameworks.pytorch.compiled.formats import BLOCK, Format, row_sizer, rows_l
 from frameworks.pytorch.compiled.jit import inlined, part, stack_floats
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
 
-ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED, NUM_ARGUMENTS = range(
-    NUM_RESERVED, NUM_RESERVED + 13
-)
+(
+    ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, BLOCK_BYTES, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED,
+    NUM_ARGUMENTS,
+) = range(NUM_RESERVED, NUM_RESERVED + 14)  # fmt: skip
 """Arguments of a region that multiplies. `X`: address of float32 [rows, inputs]; 0 if they are in order in `TILES`,
-which is room for that. `OTHER`: of float32 [rows, outputs] for an operation. `BIAS`: of float32 [outputs], or 0.
-`DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose number in `ARE_CHANGED`, int64
-[rows], is not 0; or 0.
+which is room for that. `OUT`: of float32 [rows, outputs]; if `BLOCK_BYTES` is not 0, of [blocks, rows, outputs of a
+block], with whole tiles of rows, and so many bytes from a block to the next. This is for formats whose rows are in
+tiles, for whole blocks of outputs, and for NONE, or ADD to what is there. `OTHER`: as `OUT`, for an operation. `BIAS`:
+of float32 [outputs], or 0. `DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose
+number in `ARE_CHANGED`, int64 [rows], is not 0; or 0.
 """
 # A row that is alone waits for memory, and a core reads several streams faster than one.
 _BLOCKS_OF_ONE_ROW = 4
@@ -43,13 +46,14 @@ def region(format_: Format, order: Callable[..., None], multiply: Callable[..., 
                 barrier(arguments)
                 order(x, tiles, count, inputs, number, threads)
                 barrier(arguments)
-            offset = 4 * first * outputs
+            block_bytes = arguments[BLOCK_BYTES]
+            offset = 4 * first * (BLOCK if block_bytes else outputs)
             deltas = arguments[DELTAS]
             if deltas:
                 deltas += 4 * first * ((outputs + BLOCK - 1) // BLOCK * BLOCK)
             changes = (deltas, arguments[ARE_CHANGED] + 8 * first)
             how = (arguments[OPERATION], arguments[OTHER] + offset, arguments[BIAS], changes)
-            sizes = (count, inputs, outputs)
+            sizes = (count, inputs, outputs, block_bytes)
             multiply(arguments[WEIGHTS], tiles, arguments[OUT] + offset, sizes, how, number, threads)
 
     return run
@@ -82,10 +86,10 @@ def multiplier(format_: Format) -> Callable[..., None]:
 
     @part
     def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
-        """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs. `how`: as
-        `finish` has it.
+        """Multiply ordered rows by this thread's share of the weights. `sizes`: rows, inputs, outputs, and
+        BLOCK_BYTES, which is 0 here. `how`: as `finish` has it.
         """
-        rows, inputs, outputs = sizes
+        rows, inputs, outputs, _ = sizes
         blocks = (outputs + BLOCK - 1) // BLOCK
         steps = (inputs + at_once - 1) // at_once
         row_size = row_bytes(inputs)

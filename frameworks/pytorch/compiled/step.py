@@ -13,11 +13,54 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_floats,
     pointer_to_integers,
 )
-from frameworks.pytorch.compiled.matrix_tiles import order_row
-from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
+from frameworks.pytorch.compiled.matrix_tiles import order_row, place_in_order
+from frameworks.pytorch.compiled.parallel import barrier, num_threads, thread_number
 from frameworks.pytorch.compiled.products import TILES as PRODUCT_TILES
 from frameworks.pytorch.compiled.products import X
-from frameworks.pytorch.compiled.rows import FLOAT32, copy, narrow, normalize, rotate, scatter
+from frameworks.pytorch.compiled.row_blocks import PART_BYTES, copy_parts, normalize_row
+from frameworks.pytorch.compiled.rows import FLOAT32, copy, normalize, widen
+from frameworks.pytorch.compiled.step_arguments import (
+    BLOCK_BYTES,
+    BLOCKS,
+    CACHE,
+    CACHE_BLOCK_BYTES,
+    CACHE_HALF_BYTES,
+    CACHE_KIND,
+    CACHE_LAYER_BYTES,
+    EMBEDDING,
+    EMBEDDING_KIND,
+    FINAL_NORM,
+    FIRST_BLOCKS,
+    HEAD_SIZE,
+    HEADS,
+    HIDDEN,
+    INPUT_NORM,
+    KEY_HEADS,
+    LAST_TILES,
+    LAYERS,
+    LOGIT_ROWS,
+    LOGITS,
+    MIDDLE_NORM,
+    NORMED,
+    NUM_COLUMNS,
+    NUM_LAST_TILES,
+    NUM_TILES,
+    NUMBERS,
+    POSITIONS,
+    PRODUCTS,
+    QUERY_HEADS,
+    ROOM,
+    ROOM_BYTES,
+    ROWS,
+    SEEN,
+    STATES,
+    TABLE,
+    TILE_HEADS,
+    TILES,
+    TOKEN_IDS,
+    WINDOW,
+)
+from frameworks.pytorch.compiled.step_heads import write_heads
 from frameworks.pytorch.compiled.step_table import (
     ADAPTING,
     DOWN,
@@ -31,6 +74,7 @@ from frameworks.pytorch.compiled.step_table import (
     TAKES_ORDERED,
     UP,
 )
+from frameworks.pytorch.compiled.tile_registers import INPUTS, TILE_BYTES
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
 
 if has_matrix_tiles():
@@ -41,30 +85,6 @@ else:
     from frameworks.pytorch.compiled.attention import attend_by_vectors as attend
     from frameworks.pytorch.compiled.attention import room_bytes as attention_bytes
 __all__ = ["ADDRESS", "room_bytes", "tile_tokens"]
-
-(
-    ROWS, LOGITS, LAYERS, HIDDEN, QUERY_HEADS, KEY_HEADS, HEAD_SIZE, TILE_HEADS, ROOM_BYTES,
-    TABLE, PRODUCTS, NUMBERS, EMBEDDING, FINAL_NORM,
-    CACHE_KIND, CACHE, CACHE_LAYER_BYTES, CACHE_HALF_BYTES, CACHE_BLOCK_BYTES,
-    TOKEN_IDS, POSITIONS, FIRST_BLOCKS, BLOCKS, LOGIT_ROWS, COSINES, SINES,
-    TILES, NUM_TILES, LAST_TILES, NUM_LAST_TILES,
-    STATES, NORMED, HEADS, SEEN, ROOM, NUM_STEP_ARGUMENTS,
-) = range(NUM_RESERVED, NUM_RESERVED + 36)  # fmt: skip
-"""Arguments of the step's region. Sizes, then addresses; a thread attends with `TILE_HEADS` query heads of a tile:
-
-- `TABLE`: int64 [layers, columns], the layers. `PRODUCTS`: int64 [5 * layers + 1, PRODUCT_COLUMNS], the products'
-  arguments, and behind them what step_table.py describes. `NUMBERS`: float32, epsilon and the scale.
-- `EMBEDDING`, `FINAL_NORM`: weights; embedding 0 if `STATES` holds the rows already. `CACHE`: the first key.
-  `CACHE_KIND`: of the cache's numbers.
-- Of the step, int64: `TOKEN_IDS`, `POSITIONS` and `FIRST_BLOCKS` [rows], where the blocks of the row's sequence begin
-  in `BLOCKS`, `LOGIT_ROWS` [logits], ascending. float32: `COSINES` and `SINES` [rows, head size / 2].
-- `TILES`: int64 [tiles, 2], first row and tokens of each. `LAST_TILES`: those of the last layer, where rows without
-  logits do not attend.
-- For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
-  `SEEN` [rows, query heads, head size], `ROOM` for attention, `ROOM_BYTES` for each thread.
-"""
-INPUT_NORM, QUERY_NORM, KEY_NORM, MIDDLE_NORM, WINDOW, NUM_COLUMNS = range(6)
-"""Columns of the table: addresses of weights, 0 where there are none, and the tokens that a query sees, 0 for all."""
 
 
 def room_bytes(head_size: int, kind: int) -> int:
@@ -99,17 +119,18 @@ def _feed_forward(arguments: Any, layer: int) -> None:
 def _normalize_rows(arguments: Any, layer: int, index: int, weight: int, rows: int, number: int, threads: int) -> None:
     """Normalize the states for a product."""
     own = pointer_to_integers(arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index))
-    size, normed = arguments[HIDDEN], arguments[NORMED]
+    size, normed, block_bytes = arguments[HIDDEN], arguments[NORMED], arguments[BLOCK_BYTES]
     epsilon = pointer_to_floats(arguments[NUMBERS])[0]
     in_order = own[TAKES_ORDERED] and not (own[ADAPTING] or (index == GATE and not _is_together(own)))
     for row in range(number, rows, threads):
-        source = arguments[STATES] + 4 * row * size
+        target, part_bytes = normed + 4 * row * size, PART_BYTES
         if in_order:
-            place = normed + 4 * number * size
-            normalize(source, place, weight, size, epsilon)
-            order_row(place, own[PRODUCT_TILES], row, (size, 0, size))
+            target, part_bytes = place_in_order(own[PRODUCT_TILES], row, size), TILE_BYTES
+        if block_bytes:
+            parts = (arguments[STATES] + row * PART_BYTES, block_bytes, size // INPUTS)
+            normalize_row(parts, weight, epsilon, (target, part_bytes), in_order)
         else:
-            normalize(source, normed + 4 * row * size, weight, size, epsilon)
+            normalize(arguments[STATES] + 4 * row * size, target, weight, size, epsilon)
     # All threads write the same.
     own[X] = 0 if in_order else normed
     barrier(arguments)
@@ -119,47 +140,6 @@ def _normalize_rows(arguments: Any, layer: int, index: int, weight: int, rows: i
 def _is_together(gate: Any) -> bool:
     """Whether the products from `GATE` on are computed together. `gate`: its row of the table."""
     return bool(gate[FEED_FORWARD] and not (gate[ADAPTING] or gate[(DOWN - GATE) * PRODUCT_COLUMNS + ADAPTING]))
-
-
-@compiled
-def _write_heads(arguments: Any, layer: int, number: int, threads: int) -> None:
-    """Rotate queries and keys, and write keys and values to the cache."""
-    table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
-    query_heads, key_heads, size = arguments[QUERY_HEADS], arguments[KEY_HEADS], arguments[HEAD_SIZE]
-    positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
-    blocks = pointer_to_integers(arguments[BLOCKS])
-    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
-    head_bytes, kind = 4 * size, arguments[CACHE_KIND]
-    cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
-    heads = query_heads + 2 * key_heads
-    keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
-    for task in range(number, arguments[ROWS] * heads, threads):
-        row, head = task // heads, task % heads
-        own = arguments[HEADS] + task * head_bytes
-        place, index = 0, head - query_heads
-        if index >= 0:
-            block = blocks[first_blocks[row] + positions[row] // KEYS]
-            place = keys + block * arguments[CACHE_BLOCK_BYTES] + index % key_heads * KEYS * cached_bytes
-        if index >= key_heads:
-            place += arguments[CACHE_HALF_BYTES] + positions[row] % KEYS * cached_bytes
-            _write_value(own, place, size, kind)
-            continue
-        weight = table[QUERY_NORM] if head < query_heads else table[KEY_NORM]
-        if weight:
-            normalize(own, own, weight, size, epsilon)
-        angles = 4 * row * (size // 2)
-        rotate(own, arguments[COSINES] + angles, arguments[SINES] + angles, size)
-        if index >= 0:
-            scatter(own, place + positions[row] % KEYS * (cached_bytes // size), size, KEYS, kind)
-    barrier(arguments)
-
-
-@compiled
-def _write_value(source: int, target: int, size: int, kind: int) -> None:
-    if kind == FLOAT32:
-        copy(source, target, size)
-    else:
-        narrow(source, target, size, kind)
 
 
 @compiled
@@ -175,7 +155,11 @@ def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None
     room = arguments[ROOM] + number * arguments[ROOM_BYTES]
     head_bytes, kind = 4 * size, arguments[CACHE_KIND]
     cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
-    query_bytes, out_bytes = (query_heads + 2 * key_heads) * head_bytes, query_heads * head_bytes
+    out_bytes = query_heads * head_bytes
+    queries, query_bytes = arguments[HEADS], (query_heads + 2 * key_heads) * head_bytes
+    if arguments[BLOCK_BYTES]:
+        # A tile's queries are read before what it has seen takes their place.
+        queries, query_bytes = arguments[SEEN], out_bytes
     group, at_once = query_heads // key_heads, arguments[TILE_HEADS]
     shares = (group + at_once - 1) // at_once
     tasks = key_heads * shares
@@ -192,7 +176,7 @@ def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None
         blocks = arguments[BLOCKS] + 8 * first_blocks[row]
         heads = min(at_once, group - first)
         attend(
-            arguments[HEADS] + row * query_bytes + head * head_bytes,
+            queries + row * query_bytes + head * head_bytes,
             seen if in_order else arguments[SEEN] + row * out_bytes + head * head_bytes,
             room,
             (tokens, heads, positions[row], window),
@@ -212,9 +196,18 @@ def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None
 @compiled
 def _select_rows(arguments: Any, number: int, threads: int) -> None:
     """Move the rows with logits to the front: no other row of the last layer is needed after its attention."""
-    rows, hidden = pointer_to_integers(arguments[LOGIT_ROWS]), arguments[HIDDEN]
-    _move(arguments[STATES], rows, (arguments[LOGITS], hidden), (number, threads))
-    _move(arguments[SEEN], rows, (arguments[LOGITS], arguments[QUERY_HEADS] * arguments[HEAD_SIZE]), (number, threads))
+    rows, count, hidden = pointer_to_integers(arguments[LOGIT_ROWS]), arguments[LOGITS], arguments[HIDDEN]
+    block_bytes = arguments[BLOCK_BYTES]
+    if block_bytes:
+        blocks = hidden // INPUTS
+        first, end = blocks * number // threads, blocks * (number + 1) // threads
+        states = arguments[STATES] + first * block_bytes
+        for row in range(count):
+            source, target = states + rows[row] * PART_BYTES, states + row * PART_BYTES
+            copy_parts(source, block_bytes, target, block_bytes, end - first)
+    else:
+        _move(arguments[STATES], rows, (count, hidden), (number, threads))
+    _move(arguments[SEEN], rows, (count, arguments[QUERY_HEADS] * arguments[HEAD_SIZE]), (number, threads))
     barrier(arguments)
 
 
@@ -230,10 +223,18 @@ def _move(states: int, rows: Any, sizes: Any, share: Any) -> None:
 
 @compiled
 def _embed(arguments: Any, number: int, threads: int) -> None:
-    size = arguments[HIDDEN]
+    size, block_bytes = arguments[HIDDEN], arguments[BLOCK_BYTES]
     token_ids = pointer_to_integers(arguments[TOKEN_IDS])
+    kind = arguments[EMBEDDING_KIND]
+    width = 4 if kind == FLOAT32 else 2
     for row in range(number, arguments[ROWS], threads):
-        copy(arguments[EMBEDDING] + 4 * token_ids[row] * size, arguments[STATES] + 4 * row * size, size)
+        given, place = arguments[EMBEDDING] + width * token_ids[row] * size, arguments[STATES] + 4 * row * size
+        if not block_bytes:
+            widen(given, place, size, kind)
+            continue
+        own = arguments[NORMED] + 4 * row * size
+        widen(given, own, size, kind)
+        copy_parts(own, PART_BYTES, arguments[STATES] + row * PART_BYTES, block_bytes, size // INPUTS)
     barrier(arguments)
 
 
@@ -246,7 +247,8 @@ def _region(arguments: Any) -> None:
         table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
         _normalize_rows(arguments, layer, QUERY_KEY_VALUE, table[INPUT_NORM], rows, number, threads)
         _multiply(arguments, layer, QUERY_KEY_VALUE)
-        _write_heads(arguments, layer, number, threads)
+        write_heads(arguments, layer, number, threads)
+        barrier(arguments)
         _attend_tiles(arguments, layer, number, threads)
         if layer == arguments[LAYERS] - 1 and arguments[LOGITS] < rows:
             rows = arguments[LOGITS]

@@ -18,7 +18,7 @@ from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
 # As compiled/rows.py numbers them; importing it would compile.
-_CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Pieces of a step have whole tiles of so many rows.
 _TILE_ROWS = 8
 
@@ -29,7 +29,7 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, *, is_idle: bool = Fal
     Compiling takes seconds, unless the code is in the cache. `is_idle`: the decoder computes nothing yet, so its
     weights may be moved to where they are read faster.
     """
-    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _CACHE_KINDS:
+    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _KINDS:
         return None
     from frameworks.pytorch.compiled.linear import CompiledLinear, join_small
 
@@ -52,7 +52,16 @@ class CompiledStep:
         cache: KeyValueCache,
     ) -> None:
         """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
-        from frameworks.pytorch.compiled import attention, buffers, elementwise, products, step, step_table
+        from frameworks.pytorch.compiled import (
+            attention,
+            buffers,
+            elementwise,
+            products,
+            row_blocks,
+            step,
+            step_arguments,
+            step_table,
+        )
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
         from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 
@@ -62,14 +71,15 @@ class CompiledStep:
         """Tokens of a piece."""
         # A table of another type is read by torch.
         embedding = decoder.embedding
-        self._embedding = embedding.detach() if embedding is not None and embedding.dtype == torch.float32 else None
+        self._embedding = None if embedding is None or embedding.dtype not in _KINDS else embedding.detach()
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
-        self._step, self._products, self._operations = step, products, elementwise
-        self._columns = step_table
+        self._step, self._products, self._operations = step_arguments, products, elementwise
+        self._tile_tokens = step.tile_tokens
+        self._columns, self._blocks = step_table, row_blocks
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
-        self._region = Region(step.ADDRESS, step.NUM_STEP_ARGUMENTS - NUM_RESERVED)
+        self._region = Region(step.ADDRESS, step_arguments.NUM_STEP_ARGUMENTS - NUM_RESERVED)
         first = decoder.layers[0]
         heads = first.query_heads + 2 * first.key_heads
         sizes = {
@@ -79,14 +89,16 @@ class CompiledStep:
             "seen": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
-        num_bytes = [4 * self.most_rows * size for size in sizes.values()]
+        self._in_blocks = self._products_in_blocks(linears, first.head_size)
+        self._is_in_blocks = bool(self._in_blocks.any())
+        # Blocks have one row more.
+        num_bytes = [4 * (self.most_rows + 1) * size for size in sizes.values()]
         # The products behind attention, computed together, have rows in order there.
         num_bytes[-1] = max(num_bytes[-1], *(each.ordered_bytes(self.most_rows) for each in linears[4::5]))
         num_bytes.append(max(each.tile_bytes(self.most_rows) for each in linears))
         self._buffers = dict(zip((*sizes, "tiles"), buffers.empty_parts(num_bytes), strict=True))
-        self._states = self._buffers["states"].view(np.float32).reshape(self.most_rows, self._hidden_size)
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._head_size, self._cache_kind = first.head_size, _CACHE_KINDS[cache.shape.dtype]
+        self._head_size, self._cache_kind = first.head_size, _KINDS[cache.shape.dtype]
         self._room_bytes = step.room_bytes(first.head_size, self._cache_kind)
         self._key_heads = first.key_heads
         self._group, self._most_heads = first.query_heads // first.key_heads, attention.MAX_TILE_ROWS
@@ -94,7 +106,7 @@ class CompiledStep:
         self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
         self._norms = _Norms()
         self._final_norm = self._norms.address(decoder.final_norm)
-        self._table = _table(decoder.layers, step, self._norms)
+        self._table = _table(decoder.layers, step_arguments, self._norms)
         self._arguments_of_products = self._products_table(linears)
         self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, self.most_rows)
         self._set_constants(first)
@@ -131,6 +143,7 @@ class CompiledStep:
         count = int(arguments[step.LOGITS])
         products = self._arguments_of_products
         products[:, self._products.ROWS] = arguments[step.ROWS]
+        products[self._in_blocks, self._products.BLOCK_BYTES] = arguments[step.BLOCK_BYTES]
         # The head, and what is behind the attention of the last layer.
         products[-self._columns.PRODUCTS_OF_LAYER :, self._products.ROWS] = count
         products[-1, self._products.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
@@ -161,12 +174,12 @@ class CompiledStep:
             blocks += rows.part.sequence.blocks
             logit_rows += range(len(token_ids) - rows.num_logits, len(token_ids))
         if self._embedding is None:
-            states = self._decoder.embed(torch.tensor(token_ids)).float()
-            self._states[: len(token_ids)] = states.numpy()
+            self._write_states(self._decoder.embed(torch.tensor(token_ids)).float().numpy())
         heads = self._heads_at_once(len(piece), threads)
         tiles, last_tiles = self._tiles(piece, heads)
         step, arguments = self._step, self._region.arguments
         arguments[step.ROWS], arguments[step.LOGITS] = len(token_ids), len(logit_rows)
+        arguments[step.BLOCK_BYTES] = self._block_bytes(len(token_ids))
         arguments[step.TILE_HEADS] = heads
         arguments[step.NUM_TILES], arguments[step.NUM_LAST_TILES] = len(tiles) // 2, len(last_tiles) // 2
         lists = (token_ids, positions, first_blocks, logit_rows, tiles, last_tiles, blocks)
@@ -177,6 +190,40 @@ class CompiledStep:
             arguments[name] = address
             address += 8 * len(each)
         return numbers, *self._decoder.angles(np.array(positions, dtype=np.float32))
+
+    def _products_in_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """Return which products write blocks: those of states and heads, if all of them can, or none."""
+        columns, numbers = self._columns, self._blocks.NUMBERS
+        of_layer = np.isin(
+            np.arange(columns.PRODUCTS_OF_LAYER), (columns.QUERY_KEY_VALUE, columns.OUTPUT, columns.DOWN)
+        )
+        found = np.append(np.tile(of_layer, len(linears) // columns.PRODUCTS_OF_LAYER), False)
+        writing = [linear for linear, is_in_blocks in zip(linears, found, strict=True) if is_in_blocks]
+        if head_size % numbers or not all(each.writes_blocks for each in writing):
+            found[:] = False
+        return found
+
+    def _block_bytes(self, rows: int) -> int:
+        """Return the bytes from a block of the states to the next; 0 where these are whole rows.
+
+        A block has one row more than its tiles, so that blocks do not begin in the same places of a cache.
+        """
+        if not self._is_in_blocks:
+            return 0
+        of_tile = self._blocks.TILE_ROWS
+        return (-(-rows // of_tile) * of_tile + 1) * int(self._blocks.PART_BYTES)
+
+    def _write_states(self, states: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
+        """Write the states before the first layer, [rows, hidden size]."""
+        rows, size = states.shape
+        buffer = self._buffers["states"].view(np.float32)
+        if not self._is_in_blocks:
+            buffer[: rows * size].reshape(rows, size)[:] = states
+            return
+        of_part = self._blocks.NUMBERS
+        blocks, of_block = size // of_part, self._block_bytes(rows) // 4
+        target = buffer[: blocks * of_block].reshape(blocks, -1, of_part)
+        target[:, :rows] = states.reshape(rows, blocks, of_part).transpose(1, 0, 2)
 
     def _heads_at_once(self, num_parts: int, threads: int) -> int:
         """Return the query heads of a tile: all that have the same keys, or fewer where threads would have nothing to
@@ -190,7 +237,7 @@ class CompiledStep:
 
     def _tiles(self, piece: "Sequence[_Rows]", heads: int) -> tuple[list[int], list[int]]:
         """Return first row and tokens of each tile, and of those of the last layer."""
-        tokens = self._step.tile_tokens(heads, self._head_size, self._cache_kind)
+        tokens = self._tile_tokens(heads, self._head_size, self._cache_kind)
         tiles: list[int] = []
         last_tiles: list[int] = []
         end = 0
@@ -225,7 +272,9 @@ class CompiledStep:
             own[products.OPERATION], own[products.OTHER] = operation, other
             own[products.TILES] = tiles
             # Norms write whole rows, and attention heads.
-            parts = {normed: linear.inputs, seen: self._head_size}
+            parts = {seen: self._head_size}
+            if self._is_in_blocks:
+                parts[normed] = linear.inputs
             own[self._columns.TAKES_ORDERED] = x in parts and linear.takes_ordered(self.most_rows, parts[x])
         self._join_products(table, linears)
         return table
@@ -250,6 +299,7 @@ class CompiledStep:
         arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
         arguments[step.NUMBERS] = self._numbers.ctypes.data
         arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
+        arguments[step.EMBEDDING_KIND] = 0 if self._embedding is None else _KINDS[self._embedding.dtype]
         arguments[step.CACHE_KIND] = self._cache_kind
         arguments[step.FINAL_NORM] = self._final_norm
         arguments[step.CACHE] = keys.data_ptr()

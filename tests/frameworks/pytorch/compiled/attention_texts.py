@@ -128,10 +128,10 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
 
     # Not kept in the cache: the addresses of what computes in place of the instructions are part of the code.
     if by_tiles and not has_matrix_tiles():
-        from frameworks.pytorch.compiled import matrix_tiles
+        from frameworks.pytorch.compiled import tile_registers
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(matrix_tiles, "function", TILES.function)
+            patch.setattr(tile_registers, "function", TILES.function)
             made = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(attend_once)
         _kept.append(made)
         return module, Region(made.address, 15)

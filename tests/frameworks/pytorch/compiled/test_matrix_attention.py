@@ -71,17 +71,35 @@ def test_attention_of_many_keys_matches_reference(window: int) -> None:
     check(Text(1020, 50, form(window=window), IN_ROW))
 
 
+def with_larger_keys(text: Text, key: int, factor: int) -> Text:
+    """Multiply four keys, in the text and in the cache."""
+    cached, first = text.cache[0].view(BLOCKS, 2, -1, 32), key % 32
+    text.keys[key : key + 4] *= factor
+    cached[key // 32, 1, :, first : first + 4] *= factor
+    return text
+
+
 @pytest.mark.parametrize(("start", "key", "factor"), [(0, 40, 8), (0, 40, 64), (1000, 1028, 1), (1000, 1028, 64)])
-def test_larger_scores_behind_the_first_block(start: int, key: int, factor: int) -> None:
-    """The first block's largest score is the reference of the others, unless they are much larger.
+def test_later_scores_are_much_larger(start: int, key: int, factor: int) -> None:
+    """A row's first score is the reference of the others, unless they are much larger.
 
     The later key is not among those that are added at once: earlier sums are scaled.
     """
-    text = Text(start, 90, form(), IN_ROW)
-    cached, first = text.cache[0].view(BLOCKS, 2, 64, 32), key % 32
-    text.keys[key : key + 4] *= factor
-    cached[key // 32, 1, :, first : first + 4] *= factor
-    check(text)
+    check(with_larger_keys(Text(start, 90, form(), IN_ROW), key, factor))
+
+
+@pytest.mark.parametrize("factor", [64, 1000])
+def test_first_score_differs_from_all_others(factor: int) -> None:
+    """It is the reference of all, be it far above them or far below."""
+    check(with_larger_keys(Text(0, 90, form(), IN_ROW), 0, factor))
+
+
+@pytest.mark.parametrize("key", [33, 1030])
+def test_row_with_larger_scores_leaves_others_alone(key: int) -> None:
+    """A tile's rows get other references one by one."""
+    text = with_larger_keys(Text(key - 20, 60, form(), IN_ROW), key, 64)
+    found = text.whole()
+    assert torch.equal(torch.cat([text.found(row, 1) for row in range(60)]), found)
 
 
 def test_numbers_behind_the_text_are_not_read() -> None:
@@ -95,12 +113,14 @@ def test_numbers_behind_the_text_are_not_read() -> None:
     assert torch.equal(text.whole(), expected)
 
 
-def test_failed_key_fails_later_rows_alone() -> None:
+@pytest.mark.parametrize("key", [0, 40])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_failed_key_fails_later_rows_alone(key: int, number: float) -> None:
     text = Text(0, 60, form(), IN_ROW)
-    text.cache[0].view(BLOCKS, 2, 64, 32)[1, 1, :, 8] = torch.nan
+    text.cache[0].view(BLOCKS, 2, 64, 32)[key // 32, 1, :, key % 32] = number
     found = text.whole()
-    assert found[:40].isfinite().all()
-    assert found[40:].isnan().all()
+    assert found[:key].isfinite().all()
+    assert not found[key:].isfinite().any()
 
 
 def test_other_head_sizes_are_computed_by_vectors() -> None:

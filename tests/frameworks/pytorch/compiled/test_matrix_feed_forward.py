@@ -29,7 +29,7 @@ class Compiled(NamedTuple):
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    from frameworks.pytorch.compiled import matrix_feed_forward, matrix_tiles
+    from frameworks.pytorch.compiled import matrix_feed_forward, matrix_tiles, tile_registers
     from frameworks.pytorch.compiled.bfloat16 import pack
     from frameworks.pytorch.compiled.products import region
 
@@ -45,7 +45,7 @@ def compiled() -> Compiled:
 
     signature = types.void(types.CPointer(types.int64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix_tiles, "function", tiles.function)
+        patch.setattr(tile_registers, "function", tiles.function)
         made = [numba.cfunc(signature, error_model="numpy")(each) for each in (product, together)]
     packed = PackedFormat(format_, made[0].address, lambda weight: pack(weight, format_))
     return Compiled(packed, made[1], tiles)

@@ -9,10 +9,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import types
 
-from frameworks.pytorch.compiled import matrix_tiles
-from frameworks.pytorch.compiled.formats import PackedFormat
+from frameworks.pytorch.compiled import matrix_tiles, tile_registers
+from frameworks.pytorch.compiled.elementwise import ADD
+from frameworks.pytorch.compiled.formats import BLOCK, PackedFormat
 from frameworks.pytorch.compiled.linear import CompiledLinear
-from frameworks.pytorch.compiled.products import region
+from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
+from frameworks.pytorch.compiled.products import (
+    BLOCK_BYTES,
+    NUM_ARGUMENTS,
+    OPERATION,
+    OTHER,
+    OUT,
+    ROWS,
+    TILES,
+    X,
+    region,
+)
 from frameworks.pytorch.compiled.vectors import lanes
 from tests.frameworks.pytorch.compiled.layers import random, threads
 from tests.support.matrix_tiles import MatrixTiles
@@ -35,7 +47,7 @@ def packed(tiles: MatrixTiles) -> PackedFormat:
 
     format_ = matrix_tiles.FORMAT
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix_tiles, "function", tiles.function)
+        patch.setattr(tile_registers, "function", tiles.function)
         run = region(format_, matrix_tiles.matrix_orderer(format_), matrix_tiles.matrix_multiplier())
 
         def product(arguments: Any) -> None:
@@ -69,6 +81,40 @@ def test_product_is_that_of_doubles(
     assert ((found - expected).abs() <= TOLERANCE * magnitudes).all()
     assert not tiles.errors
     assert not tiles.is_configured
+
+
+def in_blocks(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Return the states [rows, outputs] plus the product, computed in blocks."""
+    outputs, inputs = weight.shape
+    linear = CompiledLinear(packed.pack(weight.numpy()), (outputs, inputs), None, packed)
+    own = Region(packed.address, NUM_ARGUMENTS - NUM_RESERVED)
+    own.arguments[:] = linear.arguments
+    count, whole = len(rows), -(-len(rows) // tile_registers.ROWS) * tile_registers.ROWS + 1
+    blocks = torch.full((outputs // BLOCK, whole, BLOCK), torch.nan)
+    blocks[:, :count] = states.view(count, -1, BLOCK).transpose(0, 1)
+    tiles = torch.empty(linear.tile_bytes(count), dtype=torch.uint8)
+    own.arguments[[ROWS, X, TILES, OUT]] = count, rows.data_ptr(), tiles.data_ptr(), blocks.data_ptr()
+    own.arguments[[BLOCK_BYTES, OPERATION, OTHER]] = 4 * whole * BLOCK, ADD, blocks.data_ptr()
+    own.run(1)
+    assert blocks[:, -1].isnan().all()
+    return blocks[:, :count].transpose(0, 1).reshape(count, outputs)
+
+
+@given(blocks=st.integers(1, 3), inputs=st.integers(1, 600), rows=st.integers(1, 70))
+@example(blocks=2, inputs=1100, rows=530)
+@settings(max_examples=10)
+def test_product_in_blocks_is_added_to_states(
+    packed: PackedFormat, tiles: MatrixTiles, blocks: int, inputs: int, rows: int
+) -> None:
+    weight, given = (
+        random(*shape, seed=seed).bfloat16() for shape, seed in (((BLOCK * blocks, inputs), 1), ((rows, inputs), 2))
+    )
+    states = random(rows, BLOCK * blocks, seed=3)
+    found = in_blocks(packed, weight.float(), given.float(), states).double()
+    expected = states.double() + given.double() @ weight.double().T
+    magnitudes = states.double().abs() + given.double().abs() @ weight.double().abs().T
+    assert ((found - expected).abs() <= TOLERANCE * magnitudes).all()
+    assert not tiles.errors
 
 
 def test_row_is_rounded_to_nearest_even(packed: PackedFormat) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.generation.compiled_step import compiled_step
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
@@ -31,11 +32,13 @@ HEAD_SIZES = [16, 32]
 """With the larger one, a CPU with matrix tiles uses them for attention."""
 LONG_PROMPT = 316
 """Tokens that take two pieces of a step in float32."""
+BFLOAT16_TOLERANCE = 0.1
+"""Relative to the spread of the logits."""
 # Dtype of the weights, of keys and values, and the tolerance relative to the spread of the logits.
 NARROW = [
     ("f32", "bf16", 0.03),
     ("f32", "f16", 0.005),
-    ("bf16", "auto", 0.1),
+    ("bf16", "auto", BFLOAT16_TOLERANCE),
     ("f16", "auto", 0.02),
     ("int8", "auto", 0.1),
 ]
@@ -139,6 +142,38 @@ def test_narrow_numbers_equal_those_by_layers(
     found, cache = computed(runner, parts, runner.step.logits)
     assert float((found - expected).square().mean().sqrt()) < tolerance * float(expected.float().std())
     assert torch.allclose(cache.float(), expected_cache.float(), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bfloat16_of_each_family_equals_that_by_layers(made_once: FolderMaker, variant: str) -> None:
+    """With matrix tiles, states and heads of these sizes are in blocks."""
+    folder = made_once(save_causal_model, **VARIANTS[variant] | {"head_dim": 32})
+    model = load_generating(folder, blocks=BLOCKS, dtype="bf16", kernels="compiled")
+    runner = runner_of(model)
+    parts = plan_of([(40, 1), (3, 1), (30, 5), (7, 40)], range(BLOCKS))
+    expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
+    found, cache = computed(runner, parts, runner.step.logits, threads=2)
+    for own, other in ((found, expected), (cache.float(), expected_cache.float())):
+        assert float((own - other).square().mean().sqrt()) < BFLOAT16_TOLERANCE * float(other.std())
+    alone = [computed(runner, [part], runner.step.logits)[0] for part in parts]
+    assert torch.equal(found, torch.cat(alone))
+    [whole] = plan_of([(0, LONG_PROMPT)], range(BLOCKS))
+    check_parts(runner, whole, [1, 18, 51, 130, LONG_PROMPT])
+
+
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_embedding_read_by_torch_gives_the_same_bits(made_once: FolderMaker, dtype: str, head_dim: int) -> None:
+    """As that of packed weights is read."""
+    folder = made_once(save_causal_model, head_dim=head_dim)
+    runner = runner_of(load_generating(folder, blocks=BLOCKS, dtype=dtype, kernels="compiled"))
+    parts = plan_of([(40, 1), (30, 5), (7, 40)], range(BLOCKS))
+    expected, expected_cache = computed(runner, parts, runner.step.logits)
+    runner.decoder.embedding = None
+    step: Any = compiled_step(runner.decoder, runner.cache)
+    found, cache = computed(runner, parts, step.logits)
+    assert torch.equal(found, expected)
+    assert torch.equal(cache, expected_cache)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
