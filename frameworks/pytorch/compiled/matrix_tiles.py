@@ -184,10 +184,11 @@ def block_adder(write_row: WriteRow) -> Callable[..., None]:
         """
         rows, steps, has_sums = sizes
         pairs = (rows + 2 * ROWS - 1) // (2 * ROWS)
-        at_once, lines = steps, 0
-        if pairs > 1:
-            chunks = (steps + _MOST_STEPS - 1) // _MOST_STEPS
-            at_once, lines = (steps + chunks - 1) // chunks, (STEP_BYTES // LINE_BYTES + pairs - 1) // pairs
+        # A pair reads a block once: it need not stay in the first cache.
+        chunks = (steps + _MOST_STEPS - 1) // _MOST_STEPS if pairs > 1 else 1
+        at_once = (steps + chunks - 1) // chunks
+        # A tile that is alone waits for memory in any case, and for less without other loads.
+        lines = (STEP_BYTES // LINE_BYTES + pairs - 1) // pairs if rows > ROWS else 0
         ahead = weights + steps * STEP_BYTES
         worked_row, end = worked
         rows_of_step = (end - worked_row + steps * pairs - 1) // (steps * pairs)
