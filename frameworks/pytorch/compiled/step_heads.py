@@ -97,10 +97,10 @@ def _write_keys(arguments: Any, layer: int, rows: Any, head: int, number: int) -
     while row < end:
         last, position = row + ROWS_AT_ONCE - 1, positions[row]
         place = _cached(arguments, layer, row, head - arguments[QUERY_HEADS]) + position % KEYS * width
-        is_text = (
+        are_adjacent = (
             last < end and positions[last] == position + ROWS_AT_ONCE - 1 and first_blocks[last] == first_blocks[row]
         )
-        if kind == FLOAT32 or position % ROWS_AT_ONCE or not is_text:
+        if kind == FLOAT32 or position % ROWS_AT_ONCE or not are_adjacent:
             own = _head(arguments, row, head, room)
             _rotate_head(arguments, layer, own, row, KEY_NORM)
             scatter(own, place, size, KEYS, kind)
