@@ -229,47 +229,33 @@ def matrix_multiplier() -> Callable[..., None]:
     num_sums, sums_bytes = 2 * MOST_ROWS * BLOCK, 4 * MOST_ROWS * BLOCK
 
     @part
-    def multiply_in_blocks(weights: int, tiles: int, out: int, sizes: Any, how: Any, share: Any) -> None:
-        """The sums are where they stay; those of the next block are fetched while one is multiplied."""
+    def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
         rows, inputs, outputs, block_bytes = sizes
-        steps = (inputs + INPUTS - 1) // INPUTS
-        has_sums = 1 if how[0] == ADD else 0
-        for index in range(share[0], share[1]):
-            sums = out + index * block_bytes
-            work = (sums + block_bytes, 0, 0, 0, _FETCH)
-            end = rows if index + 1 < share[1] else 0
-            add_block(tiles, weights + index * steps * STEP_BYTES, sums, (rows, steps, has_sums), work, (0, end))
-            add_terms(sums, (0, rows), (index * BLOCK, BLOCK, outputs), how)
-
-    @part
-    def multiply_in_rows(weights: int, tiles: int, out: int, sizes: Any, how: Any, share: Any) -> None:
-        rows, inputs, outputs, _ = sizes
+        blocks = (outputs + BLOCK - 1) // BLOCK
         steps = (inputs + INPUTS - 1) // INPUTS
         own = stack_floats(num_sums)
         operation, other, _, _ = how
+        has_sums = 1 if block_bytes and operation == ADD else 0
         work, end = (0, 0, 0, 0, 0), 0
-        for index in range(share[0], share[1]):
-            # A block is finished while the next one is multiplied.
+        last = blocks * (number + 1) // threads
+        configure()
+        for index in range(blocks * number // threads, last):
             sums, first = own + index % 2 * sums_bytes, index * BLOCK
-            add_block(tiles, weights + index * steps * STEP_BYTES, sums, (rows, steps, 0), work, (0, end))
+            if block_bytes:
+                # The sums are where they stay. Those of the next block are fetched meanwhile.
+                sums = out + index * block_bytes
+                work, end = (sums + block_bytes, 0, 0, 0, _FETCH), rows if index + 1 < last else 0
+            add_block(tiles, weights + index * steps * STEP_BYTES, sums, (rows, steps, has_sums), work, (0, end))
             columns = (first, min(BLOCK, outputs - first), outputs)
             add_terms(sums, (0, rows), columns, how)
-            work, end = (sums, out + 4 * first, other + 4 * first, 4 * outputs, operation), rows
-            if columns[1] < BLOCK:
-                write_sums(sums, out, (0, rows), columns, how)
-                end = 0
-        write_rows(work, 0, end)
-
-    @part
-    def multiply(weights: int, tiles: int, out: int, sizes: Any, how: Any, number: int, threads: int) -> None:
-        blocks = (sizes[2] + BLOCK - 1) // BLOCK
-        share = (blocks * number // threads, blocks * (number + 1) // threads)
-        configure()
-        if sizes[3]:
-            multiply_in_blocks(weights, tiles, out, sizes, how, share)
-        else:
-            multiply_in_rows(weights, tiles, out, sizes, how, share)
+            if not block_bytes:
+                # A block is finished while the next one is multiplied.
+                work, end = (sums, out + 4 * first, other + 4 * first, 4 * outputs, operation), rows
+                if columns[1] < BLOCK:
+                    write_sums(sums, out, (0, rows), columns, how)
+                    end = 0
         release()
+        write_rows(work, 0, end)
 
     return multiply
 
