@@ -135,7 +135,9 @@ class _Results:
     def _iterate(self) -> None:
         result: pa.Table | Exception | None = None
         try:
-            for table in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+            # This thread is ahead of the event loop. Ray's own thread for that may ask for a block after the end of
+            # ray.shutdown(), and Ray then ends the command with status 1.
+            for table in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 self._put(table)
                 if self._is_closed:
                     return
