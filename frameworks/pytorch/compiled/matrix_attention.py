@@ -33,7 +33,7 @@ from frameworks.pytorch.compiled.matrix_shares import (
     shares_of_block,
     values_adder,
 )
-from frameworks.pytorch.compiled.matrix_tiles import matrix_tile
+from frameworks.pytorch.compiled.matrix_tiles import matrix_tile, place_in_order
 from frameworks.pytorch.compiled.rows import BFLOAT16, copy
 from frameworks.pytorch.compiled.tile_registers import INPUTS, ROWS, STEP_BYTES, TILE_BYTES, configure, release
 from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, load, number, splat
@@ -75,13 +75,20 @@ def room_bytes(head_size: int, kind: int, /) -> int:
 @inlined
 def _places_in(room: int, size: int) -> tuple[int, int, int, int, int]:
     """Return the addresses behind the queries, which are the first: of the sums and the states of the rows, float32, of
-    the keys and the values in order, and of two blocks' scores. Behind these are the shares, and sums of earlier ones.
+    the keys and the values in order, and of two blocks' scores.
     """
     sums = room + MAX_TILE_ROWS * 2 * size
     states = sums + MAX_TILE_ROWS * 4 * size
     keys = states + MAX_TILE_ROWS * 4 * STATE_NUMBERS
     values = keys + _BLOCKS * 2 * KEYS * size
     return sums, states, keys, values, values + _BLOCKS * 2 * KEYS * size
+
+
+@inlined
+def _behind_scores(scores: int) -> tuple[int, int]:
+    """Return the addresses of the shares, and of the sums of earlier shares, [_AT_ONCE, LANES]."""
+    shares = scores + 2 * BLOCK_BYTES
+    return shares, shares + _BLOCKS * 2 * TILE_BYTES
 
 
 @llvm_function
@@ -142,9 +149,9 @@ def _attend_by_tiles(queries: int, out: int, room: int, tile: Any, sizes: Any, c
     exponents = scale * np.float32(LOG2_E)
     for row in range(rows):
         given = queries + row // heads * query_bytes + row % heads * row_bytes
+        place = place_in_order(room, row, size)
         for step in range(steps):
-            place = room + (row // ROWS * steps + step) * TILE_BYTES + row % ROWS * 2 * INPUTS
-            _write_queries(given + 4 * INPUTS * step, exponents, place)
+            _write_queries(given + 4 * INPUTS * step, exponents, place + TILE_BYTES * step)
     oldest = max(0, position + 1 - window) // KEYS if window else 0
     end = position + tokens
     configure()
@@ -201,8 +208,7 @@ def _add_blocks(room: Any, states: int, sizes: Any, seen: Any) -> None:
     blocks = min(_BLOCKS, (_end(states, rows - 1) - start + KEYS - 1) // KEYS)
     if blocks <= 0 or (window and _end(states, 0) - window >= start + _BLOCKS * KEYS):
         return
-    shares = scores + 2 * BLOCK_BYTES
-    before = shares + _BLOCKS * 2 * TILE_BYTES
+    shares, before = _behind_scores(scores)
     for row in range(rows):
         copy(states + 4 * (STATE_NUMBERS * row + LANES), before + 4 * LANES * row, LANES)
     _share_blocks(room, states, sizes, seen, blocks)
@@ -233,7 +239,7 @@ def _share_blocks(room: Any, states: int, sizes: Any, seen: Any, blocks: int) ->
     rows, size = sizes
     start, window = seen
     steps = size // INPUTS
-    shares = scores + 2 * BLOCK_BYTES
+    shares, _ = _behind_scores(scores)
     first_end, last_end = _end(states, 0), _end(states, rows - 1)
     _multiply(rows, queries, keys, scores, steps)
     for block in range(blocks):
@@ -262,7 +268,7 @@ def _set_references(room: Any, states: int, sizes: Any, seen: Any, blocks: int) 
     queries, keys, _, scores, sums = room
     rows, size = sizes
     start, window = seen
-    before = scores + 2 * BLOCK_BYTES + _BLOCKS * 2 * TILE_BYTES
+    _, before = _behind_scores(scores)
     largest = pointer_to_floats(stack_floats(_AT_ONCE))
     for row in range(rows):
         largest[row] = LOWEST

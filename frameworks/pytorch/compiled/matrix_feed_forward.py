@@ -35,7 +35,14 @@ from frameworks.pytorch.compiled.products import (
 from frameworks.pytorch.compiled.products import INPUTS as NUM_INPUTS
 from frameworks.pytorch.compiled.products import ROWS as NUM_ROWS
 from frameworks.pytorch.compiled.step_table import PRODUCT_COLUMNS
-from frameworks.pytorch.compiled.tile_registers import INPUTS, ROWS, STEP_BYTES, TILE_BYTES, configure, release
+from frameworks.pytorch.compiled.tile_registers import (
+    INPUTS,
+    STEP_BYTES,
+    TILE_BYTES,
+    configure,
+    place_of_row,
+    release,
+)
 from frameworks.pytorch.compiled.tiles import BYTES, PARTS, at, load, number
 
 _UP, _DOWN = PRODUCT_COLUMNS, 2 * PRODUCT_COLUMNS
@@ -60,9 +67,7 @@ def _write_gated(builder: Any, work: Any, row: Any) -> None:
         for offset in (4 * VECTORS.lanes * part for part in PARTS)
     )
     order = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), list(range(BLOCK)))
-    tile = builder.mul(builder.udiv(row, number(ROWS)), tile_bytes)
-    in_tile = builder.mul(builder.urem(row, number(ROWS)), number(2 * INPUTS))
-    place = builder.inttoptr(builder.add(target, builder.add(tile, in_tile)), BYTES)
+    place = place_of_row(builder, builder.inttoptr(target, BYTES), row, tile_bytes)
     store_rounded(builder, builder.shuffle_vector(first, second, order), place)
 
 

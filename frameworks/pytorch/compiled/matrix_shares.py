@@ -4,7 +4,7 @@ Scores are exponents of 2: their factor is in the scale of the queries. A share 
 reference of its row. It is rounded to bfloat16 next, so powers need not be more exact than 3e-6.
 
 The reference is the row's first score. So scores are read once: shares and their sums are float32 and bfloat16, whose
-range is wide enough for scores that are larger by MOST_ABOVE. Where sums are larger still, the caller sets another
+range is wide enough for scores that are larger by _MOST_ABOVE. Where sums are larger still, the caller sets another
 reference, and computes the shares again.
 """
 
@@ -20,13 +20,21 @@ from frameworks.pytorch.compiled.bfloat16_rows import store_rounded
 from frameworks.pytorch.compiled.elementwise import all_lanes, multiply_add
 from frameworks.pytorch.compiled.formats import VECTORS
 from frameworks.pytorch.compiled.jit import llvm_function
-from frameworks.pytorch.compiled.tile_registers import INPUTS, ROWS, TILE_BYTES, begin_sums, move_sums, multiply_step
+from frameworks.pytorch.compiled.tile_registers import (
+    ROWS,
+    TILE_BYTES,
+    begin_sums,
+    move_sums,
+    multiply_step,
+    parts_of,
+    place_of_row,
+)
 from frameworks.pytorch.compiled.tiles import BYTES, PARTS, at, function, load, number, splat
 
 LOG2_E = 1.4426950408889634
 BLOCK_BYTES = 4 * 2 * ROWS * KEYS
 """Of the scores of a block of keys, float32 [2 * ROWS, KEYS]."""
-MOST_ABOVE = 64.0
+_MOST_ABOVE = 64.0
 """Sums of shares stay far below the largest float32."""
 # Of 2 to the x, from 0 to 1: the largest relative error is 2.9e-6, and there is none at 0.
 _POLYNOMIAL = (1.342669186e-2, 5.224246147e-2, 2.412802112e-1, 6.930448440e-1, 1.0)
@@ -58,9 +66,9 @@ def shares_of_block(row_tiles: int, *, is_whole: bool) -> Any:
     @llvm_function
     def shares(_context: Any, places: Any, sizes: Any, seen: Any, following: Any, sized: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            places, (rows, tile_bytes) = _addresses(builder, arguments[0], 3), _parts(builder, arguments[1], 2)
-            seen = _parts(builder, arguments[2], 2)
-            next_places, (steps, has_next) = _addresses(builder, arguments[3], 3), _parts(builder, arguments[4], 2)
+            places, (rows, tile_bytes) = _addresses(builder, arguments[0], 3), parts_of(builder, arguments[1], 2)
+            seen = parts_of(builder, arguments[2], 2)
+            next_places, (steps, has_next) = _addresses(builder, arguments[3], 3), parts_of(builder, arguments[4], 2)
             queries_bytes = builder.mul(steps, number(TILE_BYTES))
             is_followed = builder.icmp_signed("!=", has_next, number(0))
             at_once = builder.add(builder.sdiv(rows, builder.add(steps, number(1))), number(1))
@@ -113,11 +121,11 @@ def values_adder(row_tiles: int) -> Any:
 
 @llvm_function
 def exceeds(_context: Any, _state: Any) -> Any:
-    """(address of the state of a row) → whether a sum of its shares is above 2 to the MOST_ABOVE, a number."""
+    """(address of the state of a row) → whether a sum of its shares is above 2 to the _MOST_ABOVE, a number."""
 
     def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         total = load(builder, at(builder, builder.inttoptr(arguments[0], BYTES), _VECTOR_BYTES), VECTORS.floats)
-        above = builder.bitcast(builder.fcmp_ordered(">", total, all_lanes(2.0**MOST_ABOVE)), _I16)
+        above = builder.bitcast(builder.fcmp_ordered(">", total, all_lanes(2.0**_MOST_ABOVE)), _I16)
         return builder.zext(builder.icmp_unsigned("!=", above, _I16(0)), _I64)
 
     return types.int64(types.int64), write
@@ -133,12 +141,8 @@ def power_of_two(_context: Any, _x: Any) -> Any:
     return types.float32(types.float32), write
 
 
-def _parts(builder: Any, numbers: Any, count: int) -> list[Any]:
-    return [builder.extract_value(numbers, index) for index in range(count)]
-
-
 def _addresses(builder: Any, numbers: Any, count: int) -> list[Any]:
-    return [builder.inttoptr(each, BYTES) for each in _parts(builder, numbers, count)]
+    return [builder.inttoptr(each, BYTES) for each in parts_of(builder, numbers, count)]
 
 
 def _write_row(builder: Any, places: tuple[Any, ...], row: Any, seen: Any) -> None:
@@ -156,10 +160,8 @@ def _write_row(builder: Any, places: tuple[Any, ...], row: Any, seen: Any) -> No
         shares = [builder.select(mask, each, all_lanes(0.0)) for mask, each in zip(masks, shares, strict=True)]
     totals = builder.bitcast(at(builder, state, _VECTOR_BYTES), VECTORS.floats.as_pointer())
     builder.store(builder.fadd(builder.load(totals, align=4), builder.fadd(*shares)), totals, align=4)
-    of_tile = builder.mul(builder.udiv(row, number(ROWS)), tile_bytes)
-    in_tile = builder.mul(builder.urem(row, number(ROWS)), number(2 * INPUTS))
     order = ir.Constant(ir.VectorType(_I32, KEYS), list(range(KEYS)))
-    place = builder.gep(target, [builder.add(of_tile, in_tile)])
+    place = place_of_row(builder, target, row, tile_bytes)
     store_rounded(builder, builder.shuffle_vector(*shares, order), place)
 
 

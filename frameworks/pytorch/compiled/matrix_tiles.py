@@ -24,6 +24,7 @@ from frameworks.pytorch.compiled.tile_registers import (
     configure,
     move_sums,
     multiply_step,
+    parts_of,
     release,
 )
 from frameworks.pytorch.compiled.tiles import BYTES, LINE_BYTES, TILE_SIGNATURE, at, number, prefetch
@@ -73,9 +74,9 @@ def _adding_tile(row_tiles: int, write_row: WriteRow) -> Any:
     def tile(_context: Any, x: Any, w: Any, sums: Any, has: Any, sizes: Any, beside: Any, work: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             sums, has = builder.inttoptr(arguments[2], BYTES), arguments[3]
-            tile_bytes, steps = _parts_of(builder, arguments[4], 2)
-            start, lines, first, end, rows_of_step = _parts_of(builder, arguments[5], 5)
-            numbers = _parts_of(builder, arguments[6], NUM_WORK)
+            tile_bytes, steps = parts_of(builder, arguments[4], 2)
+            start, lines, first, end, rows_of_step = parts_of(builder, arguments[5], 5)
+            numbers = parts_of(builder, arguments[6], NUM_WORK)
 
             def work_on(step: Any) -> None:
                 _fetch_lines(builder, start, lines, step)
@@ -99,17 +100,13 @@ def _adding_tile(row_tiles: int, write_row: WriteRow) -> Any:
     return tile
 
 
-def _parts_of(builder: Any, numbers: Any, count: int) -> list[Any]:
-    return [builder.extract_value(numbers, index) for index in range(count)]
-
-
 def rows_writer(write_row: WriteRow) -> Any:
     """Return a function for compiled code: (numbers of the work, first row, end) → nothing, after working on them."""
 
     @llvm_function
     def write_rows(_context: Any, work: Any, first: Any, end: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            numbers = _parts_of(builder, arguments[0], NUM_WORK)
+            numbers = parts_of(builder, arguments[0], NUM_WORK)
             with cgutils.for_range_slice(builder, arguments[1], arguments[2], number(1)) as (row, _):
                 write_row(builder, numbers, row)
             return context.get_dummy_value()

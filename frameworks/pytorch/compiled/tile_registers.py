@@ -63,6 +63,20 @@ def release(_context: Any) -> Any:
     return types.void(), write
 
 
+def parts_of(builder: Any, numbers: Any, count: int) -> list[Any]:
+    """Return the numbers of a tuple of compiled code."""
+    return [builder.extract_value(numbers, index) for index in range(count)]
+
+
+def place_of_row(builder: Any, start: Any, row: Any, tile_bytes: Any) -> Any:
+    """Return the address (bytes pointer) of a row in its tile. `start`: of the first tile. `tile_bytes`: from a
+    tile to the next.
+    """
+    of_tile = builder.mul(builder.udiv(row, number(ROWS)), tile_bytes)
+    in_tile = builder.mul(builder.urem(row, number(ROWS)), number(_ROW_BYTES))
+    return builder.gep(start, [builder.add(of_tile, in_tile)])
+
+
 def begin_sums(builder: Any, row_tiles: int) -> None:
     """Make the sums of one or two tiles of rows zero."""
     zero = function(builder, "llvm.x86.tilezero", _VOID, [_I8])

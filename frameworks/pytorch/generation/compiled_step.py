@@ -61,6 +61,7 @@ class CompiledStep:
             step,
             step_arguments,
             step_table,
+            tile_registers,
         )
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
         from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
@@ -76,7 +77,7 @@ class CompiledStep:
         self._linears = linears  # the compiled code has addresses in them
         self._step, self._products, self._operations = step_arguments, products, elementwise
         self._tile_tokens = step.tile_tokens
-        self._columns, self._blocks = step_table, row_blocks
+        self._columns, self._registers, self._part_bytes = step_table, tile_registers, row_blocks.PART_BYTES
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
         self._region = Region(step.ADDRESS, step_arguments.NUM_STEP_ARGUMENTS - NUM_RESERVED)
@@ -193,7 +194,7 @@ class CompiledStep:
 
     def _products_in_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """Return which products write blocks: those of states and heads, if all of them can, or none."""
-        columns, numbers = self._columns, self._blocks.NUMBERS
+        columns, numbers = self._columns, self._registers.INPUTS
         of_layer = np.isin(
             np.arange(columns.PRODUCTS_OF_LAYER), (columns.QUERY_KEY_VALUE, columns.OUTPUT, columns.DOWN)
         )
@@ -210,8 +211,8 @@ class CompiledStep:
         """
         if not self._is_in_blocks:
             return 0
-        of_tile = self._blocks.TILE_ROWS
-        return (-(-rows // of_tile) * of_tile + 1) * int(self._blocks.PART_BYTES)
+        of_tile = self._registers.ROWS
+        return (-(-rows // of_tile) * of_tile + 1) * self._part_bytes
 
     def _write_states(self, states: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
         """Write the states before the first layer, [rows, hidden size]."""
@@ -220,7 +221,7 @@ class CompiledStep:
         if not self._is_in_blocks:
             buffer[: rows * size].reshape(rows, size)[:] = states
             return
-        of_part = self._blocks.NUMBERS
+        of_part = self._registers.INPUTS
         blocks, of_block = size // of_part, self._block_bytes(rows) // 4
         target = buffer[: blocks * of_block].reshape(blocks, -1, of_part)
         target[:, :rows] = states.reshape(rows, blocks, of_part).transpose(1, 0, 2)
