@@ -36,23 +36,29 @@ STEPS_dev     := python install dev docs prometheus
 STEPS_check   := $(STEPS_dev)
 STEPS_test    := $(STEPS_dev) models
 STEPS_test-all := $(STEPS_test)
+STEPS_test-nightly := $(STEPS_test)
+STEPS_coverage := $(STEPS_test)
 STEPS_test-clients := python install dev models
 STEPS_bench   := $(STEPS_test)
 STEPS_gpu-kit := $(STEPS_test)
 STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach goal,$(MAKECMDGOALS),$(STEPS_$(goal)))),$(step))))
 step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 
-# Each worker takes whole files, because the tests of a file share servers. WORKERS=0 runs all tests in one process.
-# One more than there are CPUs: tests of servers wait for timeouts and restarts.
-WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)))
-# A report of the first failures beats a run that is ended at the time limit of CI.
-PYTEST  := $(BIN)/python -m tests.support.attempts -p tests.support.file_items --numprocesses $(WORKERS) --maxprocesses 8 \
-	--maxfail 10 --dist loadfile --no-loadscope-reorder -o console_output_style=classic
+# tests/conftest.py groups the tests that share a file, a server or a cluster; a worker runs whole groups. There are more
+# workers than CPUs, because tests of servers wait for timeouts and restarts. WORKERS=0 runs all tests in one process.
+WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) * 2 + 1)))
+# A report of the first failures beats a run that is ended at the time limit of CI. A test that passes at the second attempt
+# only is named at the end. A crashed worker ends the run: pytest-xdist 3.8 hangs after it has replaced one.
+PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 9 --dist loadgroup --no-loadscope-reorder \
+	--max-worker-restart 0 --maxfail 10 --reruns 1 --reruns-delay 1 -o console_output_style=classic
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Properties try fewer examples in the first tier, so the second one tries them again.
+FIRST_TIER  := -m 'not extended and not nightly' --examples 0.25
+SECOND_TIER := -m '(extended or hypothesis) and not nightly'
 # Nightly tests have limits of their own.
-NIGHTLY := --nightly -o faulthandler_timeout=0
+NIGHTLY     := -m 'nightly or hypothesis' --nightly --examples 25 -o faulthandler_timeout=0
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
@@ -62,22 +68,25 @@ OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=a
 ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
 # Empty on a CPU that is such an older one: the second run would repeat the first.
 NEWER_CPU := $(shell { grep -sqwE 'avx512f|avx_vnni' /proc/cpuinfo || ! grep -sqw avx2 /proc/cpuinfo; } && echo yes)
-RUN_ISA_TESTS = $(if $(NEWER_CPU),$(OLDER_CPU) $(PYTEST) $(1) $(ISA_TESTS),@echo 'no instructions beyond AVX2: isa tests ran once')
-# For this CPU and for an older one, beside each other: each compiles in one thread.
-COMPILED := $(BIN)/python -m tests.support.compiled_code
-COMPILE := $(if $(NEWER_CPU),$(COMPILED) & ours=$$!; $(OLDER_CPU) $(COMPILED) && wait $$ours,$(COMPILED))
+RUN_ISA_TESTS = $(if $(NEWER_CPU),$(OLDER_CPU) $(COMPILE) && $(OLDER_CPU) $(PYTEST) $(ISA_TESTS),@echo 'no instructions beyond AVX2: isa tests ran once')
+COMPILE := $(BIN)/python -m tests.support.compiled_code
+LINT    := $(BIN)/ruff check . && $(BIN)/ruff format --check .
+# Beside each other: each runs in one thread.
+TYPES   := { $(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$types && test $$imports = 0; }
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs web web-runtime clean dev
+.PHONY: help install models serve test test-all test-nightly test-clients coverage check gpu-kit bench docs web web-runtime clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
-	@echo 'make test     install, then every check and test, stopping at the first that fails'
-	@echo 'make test-all the same with nightly tests (long soaks, 25 times the examples of properties) and test-clients'
+	@echo 'make test     install, then all checks and the first tier of tests: every capability, in minutes'
+	@echo 'make test-all the same, then the second tier: kills, clusters, browsers, other instruction sets; CI runs it'
+	@echo 'make test-nightly long soaks, 25 times the examples of properties, and test-clients'
 	@echo 'make test-clients run the client libraries of other projects against a server; GROUPS="texts" runs fewer'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
+	@echo 'make coverage measure the lines and branches that both tiers execute, in all processes'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
 	@echo 'make gpu-kit  build a folder that checks and measures a machine with a GPU and without a network'
@@ -94,26 +103,33 @@ models: $(STAMPS)/models
 serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
-test: dev models check web-runtime
-	@$(COMPILE)
-	$(PYTEST)
-	$(call RUN_ISA_TESTS)
+test: dev models web-runtime
+	@$(LINT)
+	@$(COMPILE) & compiled=$$!; $(TYPES) && wait $$compiled
+	$(PYTEST) $(FIRST_TIER)
 
-test-all: dev models check web-runtime
+test-all: test
+	$(PYTEST) $(SECOND_TIER)
+	$(RUN_ISA_TESTS)
+
+test-nightly: dev models web-runtime
 	@$(COMPILE)
 	$(PYTEST) $(NIGHTLY)
-	$(call RUN_ISA_TESTS,$(NIGHTLY))
 	$(BIN)/python -m tests.clients.run
+
+coverage: dev models web-runtime
+	@rm -rf .cache/coverage && mkdir -p .cache/coverage
+	@$(COMPILE)
+	$(BIN)/coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) -m 'not nightly'
+	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered --sort=-miss | tail -n 40
 
 # In environments of their own below .cache/clients.
 test-clients: $(STAMPS)/dev models
 	$(BIN)/python -m tests.clients.run $(GROUPS)
 
 check: dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@echo mypy and lint-imports, beside each other: each runs in one thread
-	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$types && exit $$imports
+	@$(LINT)
+	@$(TYPES)
 
 gpu-kit: dev models
 	@$(BIN)/python -m tests.gpu_kit.build $(KIT) --python $(KIT_PYTHON)

@@ -1,4 +1,4 @@
-"""Options and limits of every test process: examples of property tests, nightly tests, threads, order of files."""
+"""Options and limits of every test process: examples of properties, nightly tests, threads, groups of tests."""
 
 import gc
 import logging
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
 # Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -35,19 +35,20 @@ settings.register_profile(
 )
 settings.load_profile("roundhouse")
 
-NIGHTLY_EXAMPLES = 25
-"""The nightly run tries this many times as many examples of a property as the default run, from a random seed."""
-
 _SEARCHED_MARKS = ("isa", "gpu")
 """The Makefile and the GPU kit find the files of these tests by the text of the marker."""
 
-_NIGHTLY_REASON = "nightly: make test-all runs it"
-# Files that wait for processes run first, so that no worker is left alone with them in the end.
+# Groups that take minutes start first, so that no worker is left alone with one in the end.
 _SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/")
+
+_running: dict[str, None] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--nightly", action="store_true", help="run nightly tests too, and more examples of properties")
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly too")
+    parser.addoption(
+        "--examples", type=float, default=1.0, metavar="FACTOR", help="multiply the examples of each property by this"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,20 +65,21 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip nightly tests unless --nightly is given, and sort slow files first where workers share the files.
+    """Group the tests of each worker, skip nightly tests without --nightly, and apply --examples.
 
     Raises UsageError for a marker that is not written as text in its file.
     """
     check_marks_as_text(items)
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=_place)
+    group_tests(items)
+    if (factor := config.getoption("--examples")) != 1:
+        _multiply_examples(items, factor)
     if config.getoption("--nightly"):
-        _try_more_examples(items)
         return
     for item in items:
         if item.get_closest_marker("nightly"):
-            item.add_marker(pytest.mark.skip(reason=_NIGHTLY_REASON))
+            item.add_marker(pytest.mark.skip(reason="nightly: make test-nightly runs it"))
 
 
 def check_marks_as_text(items: Sequence[pytest.Item]) -> None:
@@ -86,6 +88,33 @@ def check_marks_as_text(items: Sequence[pytest.Item]) -> None:
     for file, mark in sorted(marked):
         if f"pytest.mark.{mark}" not in file.read_text(encoding="utf-8"):
             raise pytest.UsageError(f"{file}: write the marker as pytest.mark.{mark}, by which the file is found")
+
+
+def group_tests(items: list[pytest.Item]) -> None:
+    """Let one worker run all tests of a file, and all files that share a server, a cluster or a site.
+
+    Each worker that ran such a file would start that server of its own, which takes 8 to 30 s of CPU time. Groups of
+    several files are first in the order, then other slow files.
+    """
+    groups: dict[Path, str] = {}
+    for item in items:
+        if shared := _shared_fixture(item):
+            groups[item.path] = shared
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups.get(item.path, item.nodeid.partition("::")[0])))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: (item.path not in groups, not item.nodeid.startswith(_SLOW)))
+
+
+def _shared_fixture(item: pytest.Item) -> str | None:
+    """Return the name of what the test shares with tests of other files: server, ray, playground, site or None."""
+    if item.get_closest_marker("ray"):
+        return "ray"
+    if item.nodeid.startswith("tests/web/"):
+        return "playground" if "playground" in getattr(item, "fixturenames", ()) else "site"
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    is_shared = any(each.baseid == "tests/e2e" for each in definitions.get("server", ())[-1:])
+    return "server" if is_shared else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,48 +138,37 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """Keep the files together that share a server."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from tests.support.scheduling import SharedServerScheduling
-
-    return SharedServerScheduling(config, log)
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
     """Name the test at once, for a run that is ended before its summary."""
     print(f"\nits process crashed or hung: {crashitem}", file=sys.__stdout__, flush=True)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what the run left out."""
-    if config.getoption("--nightly"):
-        return
-    skipped: Sequence[object] = terminalreporter.stats.get("skipped", [])
-    count = sum(_NIGHTLY_REASON in str(getattr(report, "longrepr", "")) for report in skipped)
-    if count:
-        terminalreporter.write_line(
-            f"left out: {count} nightly tests, and {NIGHTLY_EXAMPLES} times the examples of properties; "
-            "`make test-all` runs them"
-        )
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Remember a test that runs; with pytest-xdist in the process that distributes the tests."""
+    _running[nodeid] = None
 
 
-def _place(item: pytest.Item) -> int:
-    """Return the place of a test in the order: files that share a server or a cluster, other slow files, the rest.
-
-    Files that share run in one process, for minutes.
-    """
-    from tests.support.scheduling import scope_of
-
-    file = item.nodeid.partition("::")[0]
-    if scope_of(file) != file:
-        return 0
-    return 1 if file.startswith(_SLOW) else 2
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Forget a test that has ended."""
+    _running.pop(nodeid, None)
 
 
-def _try_more_examples(items: list[pytest.Item]) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that an interrupted run left, and those that passed only at the second attempt."""
+    if _running:
+        terminalreporter.write_line("these tests were still running:")
+        for name in _running:
+            terminalreporter.write_line(f"  {name}")
+    passed = {report.nodeid for report in terminalreporter.stats.get("passed", ())}
+    unstable = dict.fromkeys(each.nodeid for each in terminalreporter.stats.get("rerun", ()) if each.nodeid in passed)
+    if unstable:
+        terminalreporter.section("unstable: passed at the second attempt only")
+        for name in unstable:
+            terminalreporter.write_line(f"  {name}")
+        terminalreporter.write_line("find the cause of each, and append both to tests/unstable.md")
+
+
+def _multiply_examples(items: list[pytest.Item], factor: float) -> None:
     """Multiply the examples of each property and state machine, once for each function or class."""
     done: set[int] = set()
     for item in items:
@@ -160,5 +178,6 @@ def _try_more_examples(items: list[pytest.Item]) -> None:
             given = getattr(owner, name, None)
             if isinstance(given, settings) and id(owner) not in done:
                 done.add(id(owner))
-                examples = given.max_examples * NIGHTLY_EXAMPLES
-                setattr(owner, name, settings(given, max_examples=examples, derandomize=False))
+                examples = max(1, round(given.max_examples * factor))
+                # More examples than by default come from a random seed.
+                setattr(owner, name, settings(given, max_examples=examples, derandomize=factor <= 1))

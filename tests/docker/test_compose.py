@@ -156,6 +156,7 @@ class FirstStart:
         return [set(map(str, key.scopes)) for key in read_keys(self.keys_file)[0].values()]
 
 
+@pytest.mark.extended
 def test_first_start_prints_one_key(tmp_path: Path) -> None:
     start = FirstStart(tmp_path)
     title, key = start.run()
@@ -173,6 +174,7 @@ def test_first_start_prints_one_key(tmp_path: Path) -> None:
     assert (start.keys_file.read_bytes(), start.prometheus_key.read_bytes()) == before
 
 
+@pytest.mark.extended
 def test_first_start_with_given_key_prints_none(tmp_path: Path) -> None:
     start = FirstStart(tmp_path)
     assert start.run(ROUNDHOUSE_API_KEY="a-key-of-the-environment") == []

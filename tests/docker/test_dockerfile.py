@@ -140,6 +140,7 @@ def test_configuration_of_image_is_valid(frameworks: str, tmp_path: Path) -> Non
     assert ("torch_models" in text.replace("# ", "#")) == (frameworks == "all")
 
 
+@pytest.mark.extended
 def test_health_check_reports_readiness(tmp_path: Path) -> None:
     missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
     with serving(tmp_path, missing + DIGITS) as server:

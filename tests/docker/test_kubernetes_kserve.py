@@ -17,6 +17,8 @@ from tests.docker.kubelet import Kubelet
 from tests.docker.manifests import KUBERNETES, read_documents, validate
 from tests.e2e.server import MODELS, ROOT, RunningServer
 
+pytestmark = pytest.mark.extended
+
 Start = Callable[[str], Kubelet]
 SERVICE = "first-digits"
 """The name of the InferenceService."""

@@ -20,6 +20,8 @@ from tests.docker.manifests import (
 )
 from tests.e2e.server import ROOT
 
+pytestmark = pytest.mark.extended
+
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text(encoding="utf-8")
 FULL_NAME = f"{RELEASE}-roundhouse"
 

@@ -18,6 +18,8 @@ from tests.docker.ray_pods import groups_of
 from tests.docker.test_kubernetes_start import create_key
 from tests.e2e.server import ROOT
 
+pytestmark = pytest.mark.extended
+
 OBJECTS = list(read_documents((KUBERNETES / "ray/rayservice.yaml").read_text(encoding="utf-8")))
 SERVICE = of_kind(OBJECTS, "RayService")
 CONFIG = of_kind(OBJECTS, "ConfigMap")["data"]["config.toml"]

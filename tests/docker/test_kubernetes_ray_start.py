@@ -13,7 +13,7 @@ from tests.docker.ray_pods import RayPods
 from tests.docker.test_kubernetes_start import create_key
 from tests.e2e.server import WAIT_S, wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.extended]
 
 OBJECTS = list(read_documents((KUBERNETES / "ray/rayservice.yaml").read_text(encoding="utf-8")))
 

@@ -17,6 +17,8 @@ from tests.docker.manifests import RELEASE, VALUES, of_kind, render
 from tests.e2e.server import ROOT, wait_until
 from tests.support.certificates import Authority, server_pair
 
+pytestmark = pytest.mark.extended
+
 Start = Callable[[str], Kubelet]
 API_KEY = "a-key-of-the-environment"
 

@@ -60,6 +60,7 @@ def test_panel_has_data_of_busy_server(watched: Watched, expression: str, legend
         assert set(re.findall(r"{{(\w+)}}", legend)) <= found["metric"].keys(), found
 
 
+@pytest.mark.extended
 def test_variables_and_annotations_use_existing_metrics(watched: Watched) -> None:
     live = {sample.name for family in watched.busy.metrics().values() for sample in family.samples}
     for variable in dashboard()["templating"]["list"]:

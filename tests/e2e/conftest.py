@@ -8,19 +8,9 @@ import pytest
 
 from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
 from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
-from tests.support.scheduling import shares_server
 
 Start = Callable[..., RunningServer]
 """start(config, gated=False, is_fork=True, VARIABLE=…) → a server for one test, which may break it; not yet ready."""
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test of the shared server whose file `shares_server` does not find: its process may start another one."""
-    if isinstance(item, pytest.Function):
-        found = item._fixtureinfo.name2fixturedefs.get("server", ())
-        uses = any(each.baseid == "tests/e2e" for each in found[-1:])
-        file = item.nodeid.split("::")[0]
-        assert shares_server(file) or not uses, f"{file} uses the shared server, and shares_server has not found it"
 
 
 @pytest.fixture(scope="session")

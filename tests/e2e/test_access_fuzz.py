@@ -11,6 +11,8 @@ from tests.support.hostile_keys import REPLAYS, Keys, fuzz_grpc, fuzz_http
 from tests.support.keyring import write_keys
 from tests.support.models import onnx_graphs
 
+pytestmark = pytest.mark.extended
+
 KEYS = Keys()
 
 

@@ -192,6 +192,7 @@ def test_no_server_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--url: expected a server at 127.0.0.1:1/models" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, signed, clients = make_key("default"), make_key("default", is_signed=True), Authority()
     write_keys(tmp_path / "keys.toml", plain, signed)

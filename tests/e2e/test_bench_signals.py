@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.server import ROOT, WAIT_S, RunningServer, wait_until
 
+pytestmark = pytest.mark.extended
+
 SENT = 300
 
 

@@ -167,6 +167,7 @@ class TestBusyModel:
 
 
 class TestDroppedEntries:
+    @pytest.mark.extended
     def test_unload_clears_entries_of_model(self, start: Start) -> None:
         server = start(DIGITS + "cache = true\n").wait_ready()
         for times in (1, 2, 3):
@@ -178,6 +179,7 @@ class TestDroppedEntries:
             assert_refused(server.client.post("/models/digits/infer", json=IMAGE), 503, "unloaded")
             assert server.client.post("/models/digits/load").status_code == 200
 
+    @pytest.mark.extended
     def test_deleted_model_leaves_no_entries(self, start: Start, tmp_path: Path) -> None:
         entries = onnx_entries(tmp_path, {"a": onnx_graphs.scaled(2.0), "b": onnx_graphs.scaled(3.0)})
         server = start(f'[models]\nroots = ["{tmp_path}"]\n{entries}').wait_ready()
@@ -193,6 +195,7 @@ class TestDroppedEntries:
             assert counts(server, "x") == (0, 0)
             assert server.sample("roundhouse_cache_bytes") == 0
 
+    @pytest.mark.extended
     def test_entries_dropped_by_size_and_age(self, start: Start) -> None:
         server = start(DIGITS + 'cache = true\n[cache]\nmax_bytes = "8KiB"\nttl_s = 1\n').wait_ready()
         for i in range(16):

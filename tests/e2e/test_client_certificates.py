@@ -41,6 +41,7 @@ def test_client_certificate_is_required(tmp_path: Path) -> None:
             _assert_refused(server, wrong)
 
 
+@pytest.mark.extended
 def test_removed_authority_is_refused(tmp_path: Path) -> None:
     old, new = Authority("old"), Authority("new")
     with tls_serving(tmp_path, old) as server:
@@ -158,6 +159,7 @@ def test_unknown_grpc_method_is_refused(tenants: tuple[TlsServer, Authority, str
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.extended
 def test_command_line_shows_certificate(tenants: tuple[TlsServer, Authority, str]) -> None:
     server, clients, _ = tenants
     certificate, key = clients.issue("search").write(server.folder, "cli")

@@ -260,6 +260,7 @@ def test_acknowledged_upserts_survive_kill(start: Start) -> None:
     again.check_log()
 
 
+@pytest.mark.extended
 def test_collection_that_cannot_open_leaves_server_degraded(start: Start, tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("no folder")
     server = start(collection("numbers") + collection("broken", more=f'path = "{tmp_path / "broken"}"')).wait_ready()

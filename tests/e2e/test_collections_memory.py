@@ -5,9 +5,12 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused
+
+pytestmark = pytest.mark.extended
 
 BUDGET = 8 * 1024**2
 CONFIG = f"""

@@ -51,6 +51,7 @@ def test_run_fills_collection_of_server(rows: Path, tmp_path: Path, start: Start
     check_filled(server)
 
 
+@pytest.mark.extended
 def test_run_fills_collection_of_config(
     rows: Path, tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_run_fills_collection_of_config(
     check_filled(start(config_of(tmp_path)).wait_ready())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -13,6 +13,8 @@ from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
 from tests.support.keyring import make_key, write_keys
 
+pytestmark = pytest.mark.extended
+
 MINILM = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
 WORKERS = "[server]\nworkers = 2\n"
 COLLECTIONS = """

@@ -163,6 +163,7 @@ FORMS = {
 """Keys of the error of each path; None: it is the message alone."""
 
 
+@pytest.mark.extended
 def test_half_bodies_get_408_and_close(impatient: RunningServer) -> None:
     before = closed(impatient, "body_timeout")
     framings = (b"content-length: 5000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n5\r\n")
@@ -188,6 +189,7 @@ def test_half_bodies_get_408_and_close(impatient: RunningServer) -> None:
         assert impatient.wait_for_log("request", status=408, path=path)["code"] == "request_timeout"
 
 
+@pytest.mark.extended
 def test_slow_body_holds_no_place(start: Start) -> None:
     config = f"{DIGITS}max_concurrent_requests = 1\n[scheduling]\nmax_concurrent_requests = 1\n"
     server = start(config).wait_ready()
@@ -204,6 +206,7 @@ def test_slow_body_holds_no_place(start: Start) -> None:
     wait_until(lambda: server.sample("roundhouse_inflight") == 0)
 
 
+@pytest.mark.extended
 def test_full_server_refuses_body_at_its_end(start: Start, tmp_path: Path) -> None:
     entry, gate = slow_model(tmp_path)
     server = start(f"{DIGITS}{entry}[scheduling]\nmax_concurrent_requests = 1\n", gated=True).wait_ready()
@@ -220,6 +223,7 @@ def test_full_server_refuses_body_at_its_end(start: Start, tmp_path: Path) -> No
     wait_until(lambda: server.sample("roundhouse_inflight") == 0)
 
 
+@pytest.mark.extended
 def test_connections_beyond_bound_are_refused(start: Start) -> None:
     server = start(f"[server]\nmax_connections = 3\n{DIGITS}").wait_ready()
     with connected(server), connected(server):

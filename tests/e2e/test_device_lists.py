@@ -41,6 +41,7 @@ def wait_until_both_work(server: RunningServer) -> None:
     wait_until(lambda: all(cpu_s(each) >= start_s + 0.1 for each, start_s in zip(both, before, strict=True)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_process_fails_no_request(start: Start, tmp_path: Path, workers: int) -> None:
     # Runs of 5 ms, so that few requests show that both processes work.
@@ -68,6 +69,7 @@ def test_killed_process_fails_no_request(start: Start, tmp_path: Path, workers: 
         wait_at_rest(server, 2)
 
 
+@pytest.mark.extended
 def test_model_is_failed_while_all_are_down(start: Start, tmp_path: Path) -> None:
     server = start(onnx_entries(tmp_path, {"m": onnx_graphs.identity()}) + BOTH).wait_ready()
     for _, process in engines(server):
@@ -112,6 +114,7 @@ def test_orders_hold_for_both_processes(start: Start, tmp_path: Path) -> None:
     wait_at_rest(server, 2)
 
 
+@pytest.mark.extended
 def test_missing_cuda_devices_fail_the_model(start: Start, tmp_path: Path) -> None:
     entries = onnx_entries(tmp_path, {"m": onnx_graphs.identity()}) + 'device = "cuda:*"\nload = "lazy"\n'
     server = start(entries + "[performance]\nenable_gpu = false\n").wait_ready()
@@ -121,6 +124,7 @@ def test_missing_cuda_devices_fail_the_model(start: Start, tmp_path: Path) -> No
     wait_at_rest(server, 0)
 
 
+@pytest.mark.extended
 def test_texts_are_generated_in_both_processes(start: Start, tmp_path: Path) -> None:
     path = save_causal_model(tmp_path / "lm", max_position_embeddings=4096)
     server = start(f'[[models.torch_models]]\nname = "lm"\npath = "{path}"\n{BOTH}').wait_ready()

@@ -99,6 +99,7 @@ def test_lost_client_leaves_nothing(server: RunningServer) -> None:
     wait_at_rest(server, len(MODELS))
 
 
+@pytest.mark.extended
 def test_body_outlives_process(server: RunningServer) -> None:
     """The process ends while the body arrives: its tensors are copied into the memory of the next process."""
     values = values_of(3)

@@ -42,6 +42,7 @@ def entries(folder: Path, **keys: str) -> str:
     return turns + lines + onnx_entries(folder, {"other": onnx_graphs.identity()}) + ISOLATED
 
 
+@pytest.mark.extended
 def test_run_beyond_limit_is_ended(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path, max_batch_seconds="2")).wait_ready()
     with ThreadPoolExecutor(1) as pool, loaded(server, {OTHER: 2}) as load:
@@ -57,6 +58,7 @@ def test_run_beyond_limit_is_ended(start: Start, tmp_path: Path) -> None:
     wait_at_rest(server, 2)
 
 
+@pytest.mark.extended
 def test_batch_beyond_memory_is_refused(start: Start, tmp_path: Path) -> None:
     """The kernel refuses the allocation, whether the process survives that or not."""
     config = onnx_entries(tmp_path, {"blow-up": onnx_costly_graphs.blow_up()}) + 'max_process_memory = "1GiB"\n'
@@ -76,6 +78,7 @@ def test_batch_beyond_memory_is_refused(start: Start, tmp_path: Path) -> None:
     wait_at_rest(server, 2)
 
 
+@pytest.mark.extended
 @onnx_crashes.TRAPS
 def test_file_that_crashes_loader_fails_model(start: Start, tmp_path: Path) -> None:
     graphs = {"crashes": onnx_crashes.negated_constant(), "other": onnx_graphs.identity()}
@@ -109,6 +112,7 @@ def begin(server: RunningServer, pool: ThreadPoolExecutor, body: object) -> "Fut
     return asked
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_killed_server_leaves_no_process(start: Start, tmp_path: Path, is_busy: bool) -> None:
     server = start(entries(tmp_path)).wait_ready()
@@ -159,6 +163,7 @@ def test_sigterm_drains_engines(start: Start, tmp_path: Path) -> None:
     wait_ended(processes)
 
 
+@pytest.mark.extended
 def test_second_signal_ends_engines_at_once(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     processes = children(server)

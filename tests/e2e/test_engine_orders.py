@@ -11,6 +11,8 @@ from tests.e2e.engines import ISOLATED, Question, engine, engines, halted, kill,
 from tests.e2e.server import RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 
+pytestmark = pytest.mark.extended
+
 MEGABYTES = 20
 SIDE = onnx_costly_graphs.side(0.1)
 ONES = {"input_data": [1] * SIDE}

@@ -80,6 +80,7 @@ def test_killed_engine_fails_no_request(server: RunningServer, name: str) -> Non
     wait_at_rest(server, count)
 
 
+@pytest.mark.extended
 def test_held_requests_run_after_restart(server: RunningServer) -> None:
     """The process is stopped, so that it is certain to hold requests when it is killed."""
     bodies = [{"input_data": [float(i)] * LARGE} for i in range(8)]
@@ -97,6 +98,7 @@ def generation(**settings: object) -> dict[str, object]:
     return {"prompt": "on and on", "temperature": 0, "ignore_eos": True, **settings}
 
 
+@pytest.mark.extended
 def test_texts_after_kill_fail_or_run_again(server: RunningServer) -> None:
     """A stream that has begun gets an error; a text of which nothing was sent is generated again."""
     whole = generation(max_tokens=30)
@@ -121,6 +123,7 @@ def test_texts_after_kill_fail_or_run_again(server: RunningServer) -> None:
     wait_at_rest(server, count)
 
 
+@pytest.mark.extended
 @onnx_crashes.TRAPS
 def test_poison_request_is_refused_others_answered(server: RunningServer) -> None:
     poison = {"input_data": [onnx_crashes.POISON]}
@@ -138,6 +141,7 @@ def test_poison_request_is_refused_others_answered(server: RunningServer) -> Non
     assert engine(server, "poisoned") == before
 
 
+@pytest.mark.extended
 def test_disconnected_client_cancels_in_engine(server: RunningServer) -> None:
     """Requests wait in the queue of the process behind a run; no caller waits for them."""
     before = batches(server, "turns")

@@ -10,6 +10,8 @@ from tests.e2e.engines import ISOLATED, engines, restarts
 from tests.e2e.server import RunningServer, serving
 from tests.e2e.soaks import LONG, LONG_TIMEOUT_S, MODELS, PERMITTED, SHORT, Plan, descriptors_at_rest, entries, soak
 
+pytestmark = pytest.mark.extended
+
 SEED = random.SystemRandom().randrange(10**6)
 
 

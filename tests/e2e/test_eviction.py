@@ -69,6 +69,7 @@ def test_least_recently_used_model_evicted(start: Start, graphs: Path) -> None:
     assert server.sample("roundhouse_model_loads_total", model="b") == 2
 
 
+@pytest.mark.extended
 def test_start_up_evicts_no_model(start: Start, graphs: Path) -> None:
     server = start(entries(graphs, keys="")).wait_ready()
     assert states(server) == {"a": "ready", "b": "ready", "c": "registered", "d": "registered"}
@@ -91,6 +92,7 @@ def test_pinned_models_stay_others_refused(start: Start, graphs: Path) -> None:
     assert_refused(server.client.post("/models/a/infer", json=ONES), 503, "unloaded")
 
 
+@pytest.mark.extended
 def test_deadline_bounds_wait_for_load(start: Start, graphs: Path) -> None:
     server = start(entries(graphs)).wait_ready()
     answer = server.client.post("/models/a/infer", json={**ONES, "timeout_ms": 1})
@@ -101,6 +103,7 @@ def test_deadline_bounds_wait_for_load(start: Start, graphs: Path) -> None:
     assert server.sample("roundhouse_model_loads_total", model="a") == 1
 
 
+@pytest.mark.extended
 def test_failed_load_reported_and_repeated(start: Start, graphs: Path, tmp_path: Path) -> None:
     own = shutil.copytree(graphs, tmp_path / "graphs")
     server = start(entries(own)).wait_ready()
@@ -121,6 +124,7 @@ def test_failed_load_reported_and_repeated(start: Start, graphs: Path, tmp_path:
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
+@pytest.mark.extended
 def test_disconnect_during_load_affects_no_other(start: Start, graphs: Path) -> None:
     server = start(entries(graphs)).wait_ready()
     with httpx.Client(base_url=server.url, timeout=0.005, verify=False) as hasty:
@@ -135,6 +139,7 @@ def test_disconnect_during_load_affects_no_other(start: Start, graphs: Path) -> 
     assert server.sample("roundhouse_queue_depth") == 0
 
 
+@pytest.mark.extended
 def test_four_models_in_memory_of_two(start: Start, graphs: Path) -> None:
     """The benchmark runs four MiniLMs for a minute."""
     server = start(entries(graphs), is_fork=False).wait_ready()
@@ -184,6 +189,7 @@ def test_four_models_in_memory_of_two(start: Start, graphs: Path) -> None:
             assert loaded.total() <= 2
 
 
+@pytest.mark.extended
 def test_client_that_stops_reading_blocks_no_eviction(start: Start, graphs: Path) -> None:
     server = start(entries(graphs)).wait_ready()
     rows = 800  # a response of 7 MB, more than the kernel's buffers hold

@@ -15,6 +15,8 @@ from tests.e2e.test_health_and_metrics import FAMILIES, HISTOGRAMS
 from tests.support.models import onnx_graphs
 from tests.support.otlp_collector import collecting
 
+pytestmark = pytest.mark.extended
+
 OPEN = {"accept": "application/openmetrics-text; version=1.0.0"}
 KEY = "k" * 40
 WORKERS = 2 if sys.platform == "linux" else 1

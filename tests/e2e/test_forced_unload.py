@@ -65,6 +65,7 @@ def ask_slowly(connection: socket.socket, server: RunningServer, body: dict[str,
     return connection.recv(1024)
 
 
+@pytest.mark.extended
 def test_slow_reader_does_not_delay_unload(server: RunningServer) -> None:
     with socket.socket() as connection:
         received = ask_slowly(connection, server, SLOWLY_READ)
@@ -106,6 +107,7 @@ def test_drain_timeout_ends_streams_and_whole_texts(server: RunningServer) -> No
     assert events[-1]["error"]["code"] == "draining"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["grpc", "/v2"])
 def test_drain_timeout_of_open_inference_protocol(server: RunningServer, protocol: str) -> None:
     prompt = [grpc_tensor("text_input", string_array("on"), "BYTES")]
@@ -142,6 +144,7 @@ def test_drain_timeout_ends_queued_batches(server: RunningServer, module_server:
     assert_refused(server.client.post("/models/slow/infer", json=QUESTION), 503, "unloaded")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("value", "words"), [(-1, "from 0"), ("1", "number"), (1e9, "86400")])
 def test_invalid_drain_timeout_refused(server: RunningServer, value: object, words: str) -> None:
     assert_refused(
@@ -155,6 +158,7 @@ def test_invalid_drain_timeout_refused(server: RunningServer, value: object, wor
     assert unload(server, "slow", drain_timeout_s=None).status_code == 200
 
 
+@pytest.mark.extended
 def test_stop_ends_stream_of_stopped_reader(start: Start, tmp_path: Path) -> None:
     path = save_causal_model(tmp_path / "lm", max_position_embeddings=CONTEXT)
     entry = f'[[models.torch_models]]\nname = "lm"\npath = "{path}"\nkv_cache_bytes = "8MiB"\n'

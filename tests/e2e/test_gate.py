@@ -151,6 +151,7 @@ def test_request_behind_a_refused_one_is_answered(keyed: RunningServer) -> None:
     assert statuses == [b"401", b"200", b"401"]
 
 
+@pytest.mark.extended
 def test_revoked_key_stops_on_open_connections(keyed: RunningServer, folder: Path) -> None:
     key = make_key("search")
     write_keys(folder / "keys.toml", KEY, READER, EXPIRED, key)
@@ -170,6 +171,7 @@ def test_revoked_key_stops_on_open_connections(keyed: RunningServer, folder: Pat
         assert live(b"", metadata=KEY.metadata)
 
 
+@pytest.mark.extended
 def test_repeated_bad_keys_are_slowed(keyed: RunningServer) -> None:
     """From one address; its valid keys are answered at once."""
     slowest_s = 0.0

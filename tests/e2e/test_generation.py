@@ -187,6 +187,7 @@ def test_command_line_generates_text(server: RunningServer, capsys: pytest.Captu
         assert answer["prompt_tokens"] == len("hello" if question == "--prompt" else "user: hello\nassistant:")
 
 
+@pytest.mark.extended
 def test_stop_and_unload_wait_for_running_texts(server: RunningServer) -> None:
     """The last test of this file: it stops the server that the others share."""
     texts: list[list[Any]] = [[], []]

@@ -256,6 +256,7 @@ def test_port_in_use_reported(start: Start, server: RunningServer) -> None:
         start(DIGITS, **{GRPC_PORT: str(server.grpc_port)})
 
 
+@pytest.mark.extended
 def test_port_given_as_flag() -> None:
     port = int(free_port())
     with RunningServer([str(MODELS / "digits"), "--port", "0", "--grpc-port", str(port)]) as server:

@@ -26,6 +26,7 @@ def body(roots: Path, **keys: Any) -> dict[str, Any]:
     return {"framework": "onnx", "name": "new", "path": str(roots / "good"), **keys}
 
 
+@pytest.mark.extended
 def test_registered_model_runs_in_process_until_deleted(server: RunningServer, roots: Path) -> None:
     assert server.sample("roundhouse_engine_processes") == 0
     keys = {"isolation": "process", "max_batch_seconds": 60, "max_process_memory": "8GiB"}
@@ -44,6 +45,7 @@ def test_keys_of_process_need_isolation(server: RunningServer, roots: Path) -> N
     assert_refused(answer, 400, "invalid_input", 'cpus: expected no value without isolation = "process", got "0"')
 
 
+@pytest.mark.extended
 def test_unusable_cpus_are_refused(server: RunningServer, roots: Path) -> None:
     answer = server.client.post("/models", json=body(roots, isolation="process", cpus="9000"))
     assert answer.status_code >= 400

@@ -221,6 +221,7 @@ def test_server_reads_changes_of_keys_file(keyed: RunningServer, tmp_path: Path)
     assert ENVIRONMENT_KEY not in "\n".join(keyed.lines)
 
 
+@pytest.mark.extended
 def test_first_key_of_loopback_server_is_required(tmp_path: Path) -> None:
     with serving(tmp_path, DIGITS) as server:
         server.wait_ready()
@@ -230,6 +231,7 @@ def test_first_key_of_loopback_server_is_required(tmp_path: Path) -> None:
         assert status(server, key) == 200
 
 
+@pytest.mark.extended
 def test_rotated_key_is_valid_during_overlap(keyed: RunningServer, tmp_path: Path) -> None:
     old = created(tmp_path, "--scopes", "read")
     new = run_here("keys", "rotate", old[3:15], cwd=tmp_path).stdout.strip()
@@ -240,6 +242,7 @@ def test_rotated_key_is_valid_during_overlap(keyed: RunningServer, tmp_path: Pat
     assert status(keyed, old) == 200
 
 
+@pytest.mark.extended
 def test_commands_send_key(keyed: RunningServer, tmp_path: Path) -> None:
     by_variable = {"ROUNDHOUSE_API_KEY": ENVIRONMENT_KEY}
     models = run("models", "--url", keyed.url, cwd=tmp_path, environ=by_variable)
@@ -253,6 +256,7 @@ def test_commands_send_key(keyed: RunningServer, tmp_path: Path) -> None:
     assert json.loads(refused.stdout)["error"]["code"] == "unauthenticated"
 
 
+@pytest.mark.extended
 def test_server_removes_key_from_environment(tmp_path: Path) -> None:
     code = """
 import os, sys

@@ -112,6 +112,7 @@ def test_every_log_line_is_json(server: RunningServer) -> None:
     assert all("event" in json.loads(line) for line in server.lines)
 
 
+@pytest.mark.extended
 def test_stopped_log_reader_blocks_no_request(tmp_path: Path) -> None:
     """The log is read up to the line that names the port."""
     config = tmp_path / "config.toml"
@@ -146,6 +147,7 @@ def test_log_line_holds_beginning_of_path(server: RunningServer) -> None:
         assert shown.endswith("…") == (number < 3)
 
 
+@pytest.mark.extended
 def test_terminal_gets_readable_log(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(DIGITS, encoding="utf-8")

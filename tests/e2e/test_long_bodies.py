@@ -161,6 +161,7 @@ def test_client_disconnects_while_long_body_is_read(server: RunningServer) -> No
     server.check_log()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("drain_s", [5, 0.1], ids=["within the drain's time", "past it"])
 def test_stop_while_long_body_is_read(drain_s: float, start: Start, tmp_path: Path) -> None:
     entries = onnx_entries(tmp_path, {"x": onnx_graphs.identity("int16", None)})

@@ -12,7 +12,10 @@ from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
 from tests.support.models import onnx_graphs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures the allocator of glibc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="measures the allocator of glibc"),
+    pytest.mark.extended,
+]
 
 LOADS = pytest.mark.parametrize("loads", [8, pytest.param(50, marks=pytest.mark.nightly)])
 _TEXT_MODEL = """

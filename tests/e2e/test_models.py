@@ -287,6 +287,7 @@ def test_unload_waits_for_requests_in_flight(start: Start, tmp_path: Path) -> No
         assert [answer.result().status_code for answer in asked] == [200, 200]
 
 
+@pytest.mark.extended
 def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
     """Eight callers, and one that unloads and loads all the while: each answer is a 200 or an honest 503."""
     own_server.wait_ready()
@@ -321,6 +322,7 @@ def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
     assert own_server.sample("roundhouse_model_loads_total", model="digits") == 11
 
 
+@pytest.mark.extended
 def test_concurrent_loads_and_deletes(own_server: RunningServer, roots: Path) -> None:
     own_server.wait_ready()
     entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}

@@ -14,6 +14,8 @@ from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer
 from tests.support.models.node_models import PARTS, NodeModel, NotCompared, node_models
 
+pytestmark = pytest.mark.extended
+
 
 def to_json(value: Any) -> Any:
     """Return an input as a request has it."""

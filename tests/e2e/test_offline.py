@@ -61,6 +61,7 @@ def check_output(output: Path, images: Path) -> None:
     assert not output.with_name(output.name + ".parts").exists()
 
 
+@pytest.mark.extended
 def test_killed_run_resumes(images: Path, tmp_path: Path) -> None:
     output = tmp_path / "killed.parquet"
     arguments = command(images, output)
@@ -76,6 +77,7 @@ def test_killed_run_resumes(images: Path, tmp_path: Path) -> None:
     check_output(output, images)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_resumes(images: Path, tmp_path: Path, number: signal.Signals) -> None:
     output = tmp_path / "interrupted.parquet"

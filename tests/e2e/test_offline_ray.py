@@ -19,7 +19,7 @@ import pytest
 from app.cli.commands import main
 from tests.e2e.server import MODELS, ROOT
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.extended]
 
 ROWS = 600
 _WAIT_S = 240

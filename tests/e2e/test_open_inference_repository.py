@@ -117,6 +117,7 @@ def test_versions(start: Start, tmp_path: Path) -> None:
         assert client.get_inference_statistics("m", "3")["model_stats"] == statistics[1:]
 
 
+@pytest.mark.extended
 def test_metadata_by_get_loads_no_model(start: Start, tmp_path: Path) -> None:
     config = onnx_entries(tmp_path, {"late": onnx_graphs.free("n")}) + 'load = "lazy"\n'
     server = start(config).wait_ready()
@@ -136,6 +137,7 @@ def test_metadata_by_get_loads_no_model(start: Start, tmp_path: Path) -> None:
         assert client.get_model_repository_index()[0]["reason"] == ""
 
 
+@pytest.mark.extended
 def test_server_that_is_not_ready(start: Start) -> None:
     missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
     server = start(missing + DIGITS)

@@ -159,6 +159,7 @@ def test_samples_count_the_requests(shared: RunningServer) -> None:
         assert columns["t"] == sorted(columns["t"])
 
 
+@pytest.mark.extended
 def test_unload_is_shown_while_it_happens(shared: RunningServer) -> None:
     with page(shared, RED) as red, page(shared, BLUE) as blue:
         for each in (red, blue):
@@ -271,6 +272,7 @@ def test_files_need_a_downloadable_model(shared: RunningServer) -> None:
     assert {name: each["downloadable"] for name, each in described.items()} == {"red-m": True, "common": False}
 
 
+@pytest.mark.extended
 def test_revoked_key_ends_its_page(shared: RunningServer) -> None:
     folder = Path(shared.client.get("/models/red-m", headers=RED.headers).json()["version_details"]["1"]["path"]).parent
     with page(shared, REVOKED) as revoked, page(shared, RED) as kept:
@@ -294,6 +296,7 @@ def slow_reader(server: RunningServer) -> socket.socket:
     return raw
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", WORKERS)
 def test_drain_ends_pages_at_once(start: Start, tmp_path: Path, workers: int) -> None:
     entries = onnx_entries(tmp_path, {"m": onnx_graphs.identity()})
@@ -310,6 +313,7 @@ def test_drain_ends_pages_at_once(start: Start, tmp_path: Path, workers: int) ->
         assert server.process.wait(WAIT_S) == 0
 
 
+@pytest.mark.extended
 def test_pages_that_close_leave_nothing(start: Start, tmp_path: Path) -> None:
     server = start(onnx_entries(tmp_path, {"m": onnx_graphs.identity()})).wait_ready()
     for _ in range(70):  # more than one tenant may have at once
@@ -320,6 +324,7 @@ def test_pages_that_close_leave_nothing(start: Start, tmp_path: Path) -> None:
     wait_until(lambda: server.sample("roundhouse_connections") <= 2)
 
 
+@pytest.mark.extended
 def test_large_file_is_sent_whole(start: Start) -> None:
     entry = f'[[models.onnx_models]]\nname = "minilm"\npath = "{MODELS / "minilm-onnx"}"\ndownloadable = true\n'
     server = start(entry + 'load = "lazy"\n').wait_ready()

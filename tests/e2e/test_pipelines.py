@@ -223,6 +223,7 @@ steps = [
 
 
 class TestOperation:
+    @pytest.mark.extended
     def test_deadline_ends_a_pipeline(self, start: Start, tmp_path: Any) -> None:
         server = start(_entry(tmp_path, "secret", slow(2000)) + PAIR).wait_ready()
         body = {"inputs": {"x": X[:1].tolist()}, "timeout_ms": 100}
@@ -230,6 +231,7 @@ class TestOperation:
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert "secret" not in answer.text
 
+    @pytest.mark.extended
     def test_unloaded_model_refuses_until_loaded(self, start: Start, tmp_path: Any) -> None:
         server = start(_entry(tmp_path, "secret", product(FIRST)) + PAIR).wait_ready()
         assert infer(server, "pair", inputs={"x": X.tolist()})["outputs"]["y"]["shape"] == [2, 3]
@@ -251,6 +253,7 @@ class TestOperation:
         assert server.client.post("/models/secret/infer", json={"input_data": X.tolist()}).status_code == 404
         assert "secret" not in server.client.get("/models").text
 
+    @pytest.mark.extended
     def test_types_that_do_not_fit_fail_the_pipeline(self, start: Start, tmp_path: Any) -> None:
         wrong = PAIR.replace('builtin = "softmax", inputs = { values', 'model = "other", inputs = { x')
         config = _entry(tmp_path, "secret", product(FIRST)) + _entry(tmp_path, "other", product(FIRST))

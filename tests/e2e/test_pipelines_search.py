@@ -104,6 +104,7 @@ def test_wrong_vectors_name_the_step(filled: RunningServer) -> None:
     assert answer.json()["error"]["message"].endswith('(step "find")')
 
 
+@pytest.mark.extended
 def test_tenant_needs_no_right_to_the_collection(start: Start, tmp_path: Any) -> None:
     key = make_key("red")
     write_keys(tmp_path / "keys.toml", key)
@@ -115,6 +116,7 @@ def test_tenant_needs_no_right_to_the_collection(start: Start, tmp_path: Any) ->
     assert server.client.post("/v1/collections/docs/search", json={"query": [0.0] * 384}).status_code == 404
 
 
+@pytest.mark.extended
 def test_dimensions_that_do_not_fit_fail_the_pipeline(start: Start) -> None:
     wrong = DOCS.replace("384", "383").replace('model = "minilm"\n', "")
     steps = STEPS.replace("cross-encoder", "minilm")

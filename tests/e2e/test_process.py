@@ -72,12 +72,14 @@ def test_sigterm_answers_requests_in_flight_only(start: Start, tmp_path: Path) -
     assert slow.log[-1]["event"] == "stopped"
 
 
+@pytest.mark.extended
 def test_sigint_stops_server(start: Start) -> None:
     server = start(DIGITS, is_fork=False)
     server.process.send_signal(signal.SIGINT)
     server.wait_stopped(0)
 
 
+@pytest.mark.extended
 def test_signal_before_start_ends_process(tmp_path: Path) -> None:
     """Nothing is served yet while a config is read; a FIFO without a writer holds the process there."""
     config = tmp_path / "config.toml"
@@ -109,6 +111,7 @@ def test_second_signal_ends_process_at_once(start: Start, tmp_path: Path) -> Non
             answer.result()
 
 
+@pytest.mark.extended
 def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
     deadline = "[server]\ndrain_timeout_s = 1\n"
     entry, gate = slow_model(tmp_path)
@@ -121,6 +124,7 @@ def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
     server.wait_stopped(0)
 
 
+@pytest.mark.extended
 def test_signal_during_load_stops_server(start: Start, tmp_path: Path) -> None:
     entry, gate = slow_model(tmp_path)
     with gate.closed():
@@ -140,6 +144,7 @@ def test_port_in_use_reported_in_one_line(server: RunningServer) -> None:
     assert "--port" in line
 
 
+@pytest.mark.extended
 def test_unknown_host_reported_in_one_line() -> None:
     ended = run("serve", str(MODELS / "digits"), "--port", "0", "--host", "203.0.113.1")
     assert ended.returncode == 1
@@ -181,6 +186,7 @@ def test_model_paths_need_no_config(tmp_path: Path) -> None:
         assert server.infer("single", input_data=[1, 2])["output_data"] == [1, 2]
 
 
+@pytest.mark.extended
 @LINUX
 def test_path_without_utf8_is_described(tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.onnx")
@@ -203,6 +209,7 @@ def test_environment_overrides_file_flags_override_both(start: Start) -> None:
     assert server.port != 1
 
 
+@pytest.mark.extended
 @LINUX
 def test_deprecated_key_logs_warning_at_start(start: Start) -> None:
     entry = '[[models.torch_models]]\nname = "a"\npath = "./a"\nload = "lazy"\nkv_cache = "1MiB"\n'
@@ -270,6 +277,7 @@ def test_onnx_server_imports_no_unused_package() -> None:
     assert not imported & {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "onnx", "safetensors"}
 
 
+@pytest.mark.extended
 def test_closed_log_pipe_breaks_no_request(tmp_path: Path) -> None:
     """The reader of the log goes away: lines are lost, answers are not."""
     config = tmp_path / "config.toml"
@@ -284,6 +292,7 @@ def test_closed_log_pipe_breaks_no_request(tmp_path: Path) -> None:
     answers_without_log(process, port)
 
 
+@pytest.mark.extended
 def test_server_without_stderr_answers(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(DIGITS + '[logging]\nrequests = "all"\n', encoding="utf-8")

@@ -39,6 +39,7 @@ def doubles(server: RunningServer, name: str = "small") -> bool:
     return bool(output != NUMBERS)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_command_serves_model_of_bucket(workers: str, bucket: S3Server, tmp_path: Path) -> None:
     variables = {"ROUNDHOUSE_SERVER__WORKERS": workers, "ROUNDHOUSE_MODELS__CACHE_DIR": str(tmp_path / "cache")}
@@ -50,6 +51,7 @@ def test_command_serves_model_of_bucket(workers: str, bucket: S3Server, tmp_path
         assert not [line for line in server.lines if SECRET in line]
 
 
+@pytest.mark.extended
 def test_registration_from_bucket_stays_within_sources(bucket: S3Server, tmp_path: Path) -> None:
     with serving(tmp_path, models_table(tmp_path, '["s3://models/team"]')) as server:
         body = {"framework": "onnx", "name": "small", "path": "s3://models/team/small"}
@@ -76,6 +78,7 @@ def test_config_serves_graph_of_web_server(web: WebServer, tmp_path: Path) -> No
         assert (version["path"], version["revision"]) == (address, None)
 
 
+@pytest.mark.extended
 def test_models_are_served_after_sources_end(
     bucket: S3Server, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +95,7 @@ def test_models_are_served_after_sources_end(
         assert len(server.events("source does not answer; the cached version is used")) == 2
 
 
+@pytest.mark.extended
 def test_missing_bucket_fails_only_its_model(bucket: S3Server, tmp_path: Path) -> None:
     absent = entry("absent", "s3://there-is-no-such-bucket/m")
     config = models_table(tmp_path) + absent + entry("small", "s3://models/team/small")

@@ -142,6 +142,7 @@ def check_same(given: Any, wanted: Any) -> None:
 
 
 class TestModels:
+    @pytest.mark.extended
     def test_instances_run_side_by_side(self, start: Start, tmp_path: Path) -> None:
         entry, gate = slow_model(tmp_path)
         minilm = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\ninstances = 2\n'

@@ -5,6 +5,8 @@ import pytest
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS
 
+pytestmark = pytest.mark.extended
+
 MINILM = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
 
 

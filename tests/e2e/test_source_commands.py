@@ -74,6 +74,7 @@ def test_serve_fetches_repository_by_name(workers: int, hub: Hub, tmp_path: Path
     assert "Fatal" not in output
 
 
+@pytest.mark.extended
 def test_serve_says_why_a_model_is_absent(hub: Hub, tmp_path: Path) -> None:
     errors = run(hub, tmp_path, "serve", "org/absent", "--port", "0", status=1)
     assert "hf://org/absent: expected a model of the hub, got no such model or revision" in errors
@@ -83,6 +84,7 @@ def test_serve_says_why_a_model_is_absent(hub: Hub, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signal_ends_download_of_serve(number: signal.Signals, status: int, hub: Hub, tmp_path: Path) -> None:
     hold(hub)
@@ -98,6 +100,7 @@ def test_signal_ends_download_of_serve(number: signal.Signals, status: int, hub:
     assert 0 < resumed_at(hub) < len(DATA)
 
 
+@pytest.mark.extended
 def test_killed_command_leaves_no_process(hub: Hub, tmp_path: Path) -> None:
     hold(hub)
     process = start(hub, tmp_path, "serve", "org/small", "--port", "0")
@@ -109,6 +112,7 @@ def test_killed_command_leaves_no_process(hub: Hub, tmp_path: Path) -> None:
     assert psutil.wait_procs(children, WAIT_S)[1] == []
 
 
+@pytest.mark.extended
 def test_run_fetches_repository_by_name(hub: Hub, tmp_path: Path) -> None:
     source, results = tmp_path / "images.jsonl", tmp_path / "results.jsonl"
     source.write_text("".join(json.dumps({"image": [float(row)] * 64}) + "\n" for row in range(3)))

@@ -90,6 +90,7 @@ def test_startup_model_is_fetched_and_served(hub: Hub, start: Start) -> None:
     assert not [path for path in hub.web.requests if path.path.endswith((".bin", ".py"))]
 
 
+@pytest.mark.extended
 def test_cached_model_serves_without_hub(hub: Hub, start: Start) -> None:
     config = entry("small", "hf://org/small"), entry("absent", "hf://org/absent", load='"lazy"')
     start(*config).wait_ready().stop()
@@ -105,6 +106,7 @@ def test_cached_model_serves_without_hub(hub: Hub, start: Start) -> None:
     assert server.infer("absent", input_data=NUMBERS)["output_data"] == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.extended
 def test_commit_in_cache_asks_no_hub(hub: Hub, start: Start) -> None:
     commit = hub.publish("org/small", files())
     config = entry("small", f"hf://org/small@{commit}")
@@ -115,6 +117,7 @@ def test_commit_in_cache_asks_no_hub(hub: Hub, start: Start) -> None:
     assert len(hub.web.requests) == before
 
 
+@pytest.mark.extended
 def test_lazy_model_is_fetched_beside_torch(hub: Hub, start: Start) -> None:
     # The libraries of PyTorch models set HF_HUB_OFFLINE in the process.
     local = f'[[models.torch_models]]\nname = "tiny-llama"\npath = "{MODELS / "tiny-llama"}"\n'
@@ -145,6 +148,7 @@ def test_registration_needs_address_within_sources(hub: Hub, start: Start) -> No
     assert server.infer("new", input_data=NUMBERS)["output_data"] == NUMBERS
 
 
+@pytest.mark.extended
 def test_no_address_is_registered_by_default(hub: Hub, start: Start) -> None:
     body = {"framework": "onnx", "name": "new", "path": "hf://org/small"}
     answer = start().wait_ready().client.post("/models", json=body)
@@ -152,6 +156,7 @@ def test_no_address_is_registered_by_default(hub: Hub, start: Start) -> None:
     assert hub.web.requests == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("head", ["", "[performance]\nisolation = 'process'\n", "[server]\nworkers = 2\n"])
 def test_new_content_replaces_old_without_failures(head: str, hub: Hub, start: Start) -> None:
     server = start(entry("small", "hf://org/small"), head=head).wait_ready()
@@ -199,6 +204,7 @@ def test_killed_server_resumes_download(hub: Hub, start: Start) -> None:
     )
 
 
+@pytest.mark.extended
 def test_stop_ends_download(hub: Hub, start: Start) -> None:
     hold(hub)
     server = start(entry("small", "hf://org/small"))
@@ -207,6 +213,7 @@ def test_stop_ends_download(hub: Hub, start: Start) -> None:
     server.stop()
 
 
+@pytest.mark.extended
 def test_unload_ends_download_of_registration(hub: Hub, start: Start) -> None:
     hold(hub)
     server = start(sources='["hf://"]').wait_ready()
@@ -224,6 +231,7 @@ def test_unload_ends_download_of_registration(hub: Hub, start: Start) -> None:
     assert server.client.get("/models").json()["models"] == []
 
 
+@pytest.mark.extended
 def test_model_above_bound_is_refused(hub: Hub, start: Start) -> None:
     server = start('max_download_bytes = "1MiB"\n', entry("small", "hf://org/small"))
     wait_until(lambda: server.client.get("/models/small").json()["state"] == "failed")

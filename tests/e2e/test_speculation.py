@@ -74,6 +74,7 @@ def stream(server: RunningServer, model: str, **more: object) -> tuple[str, str,
     return "".join(choice.text for choice in choices), choices[-1].finish_reason, usage.model_dump()
 
 
+@pytest.mark.extended
 def test_eight_callers_get_texts_of_plain_model(server: RunningServer) -> None:
     """Greedy, with a seed, with a constraint, and with log probabilities."""
     more: list[dict[str, Any]] = [
@@ -148,6 +149,7 @@ def test_usage_without_speculation_has_zeros(forced: RunningServer) -> None:
     assert "accepted_prediction_tokens" not in forced.infer("plain", prompt=PROMPT, max_tokens=2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", SPECULATING)
 def test_disconnect_frees_blocks_of_both_models(server: RunningServer, model: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True, "temperature": 0.9}
@@ -167,6 +169,7 @@ def test_unseeded_texts_stream_to_their_ends(forced: RunningServer) -> None:
         assert usage["completion_tokens"] <= 40
 
 
+@pytest.mark.extended
 def test_registered_model_names_a_draft_model(forced: RunningServer) -> None:
     """By the name of a model, or by a path below the roots."""
     plain = complete(forced, "plain")["choices"][0]["text"]

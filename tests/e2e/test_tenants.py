@@ -147,6 +147,7 @@ class TestHiddenModels:
         assert ask(shared, RED_ONLY, "POST", "/infer", {"model_name": "common-vector", "input_data": [1]})[0] == 404
 
 
+@pytest.mark.extended
 def test_readiness_without_key_names_no_model(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys.toml", OPERATOR)
     config = f'[[models.onnx_models]]\nname = "broken"\npath = "{tmp_path / "absent"}"\n[auth]\nmode = "required"\n'
@@ -323,6 +324,7 @@ class TestCaches:
         assert cached_tokens(BLUE, secret) > 0
 
 
+@pytest.mark.extended
 def test_scopes_alone_do_not_show_other_tenants(shared: RunningServer) -> None:
     assert BLUE.key.scopes == frozenset(Scope)
     assert not [each for each in metrics(shared, BLUE)["roundhouse_model_state"] if "red" in each.labels["model"]]

@@ -128,6 +128,7 @@ def test_errors_have_tgis_form(server: RunningServer) -> None:
             assert body["error"].startswith(words)
 
 
+@pytest.mark.extended
 def test_info_describes_generating_model(server: RunningServer) -> None:
     assert server.client.get("/info").json()["model_id"] == "minilm"
     info = server.client.get("/info", params={"model": "tiny-llama"}).json()

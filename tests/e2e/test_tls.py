@@ -82,6 +82,7 @@ def test_triton_client_is_answered(plain: TlsServer) -> None:
     client.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("has_client_ca", [False, True], ids=["server only", "client certificates"])
 def test_health_check_of_container_uses_tls(tmp_path: Path, has_client_ca: bool) -> None:
     authority = Authority()
@@ -137,6 +138,7 @@ def test_new_certificate_is_used_without_lost_requests(tmp_path: Path) -> None:
         assert server.reloads("loaded") >= 3
 
 
+@pytest.mark.extended
 def test_stop_answers_running_request(tmp_path: Path) -> None:
     statuses: list[int] = []
 
@@ -171,6 +173,7 @@ def _send_requests(server: TlsServer, stop: threading.Event, failures: list[obje
                 failures.append(error)
 
 
+@pytest.mark.extended
 def test_half_written_pair_keeps_last_good(tmp_path: Path) -> None:
     with tls_serving(tmp_path) as server:
         before = server.serial()
@@ -190,6 +193,7 @@ def test_half_written_pair_keeps_last_good(tmp_path: Path) -> None:
         wait_until(lambda: server.serial() == new.certificate)
 
 
+@pytest.mark.extended
 def test_self_signed_certificate_is_printed_and_removed(tmp_path: Path) -> None:
     with RunningServer(["--self-signed", "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
         printed = dict(line.split(": ", 1) for line in server.lines if line.startswith(("self-signed", "SHA-256")))

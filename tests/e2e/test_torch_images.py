@@ -16,6 +16,8 @@ from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port
 from tests.e2e.triton_clients import grpc_tensor, http_tensor, string_array, triton_client
 from tests.support.models.vision_folders import LABELS, save_image_classifier, save_two_towers
 
+pytestmark = pytest.mark.extended
+
 TOLERANCE = 2e-2
 """Resizing rounds each pixel to one of 256 values, and the random weights amplify it."""
 

@@ -111,6 +111,7 @@ def test_request_is_linked_to_batch(model: str, number: int, server: RunningServ
     assert batch.end_time_unix_nano <= span.end_time_unix_nano + 10**8
 
 
+@pytest.mark.extended
 def test_sampled_requests_share_batch_span(tmp_path: Path) -> None:
     entry, gate = slow_model(tmp_path, rows="n")
     with collecting() as collector, serving(tmp_path, entry, environ_of(collector), gated=True) as server:
@@ -135,6 +136,7 @@ def test_sampled_requests_share_batch_span(tmp_path: Path) -> None:
         assert linked == {(span.trace_id, span.span_id) for span in later}
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
 def test_workers_link_batch_of_engine_process(tmp_path: Path) -> None:
     entry = slow_model(tmp_path, rows="n")[0] + 'isolation = "process"\nmax_queue_delay_ms = 200\n'
@@ -212,6 +214,7 @@ def test_malformed_traceparent_begins_new_trace(server: RunningServer, collector
     assert span.trace_id.hex() != TRACE_ID
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
 def test_each_worker_exports_at_end(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("workers")
@@ -228,6 +231,7 @@ def test_each_worker_exports_at_end(tmp_path_factory: pytest.TempPathFactory) ->
         assert len({resource["process.pid"] for resource in collector.resources}) == 2
 
 
+@pytest.mark.extended
 def test_absent_collector_costs_one_log_line(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("absent")
     entries = onnx_entries(folder, {"local": onnx_graphs.identity()})
@@ -246,6 +250,7 @@ def _has_lost(server: RunningServer, requests: int) -> bool:
     return server.sample("roundhouse_traces_dropped_total") == requests
 
 
+@pytest.mark.extended
 def test_key_checks_are_in_traces(collector: Collector, tmp_path: Path) -> None:
     entries = onnx_entries(tmp_path, {"keyed": onnx_graphs.identity()})
     with serving(tmp_path, entries, environ_of(collector) | {"ROUNDHOUSE_API_KEY": KEY}) as server:

@@ -105,6 +105,7 @@ def test_newest_version_served_after_load(start: Start, folder: Path) -> None:
     assert_refused(answer, 404, "version_not_found", 'no version "10"; there is 11')
 
 
+@pytest.mark.extended
 def test_swap_and_rollback_under_load_fail_nothing(start: Start, folder: Path) -> None:
     add_version(folder, 2)
     server = start(entry(folder)).wait_ready()
@@ -120,6 +121,7 @@ def test_swap_and_rollback_under_load_fail_nothing(start: Start, folder: Path) -
     assert set(outcomes) == {(200, "1", 1), (200, "2", 2)}
 
 
+@pytest.mark.extended
 def test_failed_version_leaves_old_one_serving(start: Start, folder: Path) -> None:
     server = start(entry(folder)).wait_ready()
     (folder / "2").mkdir()
@@ -137,6 +139,7 @@ def test_failed_version_leaves_old_one_serving(start: Start, folder: Path) -> No
     assert_refused(server.client.post("/models/m/rollback"), 404, "version_not_found")
 
 
+@pytest.mark.extended
 def test_version_without_memory_beside_old_refused(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     for version in (1, 2):
@@ -149,6 +152,7 @@ def test_version_without_memory_beside_old_refused(start: Start, tmp_path: Path)
     assert server.infer("m", **question)["version"] == "1"
 
 
+@pytest.mark.extended
 def test_load_serves_files_changed_in_place(start: Start, folder: Path) -> None:
     server = start(entry(folder)).wait_ready()
     with callers(server, 8) as outcomes:
@@ -209,6 +213,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.extended
 def test_invalid_load_order_refused(start: Start, folder: Path) -> None:
     server = start(entry(folder)).wait_ready()
     for body, field in NONSENSE:
@@ -239,6 +244,7 @@ def test_shadow_gets_copies_of_requests(start: Start, folder: Path) -> None:
     assert server.sample("roundhouse_requests_total", model="m", version="3") == 0
 
 
+@pytest.mark.extended
 def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
     server = start(entry(folder, "watch = true")).wait_ready()
     with callers(server, 4, pause_s=0.05) as outcomes:
@@ -255,6 +261,7 @@ def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
     assert set(outcomes) == {(200, "1", 1), (200, "2", 2), (200, "2", 5)}
 
 
+@pytest.mark.extended
 def test_watched_file_reloaded_unless_unloaded(start: Start, tmp_path: Path) -> None:
     file = onnx_graphs.save(onnx_costly_graphs.weighted(1, 0.1), tmp_path / "m.onnx")
     other = onnx_graphs.save(onnx_costly_graphs.weighted(2, 0.1), tmp_path / "other")

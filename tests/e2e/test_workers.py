@@ -196,6 +196,7 @@ def test_counts_outlive_their_worker(server: RunningServer) -> None:
     assert server.sample("roundhouse_requests_total", model="small", code="200") == before + NEW_CONNECTIONS
 
 
+@pytest.mark.extended
 def test_crashed_engine_fails_no_request(server: RunningServer) -> None:
     [(_, before)] = engines(server)
     with loaded(server, {DIGITS: 8, SMALL: 4}) as load:
@@ -208,6 +209,7 @@ def test_crashed_engine_fails_no_request(server: RunningServer) -> None:
     assert statuses(server, "digits", DIGITS.body) == {200}
 
 
+@pytest.mark.extended
 def test_delayed_worker_holds_up_no_connection(server: RunningServer) -> None:
     while True:
         victim = worker(server, 1)
@@ -248,6 +250,7 @@ def test_sigterm_answers_requests_in_flight(tmp_path: Path) -> None:
         wait_ended(children)
 
 
+@pytest.mark.extended
 def test_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
     with serving(tmp_path, CONFIG.format(folder=tmp_path)) as server:
         server.wait_ready()
@@ -258,6 +261,7 @@ def test_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
         wait_ended(children)
 
 
+@pytest.mark.extended
 def test_second_signal_ends_all_processes(tmp_path: Path) -> None:
     with serving(tmp_path, CONFIG.format(folder=tmp_path)) as server:
         server.wait_ready()

@@ -12,6 +12,8 @@ from tests.e2e.tls_server import TlsServer, tls_serving
 from tests.support.certificates import server_pair
 from tests.support.keyring import MadeKey, make_key, write_keys
 
+pytestmark = pytest.mark.extended
+
 CONNECTIONS = 16
 PER_MINUTE = 200
 BURST = PER_MINUTE // 10

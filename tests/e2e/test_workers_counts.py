@@ -16,7 +16,7 @@ from tests.e2e.configs import onnx_entries
 from tests.e2e.server import GRPC_PORT, WAIT_S, RunningServer, free_port, serving, wait_until
 from tests.support.models import onnx_graphs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux"), pytest.mark.extended]
 
 NEW_CONNECTIONS = 16
 """A worker gets none of them once in 2**15 times."""

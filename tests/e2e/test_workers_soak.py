@@ -12,7 +12,10 @@ from tests.e2e.engines import ISOLATED, children, engines, is_alive
 from tests.e2e.server import RunningServer, serving, wait_until
 from tests.e2e.soaks import LONG, LONG_TIMEOUT_S, PERMITTED, SHORT, Plan, descriptors_at_rest, entries, settled, soak
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their names")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their names"),
+    pytest.mark.extended,
+]
 
 COUNT = 3
 WORKER = "worker"

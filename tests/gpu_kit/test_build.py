@@ -33,6 +33,7 @@ def test_wheels_depend_on_the_python_of_the_machine() -> None:
     assert not any(each.startswith("pysimdjson") for each in requirements("3.14"))
 
 
+@pytest.mark.extended
 def test_kit_above_limit_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "MAX_KIT_BYTES", 10_000)
     monkeypatch.setattr(build, "_download", lambda *_: None)
@@ -58,6 +59,7 @@ def test_foreign_folder_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").is_file()
 
 
+@pytest.mark.extended
 def test_missing_model_named(tmp_path: Path) -> None:
     with pytest.raises(KitError, match=r"config\.json: no such file; run `make models`"):
         build.build(tmp_path / "kit", "3.12", tmp_path)

@@ -67,6 +67,7 @@ def test_pictures_of_pages_are_small(page: Path) -> None:
         assert (page.parent / target).stat().st_size <= MAX_PICTURE_BYTES, target
 
 
+@pytest.mark.extended
 def test_site_is_built_without_other_hosts(tmp_path: Path) -> None:
     pytest.importorskip("zensical", reason="needs the extra docs")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

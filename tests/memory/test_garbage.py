@@ -9,6 +9,8 @@ import pytest
 
 from memory import garbage
 
+pytestmark = pytest.mark.extended
+
 
 class Node:
     """An object in a cycle with itself."""

@@ -16,6 +16,7 @@ from tests.web.tabs import LONG_WITHOUT_SERVER, SERIOUS
 pytestmark = [
     pytest.mark.web,
     pytest.mark.skipif(FIREFOX is None, reason="firefox: expected a browser in PATH, got none; install firefox-esr"),
+    pytest.mark.extended,
 ]
 
 NARROW, WIDE = 360, 1440

@@ -178,6 +178,7 @@ def running(code: str, file: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("function", ["fsync", "open"])
 def test_killed_writer_leaves_old_file(function: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
@@ -205,6 +206,7 @@ add_key(file)
     assert {path.name for path in tmp_path.iterdir()} == {"keys.toml", "keys.toml.lock"}
 
 
+@pytest.mark.extended
 def test_two_writers_lose_no_key(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     code = "for _ in range(15):\n    add_key(file)\n"

@@ -146,6 +146,7 @@ def test_template_formats_tools_calls_and_results(tokenizer: Any) -> None:
     assert format_of_template(template, {"messages", "tools"}) == "hermes"
 
 
+@pytest.mark.extended
 def test_functions_are_called_where_they_are_needed(model: Any, tokenizer: Any) -> None:
     entry = Entry("list", "class", ("A list is a sequence of items.",))
     scores = measured(model, tokenizer, [entry], questions=33, seed=7)

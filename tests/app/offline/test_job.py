@@ -97,6 +97,7 @@ def killed_at(step: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.extended
 def test_kill_at_any_point_loses_nothing(rows: Path) -> None:
     step = 1
     while True:

@@ -100,6 +100,7 @@ def all_paths(name: str) -> list[str]:
     return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], path) for path in others]
 
 
+@pytest.mark.extended
 @in_loop
 async def test_all_routes_same_response(serving: Serving) -> None:
     statuses = set()

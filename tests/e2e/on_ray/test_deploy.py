@@ -62,6 +62,7 @@ def test_metrics_name_replica_and_node(deployed: DeployedServer) -> None:
     assert all(sample.labels["replica"] and sample.labels["node"] for sample in samples)
 
 
+@pytest.mark.extended
 def test_replica_killed_no_request_fails(deployed: DeployedServer) -> None:
     with RetriedLoad(deployed.url, "digits", digit) as load:
         load.wait_for(200)
@@ -71,6 +72,7 @@ def test_replica_killed_no_request_fails(deployed: DeployedServer) -> None:
     wait_for_full_capacity(deployed)
 
 
+@pytest.mark.extended
 def test_ingress_killed_no_request_fails(deployed: DeployedServer) -> None:
     with RetriedLoad(deployed.url, "digits", digit) as load:
         load.wait_for(200)
@@ -93,6 +95,7 @@ def events_after_kill(deployed: DeployedServer) -> list[str]:
     return rest
 
 
+@pytest.mark.extended
 def test_killed_replica_stream_ends_with_error(deployed: DeployedServer) -> None:
     for _ in range(KILL_ATTEMPTS):
         rest = events_after_kill(deployed)
@@ -101,6 +104,7 @@ def test_killed_replica_stream_ends_with_error(deployed: DeployedServer) -> None
     assert any(event.startswith('{"error"') for event in rest[-2:]), rest[-2:]
 
 
+@pytest.mark.extended
 def test_update_under_load_no_request_fails(deployed: DeployedServer) -> None:
     before = {process.pid for name in REPLICAS for process in deployed.replicas(name)}
     with RetriedLoad(deployed.url, "digits", digit) as load:
@@ -112,6 +116,7 @@ def test_update_under_load_no_request_fails(deployed: DeployedServer) -> None:
     wait_for_full_capacity(deployed)
 
 
+@pytest.mark.extended
 def test_node_killed_no_request_fails(deployed: DeployedServer) -> None:
     with RetriedLoad(deployed.url, "digits", digit) as load:
         load.wait_for(200)

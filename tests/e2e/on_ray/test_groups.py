@@ -23,7 +23,7 @@ from tests.e2e.on_ray.cluster import DeployedServer, RayCluster
 from tests.e2e.server import WAIT_S, wait_until
 from tests.support.models.onnx_graphs import ONNX_DTYPES, model_of, save
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.extended]
 
 FACTORS = {"two": 2.0, "three": 3.0, "five": 5.0, "seven": 7.0, "eleven": 11.0, "thirteen": 13.0}
 WEIGHT_BYTES = 24 * 1024**2

@@ -9,7 +9,7 @@ from tests.e2e.test_pipelines import PIPELINES, TestProtocols, model_entries
 
 __all__ = ["TestProtocols"]
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

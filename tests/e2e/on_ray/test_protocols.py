@@ -16,7 +16,7 @@ from tests.e2e.tls_server import TlsServer
 from tests.support.certificates import Authority, server_pair
 from tests.support.otlp_collector import Collector, attributes, collecting
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.extended]
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 DIGIT: dict[str, Any] = {"input_data": [[0.0] * 64]}

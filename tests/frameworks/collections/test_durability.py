@@ -45,6 +45,7 @@ def _kill_while_writing(folder: Path, first: int, acknowledged: int, delay_s: fl
     return [int(line) for line in lines]
 
 
+@pytest.mark.extended
 def test_acknowledged_upserts_survive_kills(tmp_path: Path) -> None:
     generator = random.Random(23)
     acknowledged: set[int] = set()
@@ -120,6 +121,7 @@ def _limit_pages(opened: Opened, pages: int) -> None:
     collection._opened.store._connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
+@pytest.mark.extended
 def test_refused_write_of_disk_loses_nothing(tmp_path: Path) -> None:
     script = """
 import asyncio, resource, sys

@@ -8,6 +8,8 @@ import pytest
 
 from tests.frameworks.collections.model import Opened, settings_of
 
+pytestmark = pytest.mark.extended
+
 DISK = "4m"
 SCRIPT = """
 import os, shutil, signal, sys

@@ -48,6 +48,7 @@ def _wait(opened: Opened, *states: IndexState, unindexed: int = 1 << 60) -> Inde
         time.sleep(0.01)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("metric", Metric)
 def test_index_finds_what_it_promises(tmp_path: Path, metric: Metric) -> None:
     vectors, queries = _clustered(3000, 1), _clustered(100, 2)
@@ -108,6 +109,7 @@ def test_search_returns_every_wanted_hit(tmp_path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.extended
 def test_index_of_random_vectors_is_not_used(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((2500, 200), dtype=np.float32)
     opened = Opened(settings_of(tmp_path, 200, index_rows=2000))

@@ -17,6 +17,8 @@ from tests.frameworks.collections import changing_child
 from tests.frameworks.collections.changing_child import BATCH, DIMENSIONS, INDEX_ROWS, records_of_batch
 from tests.frameworks.collections.model import Opened, settings_of
 
+pytestmark = pytest.mark.extended
+
 Versions = dict[int, tuple[int, set[int]]]
 """Batch → the last acknowledged version, and those that may have come after it."""
 

@@ -77,6 +77,7 @@ async def test_model_answers_from_its_process(graph: Path) -> None:
         await soon(lambda: not live.count())
 
 
+@pytest.mark.extended
 @in_loop
 async def test_model_is_failed_until_its_restart(graph: Path) -> None:
     async with managed(graph) as manager:
@@ -92,6 +93,7 @@ async def test_model_is_failed_until_its_restart(graph: Path) -> None:
         assert engine_pids() != [first]
 
 
+@pytest.mark.extended
 @in_loop
 async def test_operator_loads_model_before_its_restart(graph: Path) -> None:
     async with managed(graph) as manager:
@@ -104,6 +106,7 @@ async def test_operator_loads_model_before_its_restart(graph: Path) -> None:
         assert live.count() == 1
 
 
+@pytest.mark.extended
 @in_loop
 async def test_measured_process_ends_without_load(graph: Path) -> None:
     async with managed(graph) as manager:
@@ -128,6 +131,7 @@ async def test_cancelled_load_ends_its_process(graph: Path) -> None:
         await soon(lambda: not live.count())
 
 
+@pytest.mark.extended
 @in_loop
 async def test_damaged_file_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "adder.onnx").write_bytes(b"no graph")

@@ -22,6 +22,8 @@ from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
 from tests.support.models.onnx_graphs import add, save
 
+pytestmark = pytest.mark.extended
+
 WORKERS = 2
 MOVED = "model moves to a process of its own, which all workers share"
 

@@ -111,6 +111,7 @@ def test_generation_keys_are_refused(made_once: FolderMaker) -> None:
         load_torch(made_once(save_decoder_embedder), kv_cache_bytes=4096)
 
 
+@pytest.mark.extended
 def test_int8_decoder_is_near_original(made_once: FolderMaker, tmp_path: Path) -> None:
     folder = made_once(save_decoder_embedder)
     quantized = load_torch(folder, dtype="int8", cache_dir=tmp_path, min_cosine=0.9)

@@ -159,6 +159,7 @@ def test_narrow_dtype_stays_close(tmp_path: Path) -> None:
     np.testing.assert_allclose(output_of(narrow, "logits"), output_of(exact, "logits"), atol=0.15)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", ["vit", "dinov2", "convnext"])
 def test_int8_stays_close_to_original(family: str, tmp_path: Path) -> None:
     save_image_embedder(tmp_path, family)
@@ -173,6 +174,7 @@ def test_int8_stays_close_to_original(family: str, tmp_path: Path) -> None:
     assert cosines.min() > 0.9
 
 
+@pytest.mark.extended
 def test_int8_row_independent_of_other_images(tmp_path: Path) -> None:
     save_image_classifier(tmp_path, "vit")
     model = served(tmp_path, dtype="int8", min_cosine=0.0, cache_dir=tmp_path / "cache")
@@ -185,6 +187,7 @@ def test_int8_row_independent_of_other_images(tmp_path: Path) -> None:
     np.testing.assert_allclose(together[0], alone[0], rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_int8_compares_both_towers(family: str, tmp_path: Path) -> None:
     save_two_towers(tmp_path, family)

@@ -4,8 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.models.causal_folders import save_causal_model
 from tests.support.models.torch_folders import save_embedder
+
+pytestmark = pytest.mark.extended
 
 LOAD = """
 import sys

@@ -72,6 +72,7 @@ def test_int8_model_near_original_and_smaller(made_once: FolderMaker, tmp_path: 
     assert report.bytes_before == (folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.extended
 def test_later_load_reuses_and_checks_report(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_later_load_reuses_and_checks_report(
         load_torch(folder, dtype="int8", cache_dir=tmp_path, min_cosine=1.0)
 
 
+@pytest.mark.extended
 def test_int8_classifier_keeps_last_layer(made_once: FolderMaker, tmp_path: Path) -> None:
     folder = made_once(save_classifier)
     model = load_torch(folder, dtype="int8", cache_dir=tmp_path)

@@ -53,6 +53,7 @@ async def test_workers_share_all_processes(tmp_path: Path) -> None:
         await soon(lambda: not live.count())
 
 
+@pytest.mark.extended
 @in_loop
 async def test_lost_process_leaves_others_to_workers(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
@@ -69,6 +70,7 @@ async def test_lost_process_leaves_others_to_workers(tmp_path: Path) -> None:
         assert live.count() == 2
 
 
+@pytest.mark.extended
 @in_loop
 async def test_worker_leaves_processes_to_others(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
@@ -79,6 +81,7 @@ async def test_worker_leaves_processes_to_others(tmp_path: Path) -> None:
         assert live.count() == 2
 
 
+@pytest.mark.extended
 @in_loop
 async def test_requests_wait_while_all_processes_restart(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
@@ -101,6 +104,7 @@ async def test_failed_load_leaves_no_process(tmp_path: Path) -> None:
         await soon(lambda: not live.count())
 
 
+@pytest.mark.extended
 @in_loop
 async def test_worker_joins_while_one_process_is_down(tmp_path: Path) -> None:
     async with replicated(tmp_path, num_workers=1) as whole:

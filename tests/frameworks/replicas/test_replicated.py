@@ -70,6 +70,7 @@ async def test_request_of_worker_loads_model_everywhere(tmp_path: Path) -> None:
         assert slot.loads == 1
 
 
+@pytest.mark.extended
 @in_loop
 async def test_crash_is_retried_for_all_workers(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
@@ -84,6 +85,7 @@ async def test_crash_is_retried_for_all_workers(tmp_path: Path) -> None:
         assert pid_of(whole) != first
 
 
+@pytest.mark.extended
 @TRAPS
 @in_loop
 async def test_poisonous_request_is_refused_by_all_workers(tmp_path: Path) -> None:
@@ -141,6 +143,7 @@ async def test_unload_waits_for_reference_in_worker(tmp_path: Path) -> None:
         await soon(lambda: not live.count())
 
 
+@pytest.mark.extended
 @in_loop
 async def test_kills_at_any_moment_hang_nothing(tmp_path: Path) -> None:
     chance = random.Random(17)

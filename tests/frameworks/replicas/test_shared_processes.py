@@ -68,6 +68,7 @@ def engine_process() -> psutil.Process:
     return engine
 
 
+@pytest.mark.extended
 @in_loop
 async def test_restart_runs_requests_of_all_workers(tmp_path: Path) -> None:
     async with sharing(tmp_path) as whole:
@@ -110,6 +111,7 @@ async def test_new_load_replaces_process_under_requests(tmp_path: Path) -> None:
         assert live.count() == 1
 
 
+@pytest.mark.extended
 @in_loop
 async def test_damaged_message_ends_the_process(tmp_path: Path) -> None:
     async with sharing(tmp_path) as whole:
@@ -124,6 +126,7 @@ async def test_damaged_message_ends_the_process(tmp_path: Path) -> None:
         assert slot.restarts == {"protocol": 1}
 
 
+@pytest.mark.extended
 @in_loop
 async def test_unload_ends_the_wait_for_a_restart(tmp_path: Path) -> None:
     async with sharing(tmp_path) as whole:
@@ -143,6 +146,7 @@ async def test_unload_ends_the_wait_for_a_restart(tmp_path: Path) -> None:
         assert await asyncio.gather(*[add_to_itself(models, 1.0) for models in whole.replicas.values()]) == [2.0, 2.0]
 
 
+@pytest.mark.extended
 @in_loop
 async def test_worker_leaves_while_it_connects(tmp_path: Path) -> None:
     async with sharing(tmp_path) as whole:
@@ -156,6 +160,7 @@ async def test_worker_leaves_while_it_connects(tmp_path: Path) -> None:
         assert await add_to_itself(whole.replicas[1], 1.0) == 2.0
 
 
+@pytest.mark.extended
 @in_loop
 async def test_new_worker_refuses_with_retry_during_outage(tmp_path: Path) -> None:
     async with sharing(tmp_path, num_workers=1) as whole:

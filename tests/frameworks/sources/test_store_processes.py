@@ -12,6 +12,8 @@ import pytest
 from tests.support import fetch_child
 from tests.support.hub import Hub, loopback_hub
 
+pytestmark = pytest.mark.extended
+
 WEIGHTS = bytes(range(256)) * 8000
 HELD = 1 << 20
 

@@ -15,6 +15,8 @@ from app.embedded.training.prose import Document, Entry
 from app.embedded.training.tiny_llama_text import batches, rows_of, text_of, train_tokenizer
 from app.embedded.training.train_tiny_llama import Recipe, make, split
 
+pytestmark = pytest.mark.extended
+
 SMALL = Recipe(
     vocabulary=320,
     context=32,

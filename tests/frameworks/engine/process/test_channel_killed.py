@@ -17,6 +17,8 @@ from tests.support.channels import End, bounded
 from tests.support.loops import soon
 from tests.support.wire_values import is_same
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def child() -> Iterator[tuple["subprocess.Popen[bytes]", socket.socket]]:

@@ -146,6 +146,7 @@ def test_uvloop_finds_end() -> None:
     uvloop.run(whole())
 
 
+@pytest.mark.extended
 @LINUX
 @in_loop
 async def test_many_launches_leave_nothing() -> None:
@@ -212,6 +213,7 @@ async def test_process_inherits_given_descriptors_only() -> None:
     assert (await process.wait_ended()).kind == "status"
 
 
+@pytest.mark.extended
 @LINUX
 @pytest.mark.parametrize(
     ("act", "number", "status"),

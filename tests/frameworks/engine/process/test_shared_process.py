@@ -37,6 +37,7 @@ async def test_clients_get_their_own_answers(tmp_path: Path) -> None:
         await soon(lambda: whole.num_leases == 0)
 
 
+@pytest.mark.extended
 @in_loop
 async def test_killed_process_is_lost_to_all(tmp_path: Path) -> None:
     async with shared(tmp_path) as whole:
@@ -64,6 +65,7 @@ async def test_aborted_client_spares_others(tmp_path: Path) -> None:
         assert whole.owner.outage is None
 
 
+@pytest.mark.extended
 @LINUX
 @in_loop
 async def test_killed_client_spares_others(tmp_path: Path) -> None:
@@ -87,6 +89,7 @@ async def test_killed_client_spares_others(tmp_path: Path) -> None:
         assert await ask(whole.owner, 4.0) == 8.0
 
 
+@pytest.mark.extended
 @LINUX
 @in_loop
 async def test_connections_leave_no_descriptor(tmp_path: Path) -> None:
@@ -101,6 +104,7 @@ async def test_connections_leave_no_descriptor(tmp_path: Path) -> None:
         await soon(lambda: own.num_fds() <= before[0] and child.num_fds() <= before[1])
 
 
+@pytest.mark.extended
 @in_loop
 async def test_process_lost_before_it_accepts(tmp_path: Path) -> None:
     async with shared(tmp_path, clients=1) as whole:
@@ -116,6 +120,7 @@ async def test_process_lost_before_it_accepts(tmp_path: Path) -> None:
             whole.processes[0].attach()
 
 
+@pytest.mark.extended
 @settings(max_examples=2)
 @given(
     st.lists(

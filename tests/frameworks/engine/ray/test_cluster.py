@@ -22,7 +22,7 @@ from tests.support.loops import in_loop, soon, task
 from tests.support.models.onnx_graphs import add, save
 from tests.support.ray_cluster import delete_application, replica_actors, started
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.extended]
 SETTINGS = EngineSettings("adder", BatchLimits(8), 1.0)
 NAME = "model-adder"
 CLUSTER_S = 120.0

@@ -138,6 +138,7 @@ def test_nesting_of_any_depth_is_read() -> None:
         assert parse(TextFormat(tools), ["[f(a=" if tools == "pythonic" else "<tool_call>{", deep]) is not None
 
 
+@pytest.mark.extended
 def test_long_text_takes_linear_time() -> None:
     """Quadratic work on these would take minutes."""
     call = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 50 + '"}}</tool_call>\n'

@@ -9,7 +9,7 @@ import pytest
 
 from frameworks.pytorch.compiled.vectors import lanes
 
-pytestmark = pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU")
+pytestmark = [pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"), pytest.mark.extended]
 
 # The smallest function there is: its product would take seconds.
 COMPILE = """

@@ -18,7 +18,10 @@ from tests.support.matrix_tiles import MatrixTiles
 
 LANES = 16
 
-pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors")
+pytestmark = [
+    pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors"),
+    pytest.mark.extended,
+]
 
 
 class Compiled(NamedTuple):

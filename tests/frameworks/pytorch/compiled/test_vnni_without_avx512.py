@@ -9,6 +9,8 @@ import pytest
 
 from frameworks.pytorch.compiled.vectors import has_integers
 
+pytestmark = pytest.mark.extended
+
 _LIKE_SUCH_A_CPU = {
     "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI",
     "ATEN_CPU_CAPABILITY": "avx2",

@@ -16,7 +16,7 @@ from frameworks.pytorch.compiling import background
 from frameworks.pytorch.compiling.background import CompilationFailed
 from tests.support.held_code import wait_until
 
-pytestmark = pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU")
+pytestmark = [pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"), pytest.mark.extended]
 
 # The real process; its part is a file. The first one waits until `go` is there.
 CHILD = """

@@ -36,6 +36,7 @@ def held_bytes(model: GeneratingModel) -> int:
     return sum(cache_bytes(cache) for cache in caches if cache is not None)
 
 
+@pytest.mark.extended
 def test_caches_stay_within_counted_bytes(model: GeneratingModel) -> None:
     for i in range(6):
         model.add(request(i, [i, *OTHER[: 10 * i + 1]], 40))
@@ -49,6 +50,7 @@ def test_caches_stay_within_counted_bytes(model: GeneratingModel) -> None:
     assert (stats.kv_used_bytes, stats.kv_cached_bytes, stats.prefix_hit_tokens) == (0, 0, 0)
 
 
+@pytest.mark.extended
 def test_neighbours_do_not_change_a_text(model: GeneratingModel) -> None:
     prompts = [(*PROMPT, i) for i in range(4)] + [(i, *OTHER) for i in range(4)]
     expected = [alone(model, request(i, prompt, 12)) for i, prompt in enumerate(prompts)]

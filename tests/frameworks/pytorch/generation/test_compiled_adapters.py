@@ -59,6 +59,7 @@ def test_mixed_step_equals_that_by_layers(
     assert torch.allclose(cache, expected_cache, atol=1e-4 * float(expected_cache.abs().max()))
 
 
+@pytest.mark.extended
 @given(data=st.data(), sizes=sizes, blocks=st.permutations(range(BLOCKS)))
 def test_row_does_not_depend_on_other_adapters(
     adapted: Any, data: st.DataObject, sizes: list[tuple[int, int]], blocks: list[int]
@@ -85,6 +86,7 @@ def test_texts_of_compiled_steps_match_merged(
     check(folder, tmp_path, "llama", FOUR, 6, **sizes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("dtype", "tolerance"), NARROW)
 def test_narrow_adapters_equal_those_by_layers(
     made_once: FolderMaker, tmp_path: Path, dtype: str, tolerance: float
@@ -104,6 +106,7 @@ def test_narrow_adapters_equal_those_by_layers(
     assert float((found - expected).square().mean().sqrt()) < tolerance * float(expected.float().std())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [dtype for dtype, _ in NARROW])
 def test_narrow_base_does_not_depend_on_adapters(made_once: FolderMaker, tmp_path: Path, dtype: str) -> None:
     """Without adapters, rows are put in the order of products earlier, and products are computed together."""

@@ -64,6 +64,7 @@ def test_step_equals_that_by_layers(
     assert torch.allclose(cache, expected_cache, atol=1e-4)
 
 
+@pytest.mark.extended
 @given(sizes, st.permutations(range(BLOCKS)))
 def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]], blocks: list[int]) -> None:
     parts = plan_of(sizes, blocks)
@@ -72,6 +73,7 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
     assert torch.equal(together, torch.cat(alone))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> None:
     sizes = [(3, 1), (20, 1), (0, runner.step.most_rows + 2), (10, 20)]
@@ -95,6 +97,7 @@ def check_parts(runner: Any, whole: StepPart, ends: list[int]) -> None:
     assert torch.equal(cache, expected_cache)
 
 
+@pytest.mark.extended
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, LONG_PROMPT), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
 def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
@@ -176,6 +179,7 @@ def test_embedding_read_by_torch_gives_the_same_bits(made_once: FolderMaker, dty
     assert torch.equal(cache, expected_cache)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [each[:2] for each in NARROW])
 def test_narrow_prompt_does_not_depend_on_its_parts(

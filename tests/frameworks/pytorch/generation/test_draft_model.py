@@ -155,6 +155,7 @@ def test_bad_words_and_suppressed_ends_are_kept(plain: GeneratingModel, drafted:
     assert accepted
 
 
+@pytest.mark.extended
 def test_preempted_texts_go_on_with_their_draft(plain: GeneratingModel, folder: Path, draft_folder: Path) -> None:
     """Six texts of up to four blocks share nine."""
     model = drafting(folder, draft_folder, kv_cache_bytes=9 * 32 * 512)
@@ -306,6 +307,7 @@ def test_draft_without_gain_is_left_out(folder: Path, draft_folder: Path) -> Non
     assert proposed <= 2, "a trial after a pause"
 
 
+@pytest.mark.extended
 def test_free_texts_are_distributed_as_without(draft_folder: Path, tmp_path: Path) -> None:
     """A two-sample chi-square test of three tokens; a draft model whose tokens are often wrong."""
     texts, prompt = 1200, [3, 4, 50]
