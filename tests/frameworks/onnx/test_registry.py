@@ -1,6 +1,5 @@
 """From a path to a model: its file, its size, and the files that it must not read."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +43,7 @@ class TestFile:
         with pytest.raises(InvalidModel, match="no such file or folder"):
             load_onnx(tmp_path / "absent.onnx")
 
-    @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"not a graph", os.urandom(5000), b"\x08\x0a"])
+    @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"not a graph", b"\xde\xf6\xe5\x19" * 1000, b"\x08\x0a"])
     def test_other_content_is_refused(self, tmp_path: Path, content: bytes) -> None:
         file = tmp_path / "model.onnx"
         file.write_bytes(content)
