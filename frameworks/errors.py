@@ -27,6 +27,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+from frameworks.names import meant_names
+
 MAX_COMPARED_CHARACTERS = 128
 """Names above this are not compared with known ones."""
 MAX_SHOWN_CHARACTERS = 200
@@ -82,12 +84,15 @@ class UnknownField(FieldError):
 
 
 class ModelNotFound(RequestError):
-    """No model has this name; the message lists similar names."""
+    """No model has this name; the message has the names that differ by case or `org/`, or similar names."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = similar_names(name, names, 3) or names[:10]
+        meant = meant_names(name, names)[:3]
+        near = meant or similar_names(name, names, 3) or names[:10]
         hint = f"there is {', '.join(near)}" if near else "no model is registered"
+        if len(meant) == 1:
+            hint = f'did you mean "{meant[0]}"?'
         super().__init__(f'model "{name[:MAX_SHOWN_CHARACTERS]}" is not registered; {hint}')
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, PlainValidator
 
+from frameworks.names import ModelName
 from frameworks.settings import Count, ModelEntry
 from memory.settings import SETTINGS_RULES
 
@@ -154,7 +155,7 @@ class PipelineEntry(BaseModel):
 
     model_config = SETTINGS_RULES
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    name: ModelName
     """Name in requests, like that of a model. No model has the same name."""
     inputs: Annotated[Pairs, PlainValidator(checked_inputs), PlainSerializer(dict)]
     """Names of the inputs; or a table with their types: `"text"`, `"image"`, a tensor like `"float32[-1, 4]"`, or

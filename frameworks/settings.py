@@ -30,6 +30,7 @@ from frameworks.entry_values import (
     without_lookup,
 )
 from frameworks.image_settings import ImageSettings
+from frameworks.names import ModelName
 from frameworks.setting_values import (
     GivenTensor,
     ReplicaRange,
@@ -85,9 +86,9 @@ class ModelEntry(BaseModel):
     # Old name of a key → its name. An old name is accepted with a warning.
     deprecated_keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-    """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models
-    have the same name."""
+    name: ModelName
+    """Name in requests: `name` or `org/name`, at most 128 letters, digits, `.`, `-` and `_`. Each part begins with a
+    letter or a digit. No two models have the same name."""
     path: ModelPath
     """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder, or a GGUF file. Either may be a
     folder of version folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path starts at the

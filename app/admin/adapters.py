@@ -9,6 +9,7 @@ from app.admin.allowed_paths import AllowedPaths
 from app.admin.bodies import describe_body, read_object
 from app.admin.model_descriptions import Deleted, ModelDetail, describe_in_detail
 from app.admin.views import Views
+from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
@@ -43,13 +44,13 @@ class AdaptersApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
         router.add_api_route(
-            "/models/{name}/adapters", self.add_adapter, methods=["POST"], status_code=201,
+            f"/models/{NAME}/adapters", self.add_adapter, methods=["POST"], status_code=201,
             summary="Load a LoRA adapter of a model",
             responses=describe_responses(ModelDetail, ErrorResponse, status=201),
             openapi_extra=describe_body(bodies.schema_of(NewAdapter), example=_EXAMPLE),
         )  # fmt: skip
         router.add_api_route(
-            "/models/{name}/adapters/{adapter}", self.delete_adapter, methods=["DELETE"],
+            f"/models/{NAME}/adapters/{{adapter}}", self.delete_adapter, methods=["DELETE"],
             summary="Unload a LoRA adapter of a model", responses=describe_responses(Deleted, ErrorResponse),
         )  # fmt: skip
         return router

@@ -13,6 +13,7 @@ from app.admin.bodies import DrainTimeout, describe_body, describe_optional, rea
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail, list_model
 from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
 from app.admin.views import Views
+from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
@@ -84,9 +85,9 @@ class ModelsApi:
         add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
             responses=describe_responses(ModelDetail, ErrorResponse, status=201),
             openapi_extra=describe_body(entry_schema(), example=ENTRY_EXAMPLE))  # fmt: skip
-        add("/models/{name}", self.show_model, methods=["GET"], summary="Show a model",
+        add(f"/models/{NAME}", self.show_model, methods=["GET"], summary="Show a model",
             responses=describe_responses(ModelDetail, ErrorResponse))  # fmt: skip
-        add("/models/{name}", self.delete_model, methods=["DELETE"], summary="Delete a model",
+        add(f"/models/{NAME}", self.delete_model, methods=["DELETE"], summary="Delete a model",
             responses=describe_responses(Deleted, ErrorResponse))  # fmt: skip
         load_body = describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)
         for verb, handler, summary, body in (
@@ -94,7 +95,7 @@ class ModelsApi:
             ("unload", self.unload_model, "Unload a model", describe_optional(UnloadRequest)),
             ("rollback", self.roll_model_back, "Switch back to the previous version", None),
         ):
-            add(f"/models/{{name}}/{verb}", handler, methods=["POST"], summary=summary,
+            add(f"/models/{NAME}/{verb}", handler, methods=["POST"], summary=summary,
                 responses=describe_responses(ModelDetail, ErrorResponse), openapi_extra=body)  # fmt: skip
         return router
 

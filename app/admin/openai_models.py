@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.admin.views import Views
+from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
@@ -52,7 +53,7 @@ class OpenAiModelsApi:
             responses=describe_responses(OpenAiModelList),
         )  # fmt: skip
         router.add_api_route(
-            "/v1/models/{name}", self.show_openai_model, methods=["GET"], summary="Show a model",
+            f"/v1/models/{NAME}", self.show_openai_model, methods=["GET"], summary="Show a model",
             responses=describe_responses(OpenAiModel, OpenAiErrorResponse),
         )  # fmt: skip
         return router

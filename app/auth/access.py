@@ -3,11 +3,13 @@
 On a server with keys a route or method that is absent here is denied to every key.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from app.auth.principal import Scope
+from frameworks.names import NAME_IN_PATH
 
 _MAX_CACHED_PATHS = 1024
 _MAX_CACHED_CHARACTERS = 256
@@ -130,7 +132,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v2/models/{name}/trace": _EXTENSION,
     "/v2/models/{name}/trace/{rest:path}": _EXTENSION,
 }
-"""Path with `{name}` for one part, and `{rest:path}` for all that follow -> method -> access. HEAD is as GET."""
+"""Path, as `compile_path` reads it -> method -> access. HEAD is as GET."""
 
 _INFERENCE = "/inference.GRPCInferenceService"
 
@@ -155,9 +157,25 @@ GRPC_ACCESS: Mapping[str, Access] = {
 }
 """Full method name -> access."""
 
+_FIELD = re.compile(r"\{(\w+)(:path)?\}")
+
+
+def compile_path(path: str) -> re.Pattern[str]:
+    """Return the pattern of the decoded paths of a route, with a group for each field.
+
+    `{name}` is the name of a model, `name` or `org/name`; `{rest:path}` is all that follows, or nothing; another field
+    is one part.
+    """
+    pattern, end = "", 0
+    for field in _FIELD.finditer(path):
+        expected = NAME_IN_PATH if field[1] == "name" else ".*" if field[2] else "[^/]+"
+        pattern += f"{re.escape(path[end : field.start()])}(?P<{field[1]}>{expected})"
+        end = field.end()
+    return re.compile(pattern + re.escape(path[end:]), re.DOTALL)
+
 
 class MatchedPath(NamedTuple):
-    """The entry of a path. `model`: the part that the path names as a model; "" without one."""
+    """The entry of a path. `model`: the name of a model in the path; "" without one."""
 
     methods: Mapping[str, Access]
     model: str
@@ -174,7 +192,7 @@ class HttpAccess:
     def __init__(self, table: Mapping[str, Mapping[str, Access]] = HTTP_ACCESS) -> None:
         entries = {path: _with_head(methods) for path, methods in table.items()}
         self._exact = {path: MatchedPath(methods, "") for path, methods in entries.items() if "{" not in path}
-        self._patterns = [(path.split("/"), methods) for path, methods in entries.items() if "{" in path]
+        self._patterns = [(compile_path(path), methods) for path, methods in entries.items() if "{" in path]
         self._find_cached = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
 
     def find(self, path: str) -> MatchedPath | None:
@@ -187,24 +205,12 @@ class HttpAccess:
         exact = self._exact.get(path)
         if exact is not None:
             return exact
-        parts = path.split("/")
         for pattern, methods in self._patterns:
-            if _matches(pattern, parts):
-                is_model = "{name}" in pattern
-                return MatchedPath(methods, parts[pattern.index("{name}")] if is_model else "")
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return MatchedPath(methods, match.groupdict().get("name", ""))
         return None
 
 
 def _with_head(methods: Mapping[str, Access]) -> Mapping[str, Access]:
     return {**methods, "HEAD": methods["GET"]} if "GET" in methods else methods
-
-
-def _matches(pattern: list[str], parts: list[str]) -> bool:
-    if pattern[-1] == "{rest:path}":
-        if len(parts) < len(pattern):
-            return False
-        pattern = pattern[:-1]
-        parts = parts[: len(pattern)]
-    if len(pattern) != len(parts):
-        return False
-    return all(part if each.startswith("{") else each == part for each, part in zip(pattern, parts, strict=True))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from app.auth.access import compile_path
 from app.protocols.codec import Codec, ErrorWriter, Target
 from app.protocols.shared_path import SharedPathCodec
 
@@ -30,7 +31,7 @@ class RouteDescription(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A POST route. `path`: `{name}`, `{version}` and `{collection}` match one part each and give the Target.
+    """A POST route. `path`: as `compile_path` reads it; `{name}`, `{version}` and `{collection}` give the Target.
 
     `others`: the methods of this path that the admin application answers. `field`: a body with this field is for this
     route, any other body for the routes of the same path before it.
@@ -66,7 +67,7 @@ class RouteTable:
         for route in routes:
             if "{" not in route.path:
                 self._add_exact(route)
-        self._patterns = [(route.path.split("/"), route.codec) for route in routes if "{" in route.path]
+        self._patterns = [(compile_path(route.path), route) for route in routes if "{" in route.path]
         self._error_writers: dict[str, ErrorWriter] = {}
         for route in reversed(routes):
             first, first_two = _first_parts(route.path)
@@ -97,27 +98,13 @@ class RouteTable:
         resolved = self._exact.get(path)
         if resolved is not None:
             return resolved
-        parts = path.split("/")
-        for pattern, codec in self._patterns:
-            named = _named_parts(pattern, parts)
-            if named is not None:
-                return ResolvedRoute(codec, Target(named.get("name"), named.get("version"), named.get("collection")))
+        for pattern, route in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                named = match.groupdict()
+                target = Target(named.get("name"), named.get("version"), named.get("collection"))
+                return ResolvedRoute(route.codec, target, route.others)
         return None
-
-
-def _named_parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    """Return the parts of a path at the names of a pattern; None where the path does not match."""
-    if len(pattern) != len(parts):
-        return None
-    named: dict[str, str] = {}
-    for expected, part in zip(pattern, parts, strict=True):
-        if expected.startswith("{"):
-            if not part:
-                return None
-            named[expected[1:-1]] = part
-        elif expected != part:
-            return None
-    return named
 
 
 def _first_parts(path: str) -> tuple[str, str]:

@@ -297,7 +297,7 @@ def test_another_tenants_key_calls_no_model(keyed: RunningServer, method: str) -
 
 
 def test_unknown_paths_need_any_key(keyed: RunningServer) -> None:
-    for route in ("GET /absent", "POST /v1/absent", "GET /v2/absent", "GET /models/absent/absent", "GET /docs/a/b"):
+    for route in ("GET /absent", "POST /v1/absent", "GET /v2/absent", "GET /models/a/b/absent", "GET /docs/a/b"):
         assert send(keyed, route, None) == 401
         assert send(keyed, route, KEYS[Scope.INFER]) == 404
     for route in ("DELETE /metrics", "GET /infer", "OPTIONS /models", "POST /health/live", "PATCH /models/vector"):

@@ -145,7 +145,7 @@ def test_model_registered_used_and_deleted(own_server: RunningServer, roots: Pat
         ({"framework": "onnx", "name": "x"}, 400, "invalid_input", ["path", "expected a value, got none"]),
         ({"framework": "onnx"}, 400, "invalid_input", ["name", "path"]),
         ({"framework": "onnx", "name": "a b", "path": "good"}, 400, "invalid_input", ["name:"]),
-        ({"framework": "onnx", "name": "x/y", "path": "good"}, 400, "invalid_input", ["name:"]),
+        ({"framework": "onnx", "name": "x/y/z", "path": "good"}, 400, "invalid_input", ["name:"]),
         ({"framework": "onnx", "name": "", "path": "good"}, 400, "invalid_input", ["name:"]),
         ({"framework": "onnx", "name": 1, "path": "good"}, 400, "invalid_input", ["name:"]),
         ({"framework": "onnx", "name": "x", "path": 1}, 400, "invalid_input", ["path:"]),

@@ -164,7 +164,7 @@ class TestStatistics:
         assert config["response_cache"] == {"enable": True}
 
 
-@pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models", "/v2/models/digits/nothing", "/v2/repository"])
+@pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models", "/v2/models/org/digits/nothing", "/v2/repository"])
 def test_unknown_paths_refused(path: str, server: RunningServer) -> None:
     answer = server.client.get(path)
     assert answer.status_code == 404

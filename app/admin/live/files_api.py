@@ -10,9 +10,11 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.admin.live.model_files import ModelFolder
+from app.auth.access import compile_path
 from app.auth.errors import Forbidden
 from app.auth.principal import Principal
 from app.http.file_responses import FileSender
+from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.model_view import ModelView
@@ -24,7 +26,7 @@ from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 
-_PREFIX, _FILES = "/models/", "/files/"
+_FILE_PATH = compile_path("/models/{name}/files/{rest:path}")
 _HEADERS: tuple[Header, ...] = (
     # The client keeps it, and asks whether it has changed. Other users of a shared cache have other keys.
     (b"cache-control", b"private, no-cache"),
@@ -99,8 +101,8 @@ class ModelFilesApi:
         }
         listed = describe_responses(FileList, ErrorResponse)
         for path, handler, summary, responses in (
-            ("/models/{name}/files", self.list_files, "List the files of a model", listed),
-            ("/models/{name}/files/{rest:path}", self.file, "Fetch a file of a model", listed | content),
+            (f"/models/{NAME}/files", self.list_files, "List the files of a model", listed),
+            (f"/models/{NAME}/files/{{rest:path}}", self.file, "Fetch a file of a model", listed | content),
         ):
             router.add_api_route(
                 path,
@@ -140,8 +142,8 @@ class _FileResponse(Response):
 
 def file_of(path: str) -> tuple[str, str] | None:
     """Return the model and the file that a path names, as `/models/a/files/model.onnx`; None for another path."""
-    name, files, file = path.removeprefix(_PREFIX).partition(_FILES)
-    return (name, file) if path.startswith(_PREFIX) and files and name and file and "/" not in name else None
+    match = _FILE_PATH.fullmatch(path)
+    return (match["name"], match["rest"]) if match is not None and match["rest"] else None
 
 
 def read_version(query: bytes) -> str | None:

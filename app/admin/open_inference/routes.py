@@ -13,6 +13,7 @@ from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
 from app.admin.views import View, Views
+from app.http.model_paths import NAME
 from app.http.openapi import Responses, describe_responses
 from app.http.responses import json_response
 from app.protocols.bodies import Body
@@ -23,7 +24,7 @@ Describe = Callable[[View, str, str], Awaitable[dict[str, Any]]]
 """View of the sender, model and version ("" for the active one) -> body of the response."""
 
 # Paths below /v2 that Triton's clients call and that this server does not support.
-_UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "models/{model}/trace")
+_UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", f"models/{NAME}/trace")
 
 
 class OpenInferenceApi:
@@ -59,8 +60,8 @@ class OpenInferenceApi:
             ("/config", "Configuration of a model", self._model_configuration, schemas.ModelConfiguration),
             ("/stats", "Statistics of a model", self._model_statistics, schemas.ModelStatisticsList),
         ):
-            get(f"/v2/models/{{name}}{path}", self._of_model(describe), summary, response)
-            get(f"/v2/models/{{name}}/versions/{{version}}{path}", self._of_version(describe), summary, response)
+            get(f"/v2/models/{NAME}{path}", self._of_model(describe), summary, response)
+            get(f"/v2/models/{NAME}/versions/{{version}}{path}", self._of_version(describe), summary, response)
 
     def _add_repository(self, router: APIRouter) -> None:
         def post(path: str, handler: Callable[..., Any], summary: str, responses: Responses, body: type[Body]) -> None:
@@ -73,8 +74,8 @@ class OpenInferenceApi:
         post("/index", self.show_index, "All versions of all models", index, schemas.RepositoryIndexRequest)
         done = describe_responses(schemas.RepositoryModelResponse, OpenInferenceErrorResponse)
         load, unload = schemas.RepositoryLoadRequest, schemas.RepositoryUnloadRequest
-        post("/models/{name}/load", self.load, "Load a model and its new versions", done, load)
-        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, unload)
+        post(f"/models/{NAME}/load", self.load, "Load a model and its new versions", done, load)
+        post(f"/models/{NAME}/unload", self.unload, "Unload a model after its running requests", done, unload)
 
     async def show_server(self) -> Response:
         return json_response(server_metadata())

@@ -34,8 +34,8 @@ DRAIN_S = 120.0
 
 
 def deployment_name(model: str) -> str:
-    """Return the name of the deployment of a model."""
-    return f"model-{model}"
+    """Return the name of the deployment of a model. Ray uses it in names of files, so it has no slash."""
+    return f"model-{model.replace('/', '~')}"  # no name of a model has a tilde
 
 
 @dataclass(frozen=True, slots=True)

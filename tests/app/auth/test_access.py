@@ -7,14 +7,17 @@ from app.auth.access import EXEMPT, GRPC_ACCESS, HTTP_ACCESS, INFER, READ, HttpA
 FIND = HttpAccess().find
 
 
+@pytest.mark.parametrize("name", ["a", "org/a"])
 @pytest.mark.parametrize("path", HTTP_ACCESS)
-def test_every_entry_is_found(path: str) -> None:
-    filled = path.replace("{rest:path}", "b/c").format(name="a", version="1", adapter="d", file="x.css", collection="c")
+def test_every_entry_is_found(path: str, name: str) -> None:
+    filled = path.replace("{rest:path}", "b/c").format(
+        name=name, version="1", adapter="d", file="x.css", collection="c"
+    )
     for given in (filled, f"{filled}/"):
         found = FIND(given)
         assert found is not None
         assert found.methods.items() >= HTTP_ACCESS[path].items()
-        assert found.model == ("a" if "{name}" in path else "")
+        assert found.model == (name if "{name}" in path else "")
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_unknown_device_is_an_issue(device: str, tmp_path: Path) -> None:
     assert 'expected "auto", "cuda", "cuda:1"' in issue.message
 
 
-@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "é", "a\\n", "a" * 129])
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b/c", "é", "a\\n", "a" * 129])
 def test_name_unfit_for_url_is_an_issue(name: str, tmp_path: Path) -> None:
     (issue,) = issues_of(tmp_path, f'[[models.onnx_models]]\nname = "{name}"\npath = "a"')
     assert (issue.line, issue.key, issue.kind) == (2, "models.onnx_models[0].name", "invalid")

@@ -165,7 +165,7 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
     entry = parse_model_entry("onnx", body)
     assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", watch=True)
     with pytest.raises(ConfigError) as refusal:
-        parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "dtype": "f32"})
+        parse_model_entry("onnx", {"name": "a/b/c", "quantzed": True, "input_shape": [1, 0], "dtype": "f32"})
     assert {(issue.key, issue.kind) for issue in refusal.value.issues} == {
         ("name", "invalid"),
         ("path", "missing"),

@@ -37,6 +37,8 @@ NATIVE = ROUTES[0].codec
         ("/infer", (NATIVE, Target())),
         ("/inference", (NATIVE, Target())),
         ("/models/a/infer", (NATIVE, Target("a"))),
+        ("/models/org/a/infer", (NATIVE, Target("org/a"))),
+        ("/models/org/a/versions/2/infer", (NATIVE, Target("org/a", "2"))),
         ("/infer/", (NATIVE, Target())),
         ("/models/a/infer/", (NATIVE, Target("a"))),
         ("/models/infer/infer", (NATIVE, Target("infer"))),
@@ -46,6 +48,7 @@ NATIVE = ROUTES[0].codec
         ("/v9/a/answers", (OTHER, Target("a"))),
         ("/v9/ask/answers", (OTHER, Target(None, "answers"))),
         *((path, None) for path in ("", "/", "infer", "//infer", "/infer//", "/models/infer", "/models//infer")),
+        *((path, None) for path in ("/models/a/b/c/infer", "/models/a/load/infer", "/models/../a/infer")),
         *((path, None) for path in ("/models/a/infer//", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
     ],
 )

@@ -121,7 +121,7 @@ def test_quantized_graph_replaces_the_original(folder: Path, tmp_path: Path) -> 
     [
         ("/models/a/files/model.onnx", ("a", "model.onnx")), ("/models/a/files/b/c", ("a", "b/c")),
         ("/models/a/files", None), ("/models/a/files/", None), ("/models//files/x", None),
-        ("/models/a/b/files/x", None),
+        ("/models/a/b/files/x", ("a/b", "x")), ("/models/a/b/c/files/x", None),
         ("/v1/models/a/files/x", None), ("/models/a/load", None), ("/models/a/files/files/x", ("a", "files/x")),
     ],
 )  # fmt: skip
