@@ -73,7 +73,7 @@ class MLFrameworkManager:
         self._max_model_bytes = max_model_bytes
         self._slots: dict[str, ModelSlot] = {}
         self.slots_by_name: Mapping[str, ModelSlot] = self._slots
-        """For lookups on the path of every request; `slot` raises the error for an unknown name."""
+        """See `ServedModels`."""
         self._loader = loader
         self.parts = SubRequests(self, scheduling.max_queue_size)
         """Sends the parts of requests to models: the steps of pipelines."""
@@ -91,10 +91,10 @@ class MLFrameworkManager:
     @property
     def slots(self) -> list[ModelSlot]:
         """Every registered model, in order of registration."""
-        return list(self._slots.values())
+        return [slot for name, slot in self._slots.items() if name == slot.name]
 
     def slot(self, name: str) -> ModelSlot:
-        """Return a model. Raises ModelNotFound, which lists similar names."""
+        """Return a model by its name or an alias. Raises ModelNotFound, which lists similar names."""
         try:
             return self._slots[name]
         except KeyError:
@@ -105,8 +105,9 @@ class MLFrameworkManager:
 
         `path` is absolute; of a model with an address it is its folder in the cache.
         """
-        if entry.name in self._slots:
-            raise ModelExists(entry.name)
+        for name in entry.names:
+            if name in self._slots:
+                raise ModelExists(name)
         identity = ModelIdentity(
             framework,
             entry,
@@ -119,7 +120,7 @@ class MLFrameworkManager:
             self._new_row(),
         )
         slot = ModelSlot(identity, path)
-        self._slots[entry.name] = slot
+        self._slots.update(dict.fromkeys(slot.names, slot))
         self._report_changed(entry.name)
         if self._is_open:
             self._watcher.follow(slot)
@@ -253,9 +254,9 @@ class MLFrameworkManager:
     async def remove(self, name: str) -> None:
         """Unload a model and forget its name. Raises ModelNotFound."""
         slot = await self.unload(name)
-        if self._slots.get(name) is slot:
+        if self._slots.get(slot.name) is slot:
             self._forget(slot)
-            await self._watcher.unfollow(name)
+            await self._watcher.unfollow(slot.name)
 
     async def add_adapter(self, name: str, adapter: AdapterEntry) -> ModelSlot:
         """Load an adapter into a model while it serves. Its `path` is absolute. The load continues if the caller is
@@ -309,7 +310,8 @@ class MLFrameworkManager:
             raise OutOfMemory(str(error)) from error
 
     def _forget(self, slot: ModelSlot) -> None:
-        del self._slots[slot.name]
+        for name in slot.names:
+            del self._slots[name]
         self._report_changed(slot.name)
         row = slot.identity.row
         if self._shared_limits is not None and row is not None:

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema
 
 MAX_NAME_CHARACTERS = 128
+MAX_ALIASES = 64
+"""Aliases of one model."""
 
 WORDS_BEHIND_NAMES = (
     "adapters", "config", "files", "generate", "generate_stream", "infer", "load", "ready", "rollback", "stats",
@@ -51,6 +53,21 @@ ModelName = Annotated[
         }
     ),
 ]
+
+
+def checked_aliases(aliases: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """Return the aliases of a model. Raises ValueError for too many, and for one that occurs twice."""
+    if len(aliases) > MAX_ALIASES:
+        raise ValueError(f"expected at most {MAX_ALIASES} aliases")
+    names = [info.data.get("name"), *aliases]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise ValueError(f'expected aliases that differ from each other and from the name; remove one "{again}"')
+    return aliases
+
+
+Aliases = Annotated[tuple[ModelName, ...], Field(strict=False), AfterValidator(checked_aliases)]
+"""Of a class with the field `name` before it."""
 
 
 def last_part(name: str) -> str:

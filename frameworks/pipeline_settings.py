@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, PlainValidator
 
-from frameworks.names import ModelName
+from frameworks.names import Aliases, ModelName
 from frameworks.settings import Count, ModelEntry
 from memory.settings import SETTINGS_RULES
 
@@ -157,6 +157,8 @@ class PipelineEntry(BaseModel):
 
     name: ModelName
     """Name in requests, like that of a model. No model has the same name."""
+    aliases: Aliases = ()
+    """Further names in requests, at most 64. No model has one of them as its name or alias. Default: none."""
     inputs: Annotated[Pairs, PlainValidator(checked_inputs), PlainSerializer(dict)]
     """Names of the inputs; or a table with their types: `"text"`, `"image"`, a tensor like `"float32[-1, 4]"`, or
     `"auto"` for the type of the step that reads it."""
@@ -170,6 +172,11 @@ class PipelineEntry(BaseModel):
     max_concurrent_requests: Count | None = None
     """Maximum requests of this pipeline in progress. None: no bound."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)
+
 
 class PipelineModelEntry(ModelEntry):
     """A pipeline among the models of the manager. It has no files, one version, and no batches of its own."""
@@ -181,6 +188,7 @@ class PipelineModelEntry(ModelEntry):
         """Return the entry of a pipeline."""
         return cls(
             name=pipeline.name,
+            aliases=pipeline.aliases,
             path=Path("."),
             max_queue_size=pipeline.max_queue_size,
             max_concurrent_requests=pipeline.max_concurrent_requests,

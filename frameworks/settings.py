@@ -30,7 +30,7 @@ from frameworks.entry_values import (
     without_lookup,
 )
 from frameworks.image_settings import ImageSettings
-from frameworks.names import ModelName
+from frameworks.names import Aliases, ModelName
 from frameworks.setting_values import (
     GivenTensor,
     ReplicaRange,
@@ -89,6 +89,8 @@ class ModelEntry(BaseModel):
     name: ModelName
     """Name in requests: `name` or `org/name`, at most 128 letters, digits, `.`, `-` and `_`. Each part begins with a
     letter or a digit. No two models have the same name."""
+    aliases: Aliases = ()
+    """Further names in requests, at most 64. No model has one of them as its name or alias. Default: none."""
     path: ModelPath
     """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder, or a GGUF file. Either may be a
     folder of version folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path starts at the
@@ -163,6 +165,11 @@ class ModelEntry(BaseModel):
     cpus: Annotated[str, BeforeValidator(checked_cpus)] | None = None
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)
 
     def with_paths(self, resolve: Callable[[Path], Path], folders: Mapping[str, Path]) -> Self:
         """Return the entry with the paths of its adapters and of its draft model as `resolve` returns them.

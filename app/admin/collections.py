@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from app.admin.views import Views
 from app.auth.principal import Principal
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
@@ -57,8 +58,9 @@ class RecordDescription(ResponseBody):
 class CollectionsApi:
     """Handlers of the routes."""
 
-    def __init__(self, collections: Collections) -> None:
+    def __init__(self, collections: Collections, views: Views) -> None:
         self._collections = collections
+        self._views = views
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["search"])
@@ -96,7 +98,9 @@ class CollectionsApi:
 
     def _describe(self, info: CollectionInfo, principal: Principal) -> dict[str, Any]:
         entry = self._collections.entry(principal, info.name)
-        model = entry.model if entry.model is not None and principal.may_use(entry.model) else None
+        model = entry.model
+        if model is not None and not self._views.of(principal).models.may_use(model):
+            model = None
         index = info.index
         return {
             "name": info.name,

@@ -92,6 +92,7 @@ class ModelDescription(ResponseBody):
     """A registered model. Fields that need a loaded model are null while it is not loaded."""
 
     name: str
+    aliases: list[str]
     framework: str
     task: str | None
     state: str
@@ -226,6 +227,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     total, failed = counts.completed(slot.name)
     return {
         "name": slot.name,
+        "aliases": list(slot.entry.aliases),
         "framework": slot.framework,
         "task": spec.task if spec else None,
         "state": slot.state.value,

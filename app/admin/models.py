@@ -114,13 +114,13 @@ class ModelsApi:
     async def add_model(self, request: Request) -> Response:
         """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml.
 
-        A name that the key may not use is refused with 403.
+        A name or an alias that the key may not use is refused with 403.
         """
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
         entry = read_entry(body, self._isolation)
         models = self._views.for_request(request).models
-        models.check_may_register(entry.name)
+        models.check_may_register(entry)
         path = self._paths.check(entry.path)
         entry = entry.with_paths(self._paths.check, _draft_folders(models.slots))
         slot = await models.add(body["framework"], entry, path)
@@ -162,7 +162,9 @@ class ModelsApi:
 
     async def delete_model(self, name: str, request: Request) -> Response:
         """Unload a model and remove it from the list."""
-        await self._views.for_request(request).models.remove(name)
+        models = self._views.for_request(request).models
+        name = models.slot(name).name
+        await models.remove(name)
         self._views.forget(name)
         return json_response({"deleted": name})
 
@@ -183,7 +185,8 @@ def as_failed_model(name: str) -> Iterator[None]:
 
 def _draft_folders(slots: Iterable[ModelSlot]) -> dict[str, Path]:
     """Return the paths of the models that may be a draft model, by name."""
-    return {slot.name: slot.path for slot in slots if slot.framework == "pytorch" and not slot.has_address}
+    found = [slot for slot in slots if slot.framework == "pytorch" and not slot.has_address]
+    return {name: slot.path for slot in found for name in slot.names}
 
 
 def _share(body: CanaryShare | ShadowShare | None) -> Share | None:

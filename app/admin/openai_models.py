@@ -19,21 +19,23 @@ from frameworks.models.slot import ModelSlot
 
 
 class OpenAiModel(ResponseBody):
-    """One registered model."""
+    """One registered model, or an alias or an adapter of it."""
 
     id: str
     object: str = "model"
     created: int = Field(description="Unix time of the server's start in seconds.")
     owned_by: str = "roundhouse"
-    root: str | None = Field(None, description="Of an adapter: the name of its base; absent for a model.")
-    parent: str | None = Field(None, description="As `root`.")
+    root: str | None = Field(
+        None, description="Of an alias or an adapter: the name of the model; absent for a model under its own name."
+    )
+    parent: str | None = Field(None, description="Of an adapter: the name of its base.")
     max_model_len: int | None = Field(
         None, description="Maximum tokens of a text, or of prompt and generated text together; absent while not loaded."
     )
 
 
 class OpenAiModelList(ResponseBody):
-    """All registered models and their adapters, loaded or not."""
+    """All registered models, their aliases and their adapters, loaded or not."""
 
     object: str = "list"
     data: list[OpenAiModel]
@@ -64,22 +66,26 @@ class OpenAiModelsApi:
         return json_response({"object": "list", "data": [each for slot in slots for each in self._describe_all(slot)]})
 
     async def show_openai_model(self, name: str, request: Request) -> Response:
-        """Show one model, or an adapter as `model:adapter`, in the format of the OpenAI API."""
+        """Show one model, an alias, or an adapter as `model:adapter`, in the format of the OpenAI API."""
         base, mark, adapter = name.partition(ADAPTER_MARK)
         slot = self._views.for_request(request).models.slot(base)
         known = [each.name for each in slot.adapters]
         if mark and adapter not in known:
             raise AdapterNotFound(base, adapter, known)
-        return json_response(self._describe(slot, adapter))
+        return json_response(self._describe(slot, base, adapter))
 
     def _describe_all(self, slot: ModelSlot) -> list[dict[str, Any]]:
-        """Describe the model and its adapters."""
-        return [self._describe(slot), *(self._describe(slot, each.name) for each in slot.adapters)]
+        """Describe the model, its aliases and its adapters."""
+        adapters = [self._describe(slot, slot.name, each.name) for each in slot.adapters]
+        return [*(self._describe(slot, name) for name in slot.names), *adapters]
 
-    def _describe(self, slot: ModelSlot, adapter: str = "") -> dict[str, Any]:
-        name = f"{slot.name}{ADAPTER_MARK}{adapter}" if adapter else slot.name
-        model = {"id": name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+    def _describe(self, slot: ModelSlot, name: str, adapter: str = "") -> dict[str, Any]:
+        """`name`: that of the model, or an alias."""
+        shown = f"{name}{ADAPTER_MARK}{adapter}" if adapter else name
+        model = {"id": shown, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+        if shown != slot.name:
+            model["root"] = slot.name
         if adapter:
-            model |= {"root": slot.name, "parent": slot.name}
+            model["parent"] = slot.name
         max_tokens = slot.spec.max_tokens if slot.spec is not None else None
         return model if max_tokens is None else {**model, "max_model_len": max_tokens}

@@ -29,7 +29,8 @@ def with_models(
         return settings
     models = settings.models
     found: list[ModelEntry | SourceAddress] = []
-    taken = {entry.name for entry in (*models.onnx_models, *models.torch_models)}
+    taken = {name for entry in (*models.onnx_models, *models.torch_models) for name in entry.names}
+    taken.update(name for pipeline in settings.pipelines for name in pipeline.names)
     issues = []
     for path in paths:
         each: ModelEntry | SourceAddress | None
@@ -50,12 +51,12 @@ def with_models(
             found.append(each)
     if issues:
         raise ConfigError(issues)
-    entries = [
+    new = [
         _fetched_entry(each, fetch(each)) if fetch is not None and isinstance(each, SourceAddress) else each
         for each in found
     ]
-    onnx = [*models.onnx_models, *(entry for entry in entries if isinstance(entry, OnnxModelEntry))]
-    torch = [*models.torch_models, *(entry for entry in entries if isinstance(entry, TorchModelEntry))]
+    onnx = [*models.onnx_models, *(entry for entry in new if isinstance(entry, OnnxModelEntry))]
+    torch = [*models.torch_models, *(entry for entry in new if isinstance(entry, TorchModelEntry))]
     return settings.model_copy(
         update={"models": models.model_copy(update={"onnx_models": tuple(onnx), "torch_models": tuple(torch)})}
     )

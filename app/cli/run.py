@@ -217,10 +217,10 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     models = loaded.settings.models
     fetch = partial(fetch_framework, loaded)
     names = models_of(loaded, options.model)
-    is_known = options.model in [each.name for each in loaded.settings.pipelines]
+    is_known = any(options.model in each.names for each in loaded.settings.pipelines)
     for framework, entries in (("onnx", models.onnx_models), ("pytorch", models.torch_models)):
         for entry in entries:
-            if entry.name in names:
+            if not names.isdisjoint(entry.names):
                 if isinstance(entry.path, SourceAddress):
                     fetch(entry.path, "onnx" if framework == "onnx" else "pytorch")
                 is_known = True

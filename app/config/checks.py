@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.config.environment import find_setting, nested_model, setting_names
 from app.config.issues import Location, describe_error, format_location, format_value, nearest
-from app.config.source import Source
+from app.config.source import Source, names_of
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
 from frameworks.addresses import is_address, parse_address
 from frameworks.entry_values import names_several_devices
@@ -41,22 +41,22 @@ def validate(model: type[_Model], source: Source, all_settings: type[BaseModel])
 
 
 def check_names(source: Source) -> None:
-    """Add an issue for each model whose name an earlier model of either table has."""
-    first: dict[str, Location] = {}
+    """Add an issue for each name or alias of a model that an earlier model of either table has."""
+    first: dict[str, tuple[Location, Location]] = {}
     in_file_order = sorted(
         source.model_entries(), key=lambda entry: source.place(source.as_written(entry[0])).line or 10**9
     )
     for location, entry in in_file_order:
-        name = entry.get("name") if isinstance(entry, dict) else getattr(entry, "name", None)
-        if not isinstance(name, str):
-            continue
-        if name in first:
-            other = source.as_written(first[name])
-            line = source.place((*other, "name")).line
-            where = format_location(other) + (f" (line {line})" if line else "")
-            message = f"expected a unique name, got {format_value(name)}, the name of {where}; choose another"
-            source.add_issue((*location, "name"), message, "duplicate")
-        first.setdefault(name, location)
+        for place, name in names_of(entry):
+            if name in first and first[name][0] != location:
+                whose, key = first[name]
+                other = source.as_written(whose)
+                line = source.place((*other, *key)).line
+                where = format_location(other) + (f" (line {line})" if line else "")
+                kind = "the name" if key == ("name",) else "an alias"
+                message = f"expected a unique name, got {format_value(name)}, {kind} of {where}; choose another"
+                source.add_issue((*location, *place), message, "duplicate")
+            first.setdefault(name, (location, place))
 
 
 def check_isolation(source: Source, location: Location, entry: object, default: object) -> None:
@@ -136,7 +136,7 @@ def _adapter_paths(source: Source) -> list[tuple[Location, object]]:
 def _draft_paths(source: Source) -> list[tuple[Location, object]]:
     """Return the draft models that are paths, not names of other models."""
     entries = [(location, entry) for location, entry in source.model_entries() if isinstance(entry, dict)]
-    names = [entry.get("name") for location, entry in entries if location[1] != "onnx_models"]
+    names = [name for location, entry in entries if location[1] != "onnx_models" for _, name in names_of(entry)]
     drafts = [((*location, "draft_model"), entry.get("draft_model")) for location, entry in entries]
     return [(location, draft) for location, draft in drafts if draft not in names]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from app.config.issues import format_value, nearest
-from app.config.source import Source
+from app.config.source import Source, names_of
 from frameworks.collections.contract import MAX_DIMENSIONS, CollectionSettings, Metric
 from frameworks.settings import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
@@ -82,8 +82,7 @@ def check_collections(source: Source) -> None:
 
 
 def _check_models(source: Source, tables: list[dict[str, object]]) -> None:
-    names = [entry.get("name") for _, entry in source.model_entries() if isinstance(entry, dict)]
-    known = [name for name in names if isinstance(name, str)]
+    known = [name for _, entry in source.model_entries() for _, name in names_of(entry)]
     for index, table in enumerate(tables):
         name = table.get("model")
         # Without entries the models come from the command line.

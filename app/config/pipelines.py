@@ -6,28 +6,24 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.config.issues import format_value
-from app.config.source import Source
+from app.config.source import Source, names_of
 from frameworks.pipeline_settings import PipelineEntry
 from frameworks.pipelines.checker import check_pipeline
 
 
 def check_pipelines(source: Source) -> None:
     """Add an issue for each fault of each pipeline. The types of models are known when they are loaded."""
-    models = [
-        entry["name"]
-        for _, entry in source.model_entries()
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-    ]
+    models = [name for _, entry in source.model_entries() for _, name in names_of(entry)]
     names: list[str] = []
     for index, content in _entries(source, "pipelines"):
-        name = content.get("name") if isinstance(content, dict) else None
-        if isinstance(name, str):
+        own = list(names_of(content))
+        for place, name in own:
             if name in models or name in names:
                 message = (
                     f"expected a name that no model and no other pipeline has, got {format_value(name)}; choose another"
                 )
-                source.add_issue(("pipelines", index, "name"), message, "duplicate")
-            names.append(name)
+                source.add_issue(("pipelines", index, *place), message, "duplicate")
+        names += [name for _, name in own]
     collections = _dimensions(source)
     for index, content in _entries(source, "pipelines"):
         try:

@@ -175,3 +175,16 @@ def _syntax_message(message: str) -> str:
     if "Invalid value" in message:
         return 'invalid TOML: expected a value; write text in quotes, like host = "127.0.0.1"'
     return f"invalid TOML: {message[:1].lower()}{message[1:]}"
+
+
+def names_of(entry: object) -> Iterator[tuple[Location, str]]:
+    """Yield the name and the aliases of the entry of a model or pipeline, with their places in it."""
+    fields = entry if isinstance(entry, dict) else {key: getattr(entry, key, None) for key in ("name", "aliases")}
+    aliases = fields.get("aliases")
+    places: list[tuple[Location, object]] = [(("name",), fields.get("name"))]
+    places += [
+        (("aliases", at), alias) for at, alias in enumerate(aliases if isinstance(aliases, list | tuple) else [])
+    ]
+    for place, name in places:
+        if isinstance(name, str):
+            yield place, name

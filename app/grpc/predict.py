@@ -77,9 +77,10 @@ class PredictCalls:
 
     def _default_name(self, principal: Principal) -> str:
         """Return the default model, or the only one if the sender may not use the default model."""
-        if self._default_model and principal.may_use(self._default_model):
+        models = self._handler.pipeline.models_of(principal)
+        if self._default_model and models.may_use(self._default_model):
             return self._default_model
-        names = [slot.name for slot in self._handler.pipeline.models_of(principal).slots]
+        names = [slot.name for slot in models.slots]
         if len(names) == 1:
             return names[0]
         known = ", ".join(names[:10]) or "none is registered"

@@ -48,7 +48,7 @@ class CollectionOperations:
         entry = self.collections.entry(principal, collection.settings.name)
         if entry.model is None:
             raise InvalidInput(field_of(0), "expected vectors, as the collection has no model; send vectors")
-        if not principal.may_use(entry.model):
+        if not context.models.may_use(entry.model):
             raise Forbidden(f"{field_of(0)}: expected vectors, as the key may not use the model of the collection")
         request = _embed_request(contents)
         try:

@@ -55,8 +55,7 @@ class RequestContext(RunContext):
 
         The version is not chosen yet: another one may serve when the body has arrived.
         """
-        slot, self.record.adapter = self._find_slot(name)
-        self.record.model, self.record.version = slot.name, slot.active.version
+        slot = self._find_slot(name)
         chosen = slot.default_version if version is None else slot.version_named(version)
         try:
             chosen.spec_for(self.permit)
@@ -76,10 +75,7 @@ class RequestContext(RunContext):
         if self._is_routed:
             chosen = self.version
         else:
-            slot, self.record.adapter = self._find_slot(
-                name if isinstance(name, str) else name.name_in(self.models.slots)
-            )
-            self.record.model, self.record.version = slot.name, slot.active.version
+            slot = self._find_slot(name if isinstance(name, str) else name.name_in(self.models.slots))
             if version is not None:
                 chosen = slot.version_named(version)
             elif slot.canary is None and slot.serves_latest:
@@ -140,15 +136,20 @@ class RequestContext(RunContext):
         if self._is_routed:
             self.version = version
 
-    def _find_slot(self, name: str) -> tuple[ModelSlot, str]:
-        """Return a model and the name of an adapter, empty for the base. Raises ModelNotFound."""
+    def _find_slot(self, name: str) -> ModelSlot:
+        """Return a model, and note it on the record with its alias and its adapter. Raises ModelNotFound."""
         adapter = ""
         if ADAPTER_MARK in name:
             base, _, adapter = name.partition(ADAPTER_MARK)
             name = base if adapter else name  # without the name of an adapter, it names no model
-        principal = self.record.principal
-        slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
-        return self.models.slot(name) if slot is None else slot, adapter
+        record = self.record
+        principal = record.principal
+        slot = self._served.slots_by_name.get(name)
+        if slot is None or not (principal.sees_all or principal.may_use(slot.name)):
+            slot = self.models.slot(name)
+        record.model, record.version, record.adapter = slot.name, slot.active.version, adapter
+        record.alias = "" if name == slot.name else name
+        return slot
 
 
 def check_adapter(model: str, adapter: str, spec: ModelSpec) -> None:

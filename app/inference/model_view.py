@@ -7,7 +7,7 @@ from pathlib import Path
 from app.auth.errors import Forbidden
 from app.auth.principal import Principal
 from frameworks.adapter_settings import AdapterEntry
-from frameworks.errors import MAX_SHOWN_CHARACTERS, ModelNotFound
+from frameworks.errors import ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
@@ -33,14 +33,22 @@ class ModelView:
         return slots if principal.sees_all else [slot for slot in slots if principal.may_use(slot.name)]
 
     def get(self, name: str) -> ModelSlot | None:
-        """Return a model; None for an unknown name."""
-        # First, so that a hidden name takes as long as an unknown one.
-        if not self.principal.may_use(name):
-            return None
-        return self._models.slots_by_name.get(name)
+        """Return a model by its name or an alias; None for an unknown name.
+
+        The name of the model has to match the patterns of the principal; an alias gives no access.
+        """
+        slot = self._models.slots_by_name.get(name)
+        # Also for an unknown name, so that a hidden one takes as long.
+        may_use = self.principal.may_use(name if slot is None else slot.name)
+        return slot if may_use else None
+
+    def may_use(self, name: str) -> bool:
+        """Whether the principal may use a model of the settings, registered or not. `name`: also an alias."""
+        slot = self._models.slots_by_name.get(name)
+        return self.principal.may_use(name if slot is None else slot.name)
 
     def slot(self, name: str) -> ModelSlot:
-        """Return a model. Raises ModelNotFound, which lists similar names of visible models."""
+        """Return a model by its name or an alias. Raises ModelNotFound, which lists similar names of visible models."""
         slot = self.get(name)
         if slot is None:
             raise self._not_found(name)
@@ -51,7 +59,7 @@ class ModelView:
         await self._models.wait_for(version, permit)
 
     def _not_found(self, name: str) -> ModelNotFound:
-        return ModelNotFound(name, [slot.name for slot in self.slots])
+        return ModelNotFound(name, [known for slot in self.slots for known in slot.names])
 
 
 class ManagedModelView(ModelView):
@@ -99,18 +107,19 @@ class ManagedModelView(ModelView):
             await self._manager.remove_adapter(name, adapter)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
-        """Register a model; see `MLFrameworkManager.add`. Raises Forbidden for a name outside the patterns."""
-        self.check_may_register(entry.name)
+        """Register a model; see `MLFrameworkManager.add`. Raises as `check_may_register`."""
+        self.check_may_register(entry)
         with self._visible(entry.name, is_new=True):
             return await self._manager.add(framework, entry, path)
 
-    def check_may_register(self, name: str) -> None:
-        """Raise Forbidden for a name outside the patterns, registered or not."""
-        if not self.principal.may_use(name):
-            raise Forbidden(
-                f'name: expected a name that the patterns of the key allow, got "{name[:MAX_SHOWN_CHARACTERS]}"; '
-                "choose another one"
-            )
+    def check_may_register(self, entry: ModelEntry) -> None:
+        """Raise Forbidden for a name or an alias outside the patterns, registered or not."""
+        for index, name in enumerate(entry.names):
+            if not self.principal.may_use(name):
+                field = "name" if index == 0 else f"aliases[{index - 1}]"
+                raise Forbidden(
+                    f'{field}: expected a name that the patterns of the key allow, got "{name}"; choose another one'
+                )
 
     @contextmanager
     def _visible(self, name: str, is_new: bool = False) -> Iterator[None]:

@@ -80,6 +80,8 @@ class Similarities:
             texts = [*items, *(others or ())]
             slot = _slot_of(context, request.model)
             context.record.model, context.record.version = slot.name, slot.active.version
+            if isinstance(request.model, str) and request.model != slot.name:
+                context.record.alias = request.model
             step = f'model "{slot.name}"'
             given = TextRequest(texts, truncate=request.truncate)
             answer = await embed(self._parts, context, slot.name, given, step, partial(_field_of, len(items)))

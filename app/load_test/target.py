@@ -86,7 +86,7 @@ async def find_target(address: Address, writer: RequestWriter, wanted: Wanted, t
         return Target(address, protocol, model, f"{path}/infer", description, "binary" if is_binary else "json")
     if model is None:
         listed = await _get(address, writer, "/v1/models", timeout_s)
-        model = _only(_names(listed.get("data"), "id"))
+        model = _only(_own_names(listed.get("data")))
     return Target(address, protocol, model, _OPENAI_PATHS[protocol], {})
 
 
@@ -114,6 +114,13 @@ def _names(listed: Any, key: str) -> list[str]:
         raise NoTarget("--protocol: expected a list of models from the server, got none; choose a protocol it speaks")
     names = [each.get(key) for each in listed if isinstance(each, dict)]
     return [name for name in names if isinstance(name, str)]
+
+
+def _own_names(listed: Any) -> list[str]:
+    """Return the names of models in OpenAI's list, without the aliases and adapters of other entries."""
+    names = _names(listed, "id")
+    roots = {each.get("id"): each.get("root") for each in listed if isinstance(each, dict)}
+    return [name for name in names if roots[name] == name or roots[name] not in names]
 
 
 def _only(names: list[str]) -> str:

@@ -87,6 +87,8 @@ class RequestRecord:
     """Further headers of the response, for web pages."""
     trace: RequestTrace | None = None
     """None if tracing is off."""
+    alias: str = ""
+    """Alias by which the request names the model; empty for its own name."""
     adapter: str = ""
     """Name of the adapter that the request names; empty for the base."""
     collection: str = ""
@@ -100,8 +102,9 @@ class RequestRecord:
 
     @property
     def answered_name(self) -> str:
-        """The model in the response: with the adapter, as the request names it."""
-        return f"{self.model}:{self.adapter}" if self.adapter else self.model
+        """The model in the response: as the request names it, with the adapter."""
+        name = self.alias or self.model
+        return f"{name}:{self.adapter}" if self.adapter else name
 
     @property
     def trace_id(self) -> str | None:

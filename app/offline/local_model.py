@@ -43,7 +43,7 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
     async with inference.manager as manager:
         try:
             for each in manager.slots:
-                if each.name != name:
+                if name not in each.names:
                     await manager.load(each.name)  # a model of a pipeline's steps
             slot = await manager.load(name)
         except (InvalidModel, ModelFailed, OutOfMemory) as error:
@@ -139,17 +139,17 @@ def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
     models = loaded.settings.models
     names = models_of(loaded, name)
     kept = {
-        table: tuple(entry for entry in getattr(models, table) if entry.name in names)
+        table: tuple(entry for entry in getattr(models, table) if not names.isdisjoint(entry.names))
         for table in ("onnx_models", "torch_models")
     }
-    pipelines = tuple(each for each in loaded.settings.pipelines if each.name == name)
+    pipelines = tuple(each for each in loaded.settings.pipelines if name in each.names)
     update = {"models": models.model_copy(update=kept), "pipelines": pipelines}
     return replace(loaded, settings=loaded.settings.model_copy(update=update))
 
 
 def models_of(loaded: LoadedSettings, name: str) -> frozenset[str]:
-    """Return the names of the models that a pipeline runs; of a model its own name."""
-    steps = [step.model for each in loaded.settings.pipelines if each.name == name for step in each.steps]
+    """Return the names or aliases of the models that a pipeline runs; of a model the name that was given."""
+    steps = [step.model for each in loaded.settings.pipelines if name in each.names for step in each.steps]
     return frozenset(step for step in steps if step is not None) if steps else frozenset([name])
 
 

@@ -327,7 +327,7 @@ def build_routers(
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections).router(),
         MetricsApi(sources, views).router(),
-        CollectionsApi(pipeline.collections).router(),
+        CollectionsApi(pipeline.collections, views).router(),
     ]
 
 

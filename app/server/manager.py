@@ -53,7 +53,9 @@ def build_manager(
     )
     manager.residency.fetch = Downloads(partial(source_store, loaded)).fetch
     torch_models = settings.models.torch_models
-    folders = {each.name: loaded.resolve(each.path) for each in torch_models if isinstance(each.path, Path)}
+    folders = {
+        name: loaded.resolve(each.path) for each in torch_models if isinstance(each.path, Path) for name in each.names
+    }
     for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", torch_models)):
         for entry in entries:
             path = entry.path

@@ -13,7 +13,9 @@ class ServedModels(Protocol):
 
     @property
     def slots_by_name(self) -> Mapping[str, ModelSlot]:
-        """For lookups on the path of every request; `slot` raises the error for an unknown name."""
+        """Every model by its name and by each alias. For lookups on the path of every request; `slot` raises the error
+        for an unknown name.
+        """
         ...
 
     @property
@@ -22,9 +24,15 @@ class ServedModels(Protocol):
         ...
 
     def slot(self, name: str) -> ModelSlot:
-        """Return a model. Raises ModelNotFound, which lists similar names."""
+        """Return a model by its name or an alias. Raises ModelNotFound, which lists similar names."""
         ...
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Load a version for a request; see `ModelResidency.wait_for`."""
         ...
+
+
+def slot_of(models: ServedModels, name: str) -> ModelSlot | None:
+    """Return the model with this own name, for messages about a model; None also for an alias."""
+    slot = models.slots_by_name.get(name)
+    return slot if slot is not None and slot.name == name else None

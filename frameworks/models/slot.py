@@ -54,6 +54,11 @@ class ModelSlot:
         """The version that answers requests without a version."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return self.entry.names
+
+    @property
     def has_address(self) -> bool:
         """Whether its files are fetched before each load."""
         return isinstance(self.entry.path, SourceAddress)

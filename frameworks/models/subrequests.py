@@ -78,7 +78,7 @@ class SubRequests:
         try:
             return compute(make(spec), whole.timings, whole.permit.tenant)
         except RoundhouseError as error:
-            raise _named(error, name, step) from error
+            raise self._named(error, name, step) from error
 
     async def answer(
         self, whole: Run, name: str, make: MakeRequest, step: str, timings: Timings | None = None
@@ -110,7 +110,7 @@ class SubRequests:
             finally:
                 permit.release()
         except RoundhouseError as error:
-            raise _named(error, name, step) from error
+            raise self._named(error, name, step) from error
 
     async def spec(self, name: str, step: str) -> ModelSpec:
         """Return the spec of a model; load it first. As `answer`, for no request."""
@@ -119,7 +119,7 @@ class SubRequests:
             _, spec = await self._acquire(name, permit)
             return spec
         except RoundhouseError as error:
-            raise _named(error, name, step) from error
+            raise self._named(error, name, step) from error
         finally:
             permit.release()
 
@@ -151,6 +151,10 @@ class SubRequests:
             permit.release_version()
             version = None
 
+    def _named(self, error: RoundhouseError, name: str, step: str) -> RoundhouseError:
+        slot = self._models.slots_by_name.get(name)
+        return _named(error, (name,) if slot is None else (slot.name, name), step)
+
 
 _REASONS: dict[type[RoundhouseError], tuple[type[RoundhouseError], str]] = {
     ModelUnloaded: (ModelUnloaded, "its model was unloaded; ask an operator to load it"),
@@ -164,23 +168,28 @@ _REASONS: dict[type[RoundhouseError], tuple[type[RoundhouseError], str]] = {
 """The class of an error of a part → the class and the reason of the error of the whole request."""
 
 
-def _named(error: RoundhouseError, name: str, step: str) -> RoundhouseError:
-    """Return the error of a part for the sender of the whole request: with the step, without the model."""
+def _named(error: RoundhouseError, names: tuple[str, ...], step: str) -> RoundhouseError:
+    """Return the error of a part for the sender of the whole request: with the step, without the model.
+
+    `names`: of the model, by which the step or the model itself calls it.
+    """
     if isinstance(error, FieldError):
-        return InvalidInput(error.field, f"{_without(error.reason, name)} ({step})")
+        return InvalidInput(error.field, f"{_without(error.reason, names)} ({step})")
     if isinstance(error, Overloaded):
         return Overloaded(f"{step}: too many requests wait for its model; try again later", error.retry_after_s)
-    log.warning("a part of a request failed", step=step, model=name, reason=error.message)
+    log.warning("a part of a request failed", step=step, model=names[0], reason=error.message)
     for kind, (answered, reason) in _REASONS.items():
         if isinstance(error, kind):
             named = answered(f"{step}: {reason}")
             if isinstance(named, ModelFailed) and isinstance(error, ModelFailed):
                 named.retry_after_s = error.retry_after_s
             return named
-    error.message = f"{step}: {_without(error.message, name)}"
+    error.message = f"{step}: {_without(error.message, names)}"
     return error
 
 
-def _without(message: str, name: str) -> str:
-    """Return a message without the name of a model, which messages have in quotation marks."""
-    return message.replace(f'"{name}"', "of the step")
+def _without(message: str, names: tuple[str, ...]) -> str:
+    """Return a message without the names of a model, which messages have in quotation marks."""
+    for name in names:
+        message = message.replace(f'"{name}"', "of the step")
+    return message

@@ -42,6 +42,8 @@ class AppliedModels:
         self._engines = engines
         self._identities = identities
         self.slots: dict[str, ModelSlot] = {}
+        self.slots_by_name: dict[str, ModelSlot] = {}
+        """Also by their aliases."""
         self.servings: dict[int, Serving] = {}
         """The loads that were prepared here, by number, until they are drained."""
         self.before_drained: Callable[[Serving], None] = lambda serving: None
@@ -84,6 +86,7 @@ class AppliedModels:
         slot = self.slots.get(model.name)
         if slot is None:
             slot = self.slots[model.name] = self._identities.slot_of(model)
+            self.slots_by_name.update(dict.fromkeys(slot.names, slot))
         before = _versions(slot)
         versions = {state.version: self._published(slot, state) for state in model.versions}
         slot.versions = dict(sorted(versions.items(), key=lambda item: int(item[0])))
@@ -188,6 +191,10 @@ class AppliedModels:
 
     def _remove(self, message: ModelRemoved) -> None:
         slot = self.slots.pop(message.name, None)
+        for name in () if slot is None else slot.names:
+            # A name of the removed model may be one of another model already.
+            if self.slots_by_name.get(name) is slot:
+                del self.slots_by_name[name]
         if not self.is_closing:
             for serving in self._servings_of(message.name):
                 if serving.was_ready:

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from frameworks.models.contract import ServedModels
+from frameworks.models.contract import ServedModels, slot_of
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelState as Phase
 from frameworks.replicas.messages import ModelChanged, ModelRemoved
@@ -45,7 +45,7 @@ class Changes:
 
     def show(self, peer: Peer, name: str) -> None:
         """Send a worker the state of a model, or its removal, unless the worker has it."""
-        slot = self._models.slots_by_name.get(name)
+        slot = slot_of(self._models, name)
         known = self._known.get(name)
         if known is not None and known[0] is not slot:
             # Another model may have the name already.

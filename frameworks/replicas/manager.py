@@ -51,7 +51,7 @@ class ReplicaManager:
         self._threads = EngineThreads()
         identities = Identities(performance, scheduling, SharedDevices(arrays), self._threads, shared_limits)
         self._models = AppliedModels(link, WorkerEngines(link, loader), identities)
-        self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots
+        self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots_by_name
         self.parts = SubRequests(self, scheduling.max_queue_size)
         """As of the manager of a single server."""
         self.pipelines = loader.pipelines = PipelineLoader(self, self.parts)
@@ -65,7 +65,7 @@ class ReplicaManager:
 
     @property
     def slots(self) -> list[ModelSlot]:
-        return list(self.slots_by_name.values())
+        return list(self._models.slots.values())
 
     def slot(self, name: str) -> ModelSlot:
         try:

@@ -13,6 +13,7 @@ from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.process.suspects import MAX_SUSPECTS, REFUSED_S
 from frameworks.errors import ModelFailed, RoundhouseError
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import slot_of
 from frameworks.models.loader import Loaded
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
@@ -86,7 +87,7 @@ class Publisher:
 
     def _is_known(self, version: ModelVersion) -> bool:
         """Whether requests are routed to this object: no other one has replaced it."""
-        slot = self._manager.slots_by_name.get(version.model.name)
+        slot = slot_of(self._manager, version.model.name)
         return slot is not None and slot.versions.get(version.version) is version
 
     def _register(self, link: ControlLink) -> None:
@@ -176,7 +177,7 @@ class Publisher:
         self._manager.residency.ledger.notify()
 
     def _add_counts(self, message: LocalCounts) -> None:
-        slot = self._manager.slots_by_name.get(message.name)
+        slot = slot_of(self._manager, message.name)
         if slot is not None:
             add_counts(slot.identity.runs[message.version], Counts(message.batches, message.steps))
 
@@ -206,7 +207,7 @@ class Publisher:
     async def _load_for_request(self, link: ControlLink, question: LoadForRequest) -> LoadEnded:
         """Load a version for a request of a worker, and hold a reference until the worker has applied its state."""
         peer = self._peers.connected[link]
-        slot = self._manager.slots_by_name.get(question.name)
+        slot = slot_of(self._manager, question.name)
         version = None if slot is None else slot.versions.get(question.version)
         permit = Permit(self._requests)
         try:

@@ -18,9 +18,9 @@ from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serv
 from tests.support.models import onnx_graphs
 
 DESCRIBED = {
-    "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "quantization",
-    "kernels", "awaits_kernels", "attention", "downloadable", "memory_bytes", "warm_up", "inputs", "outputs", "image",
-    "last_used", "requests",
+    "name", "aliases", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized",
+    "quantization", "kernels", "awaits_kernels", "attention", "downloadable", "memory_bytes", "warm_up", "inputs",
+    "outputs", "image", "last_used", "requests",
 }  # fmt: skip
 IMAGE = {"input_data": [0] * 64}
 

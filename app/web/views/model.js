@@ -63,6 +63,7 @@ function Glance({ detail }) {
   const { requests } = detail;
   const active = detail.version_details[detail.active_version];
   return html`<${Facts} facts=${[
+    ["Aliases", detail.aliases.length ? detail.aliases.join(", ") : null],
     ["Active version", detail.active_version],
     ["Memory", formatBytes(detail.memory_bytes)],
     ["Requests", `${formatCount(requests.total)}, of which ${formatCount(requests.failed)} failed`],

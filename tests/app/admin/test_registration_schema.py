@@ -14,6 +14,7 @@ COMMON: dict[str, list[Any]] = {
         *("a", "a.b-c_1", "", "-a", "a b", "a" * 129, None, 5),
         *("org/a", "a/", "/a", "a//b", "a/../b", "a/b/c", "a/load", "load/a", "a/loads", f"a/{'b' * 127}"),
     ],
+    "aliases": [[], ["a"], ["org/a", "b"], ["a/load"], [""], "a", None, [1]],
     "path": ["./m", "m", "", " ", None, 5],
     "max_batch_size": [1, 2**31 - 1, None, 0, 2**31, "1", 1.5, True],
     "max_queue_delay_ms": [0, 1.5, 60_000, -1, 60_001, None, "1"],

@@ -150,6 +150,48 @@ def test_missing_key_reports_line_of_header(tmp_path: Path) -> None:
     assert issues[0].message == "expected a value, got none; every model needs this key"
 
 
+def test_alias_of_other_model_is_duplicate(tmp_path: Path) -> None:
+    text = """[[models.onnx_models]]
+name = "m"
+path = "a"
+aliases = ["x", "y"]
+[[models.torch_models]]
+name = "y"
+path = "b"
+aliases = ["m"]
+[[pipelines]]
+name = "p"
+aliases = ["x"]
+inputs = ["text"]
+outputs = { y = "cut" }
+steps = [{ name = "cut", builtin = "chunk", inputs = { text = "text" } }]
+"""
+    issues = issues_of(tmp_path, text)
+    assert [(issue.line, issue.key, issue.kind) for issue in issues] == [
+        (6, "models.torch_models[0].name", "duplicate"),
+        (8, "models.torch_models[0].aliases[0]", "duplicate"),
+        (11, "pipelines[0].aliases[0]", "duplicate"),
+    ]
+    assert 'got "y", an alias of models.onnx_models[0] (line 4)' in issues[0].message
+    assert 'got "m", the name of models.onnx_models[0] (line 2)' in issues[1].message
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ('["m"]', 'expected aliases that differ from each other and from the name, got a list; remove one "m"'),
+        ('["x", "x"]', 'expected aliases that differ from each other and from the name, got a list; remove one "x"'),
+        ('["a/../b"]', "expected a name or org/name of 1 to 128 letters"),
+        ('"x"', "expected a list"),
+        (str([f"x{number}" for number in range(65)]), "expected at most 64 aliases"),
+    ],
+)
+def test_invalid_aliases_are_refused(tmp_path: Path, aliases: str, message: str) -> None:
+    (issue,) = issues_of(tmp_path, f'[[models.onnx_models]]\nname = "m"\npath = "a"\naliases = {aliases}\n')
+    assert issue.key.startswith("models.onnx_models[0].aliases")
+    assert message in issue.message
+
+
 def test_duplicate_name_reports_both_places(tmp_path: Path) -> None:
     text = "".join(
         f"[[models.{table}]]\nname = 'm'\npath = 'a'\n" for table in ("candle_models", "onnx_models", "torch_models")

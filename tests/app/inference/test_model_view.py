@@ -17,7 +17,7 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
-from tests.support.managing import make_manager, register
+from tests.support.managing import entry, make_manager, register
 
 RED = Principal(Tenant("red"), patterns=[("red-*",)])
 BLUE = Principal(Tenant("blue"), patterns=[("blue-*",)])
@@ -92,10 +92,42 @@ async def test_error_of_deleted_model_names_no_hidden_one() -> None:
 @in_loop
 async def test_names_outside_patterns_cannot_be_registered() -> None:
     manager = manager_of("red-a")
-    ManagedModelView(manager, RED).check_may_register("red-new")
+    ManagedModelView(manager, RED).check_may_register(entry("red-new", aliases=("red-newer",)))
     for name in ("red-a", "red-new"):
         with pytest.raises(Forbidden, match="name: expected a name that the patterns"):
-            ManagedModelView(manager, BLUE).check_may_register(name)
+            ManagedModelView(manager, BLUE).check_may_register(entry(name))
+    with pytest.raises(Forbidden, match=r"aliases\[1\]: expected a name .* allow, got \"blue-a\""):
+        ManagedModelView(manager, RED).check_may_register(entry("red-new", aliases=("red-newer", "blue-a")))
+
+
+@in_loop
+async def test_alias_gives_no_access() -> None:
+    manager = manager_of("red-a", aliases=("blue-alias", "red-alias"))
+    red, blue = ModelView(manager, RED), ModelView(manager, BLUE)
+    assert {red.get(name) for name in ("red-a", "red-alias", "blue-alias")} == {manager.slot("red-a")}
+    assert [blue.get(name) for name in ("red-a", "red-alias", "blue-alias")] == [None] * 3
+    assert [blue.may_use(name) for name in ("blue-alias", "blue-absent")] == [False, True]
+    assert message_of(blue, "blue-alia").endswith("no model is registered")
+    assert message_of(red, "Red-Alias").endswith('did you mean "red-alias"?')
+    context = RequestContext(
+        manager, record := RequestRecord("id", "POST", "/", 0.0), Permit(RequestLimit("", None, None))
+    )
+    record.principal = BLUE
+    with pytest.raises(ModelNotFound):
+        context.check_available("blue-alias", None)
+
+
+@in_loop
+async def test_record_has_alias_and_adapter() -> None:
+    manager = manager_of("org/red", aliases=("short", "gpt/4o"), load="lazy")
+    for name, noted in (
+        ("org/red", ("org/red", "", "")), ("short", ("org/red", "short", "")), ("gpt/4o:a", ("org/red", "gpt/4o", "a")),
+        ("org/red:a", ("org/red", "", "a")),
+    ):  # fmt: skip
+        record = RequestRecord("id", "POST", "/", 0.0)
+        RequestContext(manager, record, Permit(RequestLimit("", None, None))).check_available(name, None)
+        assert (record.model, record.alias, record.adapter) == noted
+        assert record.answered_name == name
 
 
 @in_loop

@@ -90,6 +90,67 @@ async def test_slash_in_path_changes_model(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_alias_answers_as_model(tmp_path: Path) -> None:
+    async with client_of(settings_of(tmp_path, 'aliases = ["gpt-4o-mini", "other/vector"]\ncache = true')) as client:
+        for alias in ("gpt-4o-mini", "other/vector"):
+            for path, body in ((f"/models/{alias}/infer", ASKED), ("/infer", ASKED | {"model_name": alias})):
+                answered = await answer(client, "POST", path, body)
+                assert (answered["model_name"], answered["output_data"]) == (alias, [1.0, 2.0])
+            assert (await answer(client, "POST", f"/v2/models/{alias}/infer", OIP))["model_name"] == alias
+        assert (await answer(client, "POST", "/infer", ASKED | {"model_name": NAME}))["model_name"] == NAME
+        described = await answer(client, "GET", "/models/gpt-4o-mini")
+        assert (described["name"], described["aliases"]) == (NAME, ["gpt-4o-mini", "other/vector"])
+        assert described["requests"]["total"] == 7
+        metrics = (await client.get("/metrics")).text
+        assert f'model="{NAME}"' in metrics
+        assert "gpt-4o-mini" not in metrics
+        assert len((await answer(client, "GET", "/models"))["models"]) == 1
+
+
+@in_loop
+async def test_alias_is_listed_with_root(tmp_path: Path) -> None:
+    async with client_of(settings_of(tmp_path, 'aliases = ["gpt-4o-mini"]')) as client:
+        listed = (await answer(client, "GET", "/v1/models"))["data"]
+        assert [(each["id"], each.get("root"), each.get("parent")) for each in listed] == [
+            (NAME, None, None), ("gpt-4o-mini", NAME, None),
+        ]  # fmt: skip
+        assert await answer(client, "GET", "/v1/models/gpt-4o-mini") == listed[1]
+        error = (await answer(client, "GET", "/models/GPT-4o-mini", status=404))["error"]
+        assert error["message"].endswith('did you mean "gpt-4o-mini"?')
+
+
+@in_loop
+async def test_alias_changes_model(tmp_path: Path) -> None:
+    async with client_of(settings_of(tmp_path, 'aliases = ["short"]')) as client:
+        assert (await answer(client, "POST", "/models/short/unload"))["name"] == NAME
+        assert (await answer(client, "POST", "/models/short/load"))["state"] == "ready"
+        for body in ({"name": "short"}, {"name": "new", "aliases": ["short"]}, {"name": "new", "aliases": [NAME]}):
+            body |= {"framework": "onnx", "path": str(tmp_path / "model.onnx")}
+            assert (await answer(client, "POST", "/models", body, 409))["error"]["code"] == "model_exists"
+        assert await answer(client, "DELETE", "/models/short") == {"deleted": NAME}
+        assert (await answer(client, "GET", "/models"))["models"] == []
+        body = {"framework": "onnx", "name": "short", "aliases": [NAME], "path": str(tmp_path / "model.onnx")}
+        assert (await answer(client, "POST", "/models", body, 201))["aliases"] == [NAME]
+        assert (await answer(client, "GET", f"/models/{NAME}"))["name"] == "short"
+
+
+@in_loop
+async def test_alias_of_hidden_model_is_absent(tmp_path: Path) -> None:
+    key, other = make_key("t", models=("mine", "org/*")), make_key("t", models=("mine",))
+    async with client_of(keyed(tmp_path, key, other, more='aliases = ["mine"]\n')) as client:
+        assert (await client.post("/models/mine/infer", json=ASKED, headers=key.headers)).status_code == 200
+        for method, path, body in (
+            ("POST", "/models/mine/infer", ASKED), ("POST", "/infer", ASKED | {"model_name": "mine"}),
+            ("GET", "/models/mine", None), ("GET", "/v1/models/mine", None),
+        ):  # fmt: skip
+            response = await client.request(method, path, json=body, headers=other.headers)
+            assert response.status_code == 404
+            assert NAME not in response.text
+        for path in ("/models", "/v1/models", "/health", "/metrics"):
+            assert '"mine"' not in (await client.get(path, headers=other.headers)).text
+
+
+@in_loop
 async def test_absent_name_gets_meant_one(tmp_path: Path) -> None:
     async with client_of(settings_of(tmp_path)) as client:
         for name in ("vector", "ORG/Vector", "other/vector"):

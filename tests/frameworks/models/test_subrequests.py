@@ -213,6 +213,18 @@ class TestSubRequests:
         assert getattr(caught.value, "retry_after_s", None) == getattr(error, "retry_after_s", None)
 
     @in_loop
+    async def test_error_by_alias_names_no_model(self) -> None:
+        def fail(_: object) -> None:
+            raise RoundhouseError('model "secret" is strange')
+
+        async with make_manager(FakeRegistry(fail)) as manager:
+            register(manager, "secret", aliases=("known",))
+            await manager.load("known")
+            with permit() as whole, pytest.raises(RoundhouseError) as caught:
+                await _ask(manager, whole, "known")
+        assert caught.value.message == 'step "twice": model of the step is strange'
+
+    @in_loop
     async def test_removed_model_is_reported_as_failed(self) -> None:
         async with serving(FakeRegistry()) as manager:
             with permit() as whole:

@@ -165,3 +165,29 @@ async def test_kills_at_any_moment_hang_nothing(tmp_path: Path) -> None:
             assert await answers(whole) == [-5, -5]
         assert slot.state is ModelState.READY
         assert live.count() == 1
+
+
+@in_loop
+async def test_worker_finds_models_by_alias(tmp_path: Path) -> None:
+    async with replicated(tmp_path) as whole:
+        whole.register(aliases=("first", "second"))
+        slot = await whole.load("first")
+        assert [await replica.ask(5, "second") for replica in whole.replicas.values()] == [-5, -5]
+        await soon(lambda: slot.batches.sizes == {1: 2})
+
+
+@in_loop
+async def test_alias_replaces_removed_name(tmp_path: Path) -> None:
+    async with replicated(tmp_path) as whole:
+        first, second = (whole.register(name, load="lazy") for name in ("a", "b"))
+        await whole.publisher.applied()
+        # Published together, and "a" first: the alias is there before the model of this name is removed.
+        whole.manager._forget(first)
+        whole.manager._forget(second)
+        whole.register("a", aliases=("b",), load="lazy")
+        await whole.publisher.applied()
+        for replica in whole.replicas.values():
+            found = replica.models.slots_by_name
+            assert {name: slot.name for name, slot in found.items()} == {"a": "a", "b": "a"}
+            assert [slot.name for slot in replica.models.slots] == ["a"]
+        assert [set(peer.shown) for peer in whole.publisher._peers.connected.values()] == [{"a"}, {"a"}]
