@@ -32,9 +32,14 @@ _EXPECTED = (
 )
 
 
+def is_model_name(text: str) -> bool:
+    """Whether a text can be the name of a model."""
+    return len(text) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(text) is not None
+
+
 def checked_name(name: str) -> str:
     """Return the name of a model. Raises ValueError for a text that can be none."""
-    if len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name):
+    if is_model_name(name):
         return name
     word = name.rpartition("/")[2]
     if word in WORDS_BEHIND_NAMES and "/" in name:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.addresses import SourceAddress, is_address, parse_address
+from frameworks.names import is_model_name, last_part
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.sources.contract import Framework
 
@@ -21,6 +22,8 @@ def with_models(
     settings: Settings, paths: list[str], fetch: Callable[[SourceAddress], Framework] | None = None
 ) -> Settings:
     """Return the settings with one more model per path or address. Raises ConfigError for those without a model.
+
+    A repository of a hub is served as `org/name`, with the alias `name` if no other model has it.
 
     `fetch`: fetches the model of an address and returns its framework; its errors are raised. It is called when all
     other models are valid. None: only local paths are accepted.
@@ -42,7 +45,7 @@ def with_models(
         if each is None:
             issues.append(ConfigIssue("command line", None, path, _NOT_A_MODEL, "not_found"))
             continue
-        name = _name(each.name)
+        name = _name_of(each) if isinstance(each, SourceAddress) else each.name
         if name in taken:
             message = f'expected a unique name, got "{name}" again; name the models in a config file'
             issues.append(ConfigIssue("command line", None, path, message, "duplicate"))
@@ -52,7 +55,7 @@ def with_models(
     if issues:
         raise ConfigError(issues)
     new = [
-        _fetched_entry(each, fetch(each)) if fetch is not None and isinstance(each, SourceAddress) else each
+        _fetched_entry(each, fetch(each), taken) if fetch is not None and isinstance(each, SourceAddress) else each
         for each in found
     ]
     onnx = [*models.onnx_models, *(entry for entry in new if isinstance(entry, OnnxModelEntry))]
@@ -74,9 +77,20 @@ def address_of(path: str) -> SourceAddress | None:
     return None
 
 
-def _fetched_entry(address: SourceAddress, framework: Framework) -> ModelEntry:
+def _fetched_entry(address: SourceAddress, framework: Framework, taken: set[str]) -> ModelEntry:
+    """Return the entry of an address, and add its alias to the names that are `taken`."""
     entry_type = OnnxModelEntry if framework == "onnx" else TorchModelEntry
-    return entry_type(name=_name(address.name), path=address)
+    name = _name_of(address)
+    aliases = tuple({last_part(name)} - taken)
+    taken.update(aliases)
+    return entry_type(name=name, aliases=aliases, path=address)
+
+
+def _name_of(address: SourceAddress) -> str:
+    """Return the name of a model with an address: that of a whole repository of a hub, else its last part."""
+    if address.scheme == "hf" and not address.path and is_model_name(address.repository):
+        return address.repository
+    return _name(address.name)
 
 
 def _read_entry(path: Path) -> ModelEntry | None:

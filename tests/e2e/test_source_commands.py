@@ -62,7 +62,9 @@ def test_serve_fetches_repository_by_name(workers: int, hub: Hub, tmp_path: Path
     words = ["org/small", "hf://org/digits@main", "--port", "0"]
     with RunningServer(words, variables) as server:
         server.wait_ready()
-        assert server.infer("small", input_data=NUMBERS)["output_data"] == NUMBERS
+        for name in ("org/small", "small"):
+            answered = server.infer(name, input_data=NUMBERS)
+            assert (answered["model_name"], answered["output_data"]) == (name, NUMBERS)
         assert server.infer("digits", input_data=[0.0] * 64)["output_shape"] == [1]
         assert [line for line in server.lines if line.startswith("hf://org/small: downloaded 3 MiB in")]
         (detail,) = server.client.get("/models/digits").json()["version_details"].values()

@@ -97,9 +97,20 @@ def test_addresses_are_fetched_and_named(folder: Path, monkeypatch: pytest.Monke
     paths = ["hf://org/first@main", "org/second@v1.0", "s3://bucket/graph.onnx", "bert/model.onnx"]
     models = with_models(Settings(), paths, fetch).models
     assert fetched == ["hf://org/first@main", "hf://org/second@v1.0", "s3://bucket/graph.onnx"]
-    assert [entry.name for entry in models.torch_models] == ["first", "second"]
+    assert [entry.names for entry in models.torch_models] == [("org/first", "first"), ("org/second", "second")]
     assert [entry.name for entry in models.onnx_models] == ["graph", "bert"]
-    assert models.torch_models[1] == TorchModelEntry(name="second", path=SourceAddress("hf", "org/second", "", "v1.0"))
+    assert models.torch_models[1] == TorchModelEntry(
+        name="org/second", aliases=("second",), path=SourceAddress("hf", "org/second", "", "v1.0")
+    )
+
+
+def test_alias_of_repository_is_no_taken_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    paths = ["a/model", "b/model", "org/bert", "bert/model.onnx", "org/files", "hf://org/whole@main/part"]
+    entries = with_models(Settings(), paths, lambda _: "onnx").models.onnx_models
+    assert [entry.names for entry in entries] == [
+        ("a/model", "model"), ("b/model",), ("org/bert",), ("bert",), ("files",), ("part",),
+    ]  # fmt: skip
 
 
 def test_local_path_wins_over_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,4 +123,4 @@ def test_nothing_is_fetched_beside_invalid_paths(folder: Path) -> None:
     paths = ["hf://org/bert", "ftp://host/model", "hf://org", str(folder / "bert")]
     with pytest.raises(ConfigError) as refusal:
         with_models(Settings(), paths, refused)
-    assert [issue.kind for issue in refusal.value.issues] == ["invalid", "invalid", "duplicate"]
+    assert [issue.kind for issue in refusal.value.issues] == ["invalid", "invalid"]
