@@ -69,6 +69,14 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     assert {"collections[1].name", "collections[1].path", "collections[1].dimensions"} <= issues.keys()
 
 
+def test_model_of_collection_may_be_alias(tmp_path: Path) -> None:
+    text = '[[models.torch_models]]\nname = "org/minilm"\naliases = ["short"]\npath = "a"\n'
+    for name in ("org/minilm", "short"):
+        file = tmp_path / "config.toml"
+        file.write_text(f'{text}{ENTRY}model = "{name}"\n', encoding="utf-8")
+        assert load_settings(file, {}).settings.collections[0].model == name
+
+
 def test_deployment_on_ray_refuses_collections(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(ENTRY)
     with pytest.raises(ConfigError) as caught:

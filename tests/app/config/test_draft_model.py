@@ -35,6 +35,14 @@ def draft_of(loaded: LoadedSettings) -> Path | None:
     return entry.draft_model
 
 
+@pytest.mark.parametrize("draft", ["org/small", "short"])
+def test_draft_may_be_alias_or_have_slash(draft: str, tmp_path: Path) -> None:
+    other = SMALL.replace('"small"', '"org/small"') + 'aliases = ["short"]\n'
+    loaded = loaded_from(tmp_path, other + model(f'draft_model = "{draft}"'))
+    assert draft_of(loaded) == tmp_path / "small-lm"
+    assert check_file(tmp_path / "config.toml", {}) == ()
+
+
 @pytest.mark.parametrize(
     ("draft", "path"),
     [("small", "small-lm"), ("./draft", "draft"), ("draft", "draft"), ("/elsewhere", "/elsewhere")],

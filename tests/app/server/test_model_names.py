@@ -120,6 +120,28 @@ async def test_alias_is_listed_with_root(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_step_names_model_by_alias(tmp_path: Path) -> None:
+    steps = """
+[[pipelines]]
+name = "org/odds"
+aliases = ["chances"]
+inputs = ["x"]
+outputs = { y = "run.y" }
+[[pipelines.steps]]
+name = "run"
+model = "gpt/4o"
+inputs = { x = "x" }
+"""
+    async with client_of(settings_of(tmp_path, 'aliases = ["gpt/4o"]\n' + steps)) as client:
+        for name in ("org/odds", "chances"):
+            answered = await answer(client, "POST", f"/models/{name}/infer", {"inputs": {"x": [1.0, 2.0]}})
+            assert (answered["model_name"], answered["outputs"]["y"]["data"]) == (name, [1.0, 2.0])
+        await answer(client, "POST", "/models/gpt/4o/unload")
+        error = (await answer(client, "POST", "/models/chances/infer", {"inputs": {"x": [1.0]}}, 503))["error"]
+        assert error["message"] == 'step "run": its model was unloaded; ask an operator to load it'
+
+
+@in_loop
 async def test_alias_changes_model(tmp_path: Path) -> None:
     async with client_of(settings_of(tmp_path, 'aliases = ["short"]')) as client:
         assert (await answer(client, "POST", "/models/short/unload"))["name"] == NAME
