@@ -10,6 +10,7 @@ from app.http.bodies import read_body
 from app.protocols import bodies
 from app.protocols.bodies import Body
 from app.protocols.codec import check_media_type
+from app.protocols.compression import body_encoding, decompress
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge
 from app.protocols.json_body import describe_type
 from frameworks.errors import InvalidInput
@@ -42,10 +43,13 @@ async def read_object(request: Request, max_body_bytes: int, accepts_binary_type
     """
     headers = request.scope["headers"]
     check_media_type([header for header in headers if header != _BINARY] if accepts_binary_type else headers)
+    encoding = body_encoding(headers)
     most_bytes = min(max_body_bytes, MAX_MANAGEMENT_BYTES)
     try:
         with request.app.state.byte_limit.hold() as hold:
             content = await read_body(request.scope, request.receive, most_bytes, hold)
+            if encoding is not None:
+                content = decompress(content, encoding, most_bytes, hold.grow)
     except TooLarge:
         if max_body_bytes <= MAX_MANAGEMENT_BYTES:
             raise

@@ -21,11 +21,10 @@ from app.inference.context import RequestContext
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
-from app.protocols.compression import Grow
+from app.protocols.compression import Encoding, body_encoding, decompress
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
 from app.protocols.routes import ResolvedRoute, RouteTable
 from frameworks.errors import Draining
-from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
@@ -35,35 +34,42 @@ _EARLY_REJECT_BYTES = 4096
 class HttpExchange(WatchedRequest):
     """One inference request over HTTP, as the pipeline's Exchange."""
 
-    __slots__ = ("_codec", "_send", "decode", "is_long_to_decode", "is_long_to_encode")
+    __slots__ = ("_send", "codec", "decode", "is_long_to_decode", "is_long_to_encode")
 
     keeps_body = False
+    codec: Codec
+    """That of the path, until the headers and the body tell more. It writes the errors."""
+    decode: Callable[[FindSpec], DecodedRequest]
 
-    def open(self, codec: Codec, target: Target, body: bytes, send: Send, permit: Permit) -> None:
-        """Set how the request is decoded and its response encoded and sent. `permit`: counts a decompressed body."""
-        self._codec = codec
+    def open(self, codec: Codec, target: Target, body: bytes, send: Send) -> None:
+        """Set how the request is decoded and its response encoded and sent."""
+        self.codec = codec
         self._send = send
-        self.decode: Callable[[FindSpec], DecodedRequest] = (
-            partial(codec.decode, body, target)
-            if codec.encoding is None
-            else partial(self._decompress, body, target, permit.hold_bytes().grow)
-        )
+        self.decode = partial(codec.decode, body, target)
         self.is_long_to_decode = codec.is_long_to_read(body)
         self.is_long_to_encode = codec.is_long_to_write
 
-    def _decompress(self, body: bytes, target: Target, grow: Grow, find_spec: FindSpec) -> DecodedRequest:
+    def open_compressed(self, target: Target, inflate: Callable[[], bytes], send: Send) -> None:
+        """As `open`, for a body that `inflate` returns."""
+        self._send = send
+        # The decompressed body may be a thousand times as long as the one that was sent.
+        self.is_long_to_decode = True
+        self.decode = partial(self._decode_inflated, target, inflate)
+
+    def _decode_inflated(self, target: Target, inflate: Callable[[], bytes], find_spec: FindSpec) -> DecodedRequest:
+        body = inflate()
         # Once: a request that waits for a load is decoded again.
-        self.decode = partial(self._codec.decode, self._codec.decompress(body, grow), target)
+        self.open(self.codec.for_body(body), target, body, self._send)
         return self.decode(find_spec)
 
     def drop_body(self) -> None:
         del self.decode
 
     def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:
-        return self._codec.encode(decoded, answer, self._answer_context())
+        return self.codec.encode(decoded, answer, self._answer_context())
 
     def open_stream(self, decoded: Any) -> EventStream:
-        return EventStream(self._send, self, self._codec.stream_writer(decoded, self._answer_context()))
+        return EventStream(self._send, self, self.codec.stream_writer(decoded, self._answer_context()))
 
     def _answer_context(self) -> AnswerContext:
         record = self.record
@@ -143,7 +149,7 @@ class Endpoint:
         """Answer an inference request."""
         observer = self._observer
         exchange = HttpExchange(self._watcher, receive, record)
-        codec = route.codec
+        codec = exchange.codec = route.codec
         observer.inflight += 1
         try:
             # Most requests need no more than this: the same host as before, and no web page.
@@ -152,19 +158,23 @@ class Endpoint:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], route.allowed)
             codec = codec.for_headers(scope["headers"])
-            codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
+            codec = exchange.codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
+            encoding = body_encoding(scope["headers"])
             context = self._pipeline.admit(record)
             try:
                 if route.target.model is not None or route.target.collection is not None:
                     self._check_available(context, route.target)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
-                if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
-                    body = await self._complete_body(body, scope, exchange, context, route.target, codec)
-                record.request_bytes = len(body) - codec.lead_bytes
+                lead_bytes = codec.lead_bytes if encoding is None else 0
+                if body is None or lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
+                    body = await self._complete_body(body, scope, exchange, context, route.target, encoding)
+                record.request_bytes = len(body) - lead_bytes
                 if record.digest is not None:
-                    await check_digest(record, body, observer, codec.lead_bytes)
-                codec = codec.for_body(body)
-                exchange.open(codec, route.target, body, send, context.permit)
+                    await check_digest(record, body, observer, lead_bytes)
+                if encoding is None:
+                    exchange.open(codec.for_body(body), route.target, body, send)
+                else:
+                    self._open_compressed(exchange, context, route.target, body, encoding, send)
                 del body
                 encoded = await self._pipeline.run(context, exchange)
                 if isinstance(encoded, EncodedResponse):
@@ -177,15 +187,27 @@ class Endpoint:
                 context.permit.release()
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
-        except CancelledError:
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - the last handler before the client
             # Only the end of the drain time cancels a request, which is answered all the same.
-            error = Draining(Draining.UNANSWERED)
-            await send_error(send, record, error, codec.error_body)
-        except Exception as error:  # noqa: BLE001 - the last handler before the client
-            await send_error(send, record, error, codec.error_body)
+            reported = Draining(Draining.UNANSWERED) if isinstance(error, CancelledError) else error
+            await send_error(send, record, reported, exchange.codec.error_body)
         finally:
             observer.inflight -= 1
             observer.record_inference(record, time.perf_counter() - record.started_s)
+
+    def _open_compressed(
+        self,
+        exchange: HttpExchange,
+        context: RequestContext,
+        target: Target,
+        body: bytes,
+        encoding: Encoding,
+        send: Send,
+    ) -> None:
+        """Let the exchange decompress the body when it is decoded, within the bounds of bodies."""
+        grow, lead_bytes = context.permit.hold_bytes().grow, exchange.codec.lead_bytes
+        inflate = partial(decompress, body, encoding, self._max_body_bytes, grow, lead_bytes)
+        exchange.open_compressed(target, inflate, send)
 
     def _check_available(self, context: RequestContext, target: Target) -> None:
         """Raise what keeps the model or the collection of the path from answering, before the body is read."""
@@ -201,26 +223,30 @@ class Endpoint:
         exchange: HttpExchange,
         context: RequestContext,
         target: Target,
-        codec: Codec,
+        encoding: Encoding | None,
     ) -> bytes:
-        """Return the whole body behind the `lead_bytes` of the codec. `body` None: it has not arrived yet.
+        """Return the whole body as sent, an uncompressed one behind the `lead_bytes` of the codec.
+
+        `body` None: it has not arrived yet.
 
         Raises TooLarge, EmptyBody, ClientGone, RequestTimeout; Overloaded before a long body is read that the model
         would refuse, when its bytes are too many for the server, and after that if the server is full.
         """
-        hold, lead_bytes = context.permit.hold_bytes(), codec.lead_bytes
+        codec, hold = exchange.codec, context.permit.hold_bytes()
+        lead_bytes = codec.lead_bytes if encoding is None else 0
         if body is not None:
             check_body(body, self._max_body_bytes)
             if len(body) > UNCOUNTED_BYTES:
                 hold.grow(len(body))
             return bytes(lead_bytes) + body if lead_bytes else body
-        names_model = target.model is None and target.collection is None
+        names_model = target.model is None and target.collection is None and encoding is None
         early_reject = partial(_early_reject, context) if names_model else None
         fast_path = exchange.record.fast_path
         permit, model = context.permit, target.model
         permit.suspend()
         length = None
-        if codec.views_body and model is not None and fast_path is not None and fast_path.receives_into:
+        is_viewed = codec.views_body and encoding is None
+        if is_viewed and model is not None and fast_path is not None and fast_path.receives_into:
             length = declared_length(scope["headers"], self._max_body_bytes, hold)
         if length is None or length < LONG_BODY_BYTES:
             whole = await read_body(

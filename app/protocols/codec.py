@@ -1,4 +1,7 @@
-"""Define the contract between the endpoint and a protocol: decode requests, encode responses."""
+"""Define the contract between the endpoint and a protocol: decode requests, encode responses.
+
+Bodies are decompressed before a codec sees them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from app.inference.pipeline import DecodedRequest, FindSpec
-from app.protocols.compression import Grow
 from app.protocols.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, Piece, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
@@ -15,10 +17,8 @@ from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
 Header = tuple[bytes, bytes]
 
-BODY_HEADERS = (b"content-type", b"content-encoding")
-"""The headers that say how a body is encoded."""
 JSON_HEADER = (b"content-type", b"application/json")
-"""The usual one."""
+"""The usual content-type."""
 
 LONG_BYTES = 256 * 1024
 """From this size on, decoding JSON blocks the loop for about a millisecond."""
@@ -109,11 +109,6 @@ class Codec(Protocol):
         ...
 
     @property
-    def encoding(self) -> str | None:
-        """The content-encoding of the body; `decode` takes what `decompress` returns. None: it is not compressed."""
-        ...
-
-    @property
     def reads_query(self) -> bool:
         """Whether `for_query` takes the query of the URL. Read for every request, as most codecs do not."""
         ...
@@ -132,10 +127,6 @@ class Codec(Protocol):
 
     def is_long_to_read(self, body: bytes) -> bool:
         """Return whether `decode` would block the loop for about a millisecond."""
-        ...
-
-    def decompress(self, body: bytes, grow: Grow) -> bytes:
-        """Return the body without its `encoding`. Raises TooLarge, EmptyBody, InvalidInput, and what `grow` raises."""
         ...
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedRequest:
@@ -169,11 +160,7 @@ class JsonCodec:
 
     lead_bytes: int = 0
     views_body: bool = False
-    encoding: str | None = None
     reads_query: bool = False
-
-    def decompress(self, body: bytes, grow: Grow) -> bytes:
-        raise AssertionError("for_headers refuses compressed bodies")
 
     def for_query(self, query: bytes) -> Any:
         return self
@@ -181,8 +168,8 @@ class JsonCodec:
     def for_headers(self, headers: Sequence[Header]) -> Any:
         for header in headers:
             # The usual header is accepted without a call; `check_media_type` knows all others.
-            if header[0] in BODY_HEADERS and header != JSON_HEADER:
-                check_media_type(headers)
+            if header[0] == b"content-type" and header != JSON_HEADER:
+                check_content_type(header[1])
         return self
 
     def for_body(self, body: bytes) -> Any:
@@ -207,17 +194,13 @@ def num_logprobs_of(answer: GenerateAnswer) -> int:
 
 
 def check_media_type(headers: Sequence[Header]) -> None:
-    """Raise UnsupportedMediaType if the headers declare a body that is compressed or not JSON in UTF-8.
+    """Raise UnsupportedMediaType if the headers declare a body that is not JSON in UTF-8.
 
     Browsers let a page post text/plain and forms to any server without its consent, so these are refused.
     """
     for name, value in headers:
         if name == b"content-type":
             check_content_type(value)
-        elif name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            raise UnsupportedMediaType(
-                f'content-encoding: expected identity, got "{value.decode("latin-1")[:100]}"; send it uncompressed'
-            )
 
 
 def check_content_type(value: bytes) -> None:

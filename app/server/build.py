@@ -179,7 +179,7 @@ def build(
     inference = build_inference(loaded, observer, host, connections.byte_limit)
     monitors = build_monitors(inference, observer)
     counting = build_counting(inference, monitors, connections, keys, labels=host.labels)
-    table = build_routes(loaded.settings)
+    table = build_routes()
     serve_grpc = None
     if grpc_listener is not None:
         methods = management_methods(management_answer(inference, counting.views), observer)
@@ -286,8 +286,8 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
     return Monitors(LoopLagMonitor(partial(getattr, observer, "inflight")), integrity)
 
 
-def build_routes(settings: Settings) -> RouteTable:
-    infer_routes = open_inference_routes(settings.server.max_body_bytes)
+def build_routes() -> RouteTable:
+    infer_routes = open_inference_routes()
     others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *others])
 

@@ -161,7 +161,7 @@ class _Supervisor:
 
         live = build_live(shown_of(inference, counting), inference.pipeline, self._keys, {}, self._workers)
         admin = build_admin(
-            build_routes(settings),
+            build_routes(),
             [*build_routers(loaded, inference, counting, connections, self._keys), *live.routers],
             connections.byte_limit,
             build_lifespan(inference, monitors, self._keys, connections.tls, live, None),

@@ -199,7 +199,7 @@ class _Worker:
         forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
         admin = WorkerRoutes(self._viewers, ModelFiles(self._replica), forwarded)
         rules, site = origin_rules(settings.server), self._inherited.site
-        app = build_app(self._pipeline, build_routes(settings), admin, rules, self._authenticator, site)
+        app = build_app(self._pipeline, build_routes(), admin, rules, self._authenticator, site)
         return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)
 
     def supervisor_lost(self, _: object) -> None:

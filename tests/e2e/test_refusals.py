@@ -237,10 +237,11 @@ def test_json_content_types_accepted(content_type: str | None, server: RunningSe
     assert server.client.post("/infer", content=QUESTION, headers=headers).status_code == 200
 
 
-def test_compressed_body_refused(server: RunningServer) -> None:
-    for encoding in ("gzip", "br", "deflate", "zstd", "GZIP"):
+def test_unknown_encoding_refused(server: RunningServer) -> None:
+    for encoding in ("br", "GZIP, GZIP", "compress"):
         answer = server.post("/infer", QUESTION, **{"content-encoding": encoding})
-        assert_refused(answer, 415, "unsupported_media_type", f'content-encoding: expected identity, got "{encoding}"')
+        words = f'or identity, got "{encoding.lower()}"; send the body in one of these'
+        assert_refused(answer, 415, "unsupported_media_type", words)
     assert server.post("/infer", QUESTION, **{"content-encoding": "identity"}).status_code == 200
 
 

@@ -146,12 +146,15 @@ def test_long_body_is_checked(server: RunningServer, length: int) -> None:
 
 
 def test_digest_of_compressed_body_is_as_sent(server: RunningServer) -> None:
-    target = "/v2/models/vector/infer"
-    body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
-    packed = gzip.compress(body)
-    for signed, status in ((packed, 200), (body, 401)):
-        headers = signed_headers(SIGNED.text, "POST", target, signed) | {"content-encoding": "gzip"}
-        assert send(server, headers, target=target, body=packed).status_code == status
+    for target, body in (
+        ("/v2/models/vector/infer", b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'),
+        (PATH, BODY),
+        ("/models/vector/load", b"{}"),
+    ):
+        packed = gzip.compress(body)
+        for signed, status in ((packed, 200), (body, 401)):
+            headers = signed_headers(SIGNED.text, "POST", target, signed) | {"content-encoding": "gzip"}
+            assert send(server, headers, target=target, body=packed).status_code == status
 
 
 def test_body_in_chunks_is_checked(server: RunningServer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from app.inference.pipeline import FindSpec
-from app.protocols.codec import BODY_HEADERS, JSON_HEADER, Header, Target, check_media_type
+from app.protocols.codec import JSON_HEADER, Header, Target, check_content_type
 from app.protocols.errors import UnsupportedMediaType
 from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
@@ -81,8 +81,8 @@ class AnyCodec(NativeCodec):
         """Raises UnsupportedMediaType, InvalidInput."""
         for header in headers:
             # As in JsonCodec: the usual header is accepted without a call.
-            if header[0] in BODY_HEADERS and header != JSON_HEADER:
-                return _codec_for(headers)
+            if header[0] == b"content-type" and header != JSON_HEADER:
+                return _codec_for(header[1])
         return self
 
 
@@ -105,12 +105,11 @@ def _codec_of(content_type: bytes) -> NativeCodec | None:
     return _ONE_FILE
 
 
-def _codec_for(headers: Sequence[Header]) -> NativeCodec:
-    """Return the codec for headers that are not the usual ones. Raises UnsupportedMediaType, InvalidInput."""
-    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+def _codec_for(content_type: bytes) -> NativeCodec:
+    """Return the codec for a content-type that is not the usual one. Raises UnsupportedMediaType, InvalidInput."""
     codec = _codec_of(content_type)
-    # Of a body with images, only the encoding remains to be checked.
-    check_media_type(headers if codec is None else [each for each in headers if each[0] == b"content-encoding"])
+    if codec is None:
+        check_content_type(content_type)
     return CODEC if codec is None else codec
 
 

@@ -1,4 +1,4 @@
-"""Decode and encode infer over REST: bodies of JSON, of bytes or of both, compressed or not."""
+"""Decode and encode infer over REST: bodies of JSON, of bytes or of both; responses compressed or not."""
 
 import re
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from app.protocols.codec import (
     check_content_type,
     elements_of,
 )
-from app.protocols.compression import MIN_COMPRESSED_BYTES, Grow, choose_encoding, compress, decompress, parse_encoding
-from app.protocols.errors import EmptyBody, ErrorReply, NotSupported
+from app.protocols.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress
+from app.protocols.errors import ErrorReply, NotSupported
 from app.protocols.json_reading import SHORT_BYTES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_body import decode_json, decode_one_tensor, decode_raw_tensor
@@ -44,8 +44,6 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 _LONG_STRINGS_BYTES = 16 * 1024
 # BOOL is checked and BF16 is widened; all other numbers are views.
 _LONG_BINARY_BYTES = 4 * 1024 * 1024
-# A compressed body may be a thousand times as long when it is decompressed.
-_LONG_COMPRESSED_BYTES = 1024
 # The bytes of binary outputs are only joined.
 _LONG_BINARY_ELEMENTS = 512 * 1024
 # Compression takes longer than writing numbers.
@@ -55,12 +53,11 @@ _LONG_COMPRESSED_ELEMENTS = 4 * 1024
 class BodyFormat(NamedTuple):
     """The form of a body, from the request's headers.
 
-    `json_bytes`: the length of the JSON; None where the whole body is JSON. `encoding`: the compression of the body;
-    `answer_encoding`: that of the response; None: uncompressed.
+    `json_bytes`: the length of the JSON; None where the whole body is JSON. `answer_encoding`: the compression of the
+    response; None: uncompressed.
     """
 
     json_bytes: int | None = None
-    encoding: str | None = None
     answer_encoding: str | None = None
 
 
@@ -70,26 +67,21 @@ _ALL_JSON = BodyFormat()
 class InferCodec:
     """The Codec of app/protocols/codec.py for requests of one BodyFormat."""
 
-    __slots__ = ("_format", "_max_body_bytes", "encoding", "lead_bytes", "views_body")
+    __slots__ = ("_format", "lead_bytes", "views_body")
 
     reads_query = False
 
-    def __init__(self, max_body_bytes: int, body_format: BodyFormat = _ALL_JSON) -> None:
-        """`max_body_bytes`: the limit of a decompressed body too."""
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, body_format: BodyFormat = _ALL_JSON) -> None:
         self._format = body_format
-        self.encoding = body_format.encoding
         # Alignment of the bytes behind the JSON: tensors are views of them.
         length = body_format.json_bytes
-        self.views_body = length is not None and body_format.encoding is None
-        self.lead_bytes = -length % _ALIGNED_BYTES if length and self.views_body else 0
+        self.views_body = length is not None
+        self.lead_bytes = -length % _ALIGNED_BYTES if length else 0
 
     def for_headers(self, headers: Sequence[Header]) -> "InferCodec":
         named = dict(headers)
         return _codec_for_headers(
-            self._max_body_bytes,
             named.get(b"content-type"),
-            named.get(b"content-encoding"),
             named.get(b"accept-encoding"),
             named.get(HEADER_LENGTH),
         )
@@ -101,9 +93,7 @@ class InferCodec:
         return self
 
     def is_long_to_read(self, body: bytes | memoryview) -> bool:
-        length, encoding, _ = self._format
-        if encoding is not None:
-            return len(body) >= _LONG_COMPRESSED_BYTES
+        length = self._format.json_bytes
         if length is None:
             return len(body) >= LONG_BYTES
         if length >= LONG_BYTES:
@@ -116,13 +106,6 @@ class InferCodec:
         header = bytes(body[:end])
         may_be_strings = b'"BYTES"' in header or b"\\u" in header
         return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
-
-    def decompress(self, body: bytes, grow: Grow) -> bytes:
-        assert self.encoding is not None
-        body = decompress(body, self.encoding, self._max_body_bytes, grow)
-        if not body:
-            raise EmptyBody("the decompressed body is empty; send a JSON object")
-        return body
 
     def decode(self, body: bytes | memoryview, target: Target, find_spec: FindSpec) -> InferRequest:
         length = self._format.json_bytes
@@ -174,9 +157,9 @@ class InferCodec:
         return error_body(with_own_field(error))
 
 
-def routes(max_body_bytes: int) -> tuple[Route, ...]:
+def routes() -> tuple[Route, ...]:
     """Return the routes of infer, with their descriptions for the OpenAPI document."""
-    codec = InferCodec(max_body_bytes)
+    codec = InferCodec()
     description = RouteDescription(
         "open_inference",
         "Run a model on tensors or texts, in JSON or in bytes",
@@ -191,13 +174,7 @@ def routes(max_body_bytes: int) -> tuple[Route, ...]:
 
 # A client sends the same headers with every request.
 @lru_cache(maxsize=_MAX_CACHED_FORMATS)
-def _codec_for_headers(
-    max_body_bytes: int,
-    content_type: bytes | None,
-    encoding: bytes | None,
-    accepted: bytes | None,
-    header_length: bytes | None,
-) -> InferCodec:
+def _codec_for_headers(content_type: bytes | None, accepted: bytes | None, header_length: bytes | None) -> InferCodec:
     """Raises UnsupportedMediaType, InvalidInput."""
     # tritonclient sends no content-type, or application/octet-stream also for JSON.
     if content_type is not None and not content_type.lower().startswith(_BYTES_TYPE):
@@ -208,9 +185,4 @@ def _codec_for_headers(
             given = header_length.decode("latin-1")[:40]
             raise InvalidInput(HEADER_LENGTH.decode(), f'expected the number of bytes of the JSON, got "{given}"')
         length = int(header_length)
-    body_format = BodyFormat(
-        length,
-        None if encoding is None else parse_encoding(encoding),
-        None if accepted is None else choose_encoding(accepted),
-    )
-    return InferCodec(max_body_bytes, body_format)
+    return InferCodec(BodyFormat(length, None if accepted is None else choose_encoding(accepted)))

@@ -20,7 +20,7 @@ from frameworks.errors import FieldError, InvalidInput, UnknownField
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values
 
-CODEC = InferCodec(10**6)
+CODEC = InferCodec()
 ELEMENTS: dict[str, st.SearchStrategy[Any]] = {
     "float32": st.integers(-9, 9) | st.floats(-9, 9),
     "int64": st.integers(-9, 9),

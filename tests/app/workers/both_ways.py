@@ -91,9 +91,7 @@ def worker_endpoint(loaded: LoadedSettings, pipeline: Pipeline, link: ControlLin
     """Return the application of a worker that runs requests in `pipeline`."""
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
     admin = ForwardedAdmin(link, ByteLimit(None), no_lifespan)
-    return build_app(
-        pipeline, build_routes(loaded.settings), admin, origin_rules(loaded.settings.server), authenticator
-    )
+    return build_app(pipeline, build_routes(), admin, origin_rules(loaded.settings.server), authenticator)
 
 
 @asynccontextmanager

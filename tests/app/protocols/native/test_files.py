@@ -121,20 +121,18 @@ def test_image_for_other_model_is_refused(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "encoding", "message"),
+    ("content_type", "message"),
     [
-        (b"image/gif", b"", 'content-type: expected image/jpeg, image/png, image/webp, got "image/gif"'),
-        (b"image/svg+xml", b"", "content-type: expected image/jpeg"),
-        (b"text/plain", b"", "content-type: expected application/json"),
-        (b"application/x-www-form-urlencoded", b"", "content-type: expected application/json"),
-        (b"multipart/mixed; boundary=x", b"", "content-type: expected application/json"),
-        (b"image/png", b"gzip", 'content-encoding: expected identity, got "gzip"'),
-        (b"multipart/form-data; boundary=x", b"gzip", "content-encoding: expected identity"),
+        (b"image/gif", 'content-type: expected image/jpeg, image/png, image/webp, got "image/gif"'),
+        (b"image/svg+xml", "content-type: expected image/jpeg"),
+        (b"text/plain", "content-type: expected application/json"),
+        (b"application/x-www-form-urlencoded", "content-type: expected application/json"),
+        (b"multipart/mixed; boundary=x", "content-type: expected application/json"),
     ],
 )
-def test_other_media_type_is_unsupported(content_type: bytes, encoding: bytes, message: str) -> None:
+def test_other_media_type_is_unsupported(content_type: bytes, message: str) -> None:
     with pytest.raises(UnsupportedMediaType) as caught:
-        CODEC.for_headers([(b"content-encoding", encoding), (b"content-type", content_type)])
+        CODEC.for_headers([(b"content-type", content_type)])
     assert caught.value.message.startswith(message)
 
 

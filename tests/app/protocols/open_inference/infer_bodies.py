@@ -14,7 +14,7 @@ from frameworks.types import TensorBatch
 from tests.app.protocols.native.specs import find_spec
 
 CONTEXT = AnswerContext("m", "1", "id", 1.23456, 0)
-FORMAT = InferCodec(10**6)
+FORMAT = InferCodec()
 LENGTH = "inference-header-content-length"
 
 
@@ -28,8 +28,6 @@ def read(name: str, body: object, **headers: str | int) -> InferRequest:
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     data = text.encode() if isinstance(text, str) else text
     form = formed(**headers)
-    if form.encoding is not None:
-        data = form.decompress(data, lambda _: None)
     return form.decode(bytes(form.lead_bytes) + data, Target(name), find_spec)
 
 

@@ -135,7 +135,6 @@ class TestHeaders:
             [(b"origin", b"http://a.example"), (b"content-type", FORM)],
             [(b"content-type", FORM), (b"origin", b"null")],
             [(b"content-type", b"text/plain")],
-            [(b"content-type", FORM), (b"content-encoding", b"br")],
         ],
     )
     def test_form_of_a_web_page_is_refused(self, headers: Any) -> None:
