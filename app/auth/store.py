@@ -55,6 +55,7 @@ class KeyStore:
         """The tenants that client certificates name."""
         self._version: FileVersion | None = None
         self._failure = ""
+        self._reading = asyncio.Lock()
         self.by_id: Mapping[str, StoredKey] = {}
         """The keys by their ids, expired ones included. A reload replaces it."""
         self.reloads: Counter[str] = Counter()
@@ -89,7 +90,16 @@ class KeyStore:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Apply the file if it changed. An error is logged and counted once for each version of the file."""
+        """Apply the file if it changed. An error is logged and counted once for each version of the file.
+
+        With mode `off`: nothing.
+        """
+        if self._mode != "off":
+            # One at a time: of two versions of the file, the later one is applied last.
+            async with self._reading:
+                await self._refresh()
+
+    async def _refresh(self) -> None:
         before = self._version
         try:
             content = await asyncio.to_thread(self._read_changed)

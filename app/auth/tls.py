@@ -39,6 +39,7 @@ class ServerTls:
         self.material = read_material(files)
         self.reloads = Counter({LOADED: 0, FAILED: 0})
         """Reads of changed files, by outcome."""
+        self._reading = asyncio.Lock()
         if files.is_key_exposed:
             log.warning("server.tls_key: every user can read the key; run chmod 600", file=str(files.key))
         self._warn_if_expired()
@@ -52,7 +53,11 @@ class ServerTls:
         """Check the files once a second, for ever."""
         while True:
             await asyncio.sleep(CHECK_S)
-            # Files on a network may take long.
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Run `check` on a thread: files on a network may take long."""
+        async with self._reading:
             await asyncio.to_thread(self.check)
 
     def check(self) -> None:

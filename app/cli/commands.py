@@ -217,11 +217,14 @@ def _with_certificate(loaded: "LoadedSettings", stack: ExitStack) -> "LoadedSett
 
 @contextmanager
 def _signals_end_process() -> Iterator[None]:
-    """Exit with status 0 at a signal, until the server handles signals itself.
+    """Exit with status 0 at SIGINT and SIGTERM, until the server handles signals itself.
 
     As the first process of a container this process would ignore SIGTERM without a handler.
     """
     before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in (signal.SIGINT, signal.SIGTERM)}
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        # It ends nothing. Files that changed until now are read in any case.
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
         yield
     finally:

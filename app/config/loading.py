@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -193,6 +193,14 @@ class LoadedSettings:
     """Absolute: the config file's own folder, or the working directory without a file."""
     warnings: tuple[ConfigIssue, ...] = ()
     """Deprecated keys that the configuration uses."""
+    file: Path | None = None
+    """The config file."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    """Of flags."""
+
+    def load_again(self, environ: Mapping[str, str]) -> "LoadedSettings":
+        """Return the settings as file, environment and flags are now. Raises ConfigError."""
+        return load_settings(self.file, environ, self.overrides)
 
     def resolve(self, path: Path) -> Path:
         """Return a path of the settings as an absolute one. Symbolic links are kept."""
@@ -223,7 +231,8 @@ def load_settings(
     errors = [issue for issue in issues if issue.is_error]
     if settings is None or errors:
         raise ConfigError(errors)
-    return LoadedSettings(settings, _base_dir(file), issues)
+    absolute = None if file is None else file.absolute()
+    return LoadedSettings(settings, _base_dir(file), issues, absolute, dict(overrides))
 
 
 def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...]:

@@ -45,7 +45,6 @@ def configure_logging(
     sink = _StreamSink(out) if stream is not None else _queue_for(out, lock)
     _sinks[:] = [sink]
     console = log_format == "console" or (log_format == "auto" and out.isatty())
-    number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -62,7 +61,6 @@ def configure_logging(
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     structlog.configure(
         processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: _LineLogger(sink),
         cache_logger_on_first_use=False,
     )
@@ -73,11 +71,17 @@ def configure_logging(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(max(number, logging.WARNING) if level != "debug" else number)
+    logging.getLogger().handlers[:] = [handler]
+    set_log_level(level)
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_log_level(level: str) -> None:
+    """Log from this level on; it may change at any time. `level`: as of `configure_logging`."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+    logging.getLogger().setLevel(max(number, logging.WARNING) if level != "debug" else number)
 
 
 def flush_logs(timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
@@ -14,11 +15,13 @@ import uvicorn
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
 from app.inference.lifecycle import Lifecycle
+from app.observability.background import background_task
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.tracing import check_tracing, close_tracer, open_tracer
 from app.server.build import build
 from app.server.http_server import open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
+from app.server.reload import HangupReload, Reload
 from app.workers.sockets import CannotListenError, listen
 from frameworks.engine.process.live import kill_all
 from frameworks.settings import RAY_KEYS
@@ -39,9 +42,14 @@ _SERVER_ENDS = "the server ends"
 class _DrainingServer(uvicorn.Server):
     """Drains and exits with status 0 at the first signal; ends the process at the second."""
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, hangup: HangupReload) -> None:
         super().__init__(config)
         self._lifecycle = lifecycle
+        self._hangup = hangup
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        async with background_task(self._hangup.run()):
+            await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -96,7 +104,8 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys, tracer=tracer)
     host, port = listener.getsockname()[:2]
     config = uvicorn_config(server.app, connections, settings.server.drain_timeout_s)
-    uvicorn_server = _DrainingServer(config, server.lifecycle)
+    hangup = HangupReload(loaded, Reload(settings.logging.level, keys, tls))
+    uvicorn_server = _DrainingServer(config, server.lifecycle, hangup)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
         signal.signal(number, uvicorn_server.handle_exit)

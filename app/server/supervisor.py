@@ -39,6 +39,7 @@ from app.server.build import (
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from app.server.live import build_live
+from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.worker import Inherited, prepare_workers, run_worker
 from app.workers.collections import CollectionServer
 from app.workers.fork_server import ForkServer, start_fork_server
@@ -154,6 +155,7 @@ class _Supervisor:
         SharedFailures(self._workers)
         self._workers.on_connect(CollectionServer(inference.pipeline.collections).serve)
         status = StatusSender(self._workers, inference.lifecycle)
+        hangup = self._hangup_reload()
 
         async def applied() -> None:
             await publisher.applied()
@@ -176,7 +178,14 @@ class _Supervisor:
             await stack.enter_async_context(admin.router.lifespan_context(admin))
             await stack.enter_async_context(admin_server)
             await stack.enter_async_context(background_task(status.run()))
+            await stack.enter_async_context(background_task(hangup.run()))
             return await self._run_workers(stop, inference.lifecycle, counting)
+
+    def _hangup_reload(self) -> HangupReload:
+        loaded = self._inherited.loaded
+        level = loaded.settings.logging.level
+        reload = Reload(level, self._keys, self._connections.tls)
+        return HangupReload(loaded, reload, WorkerReloads(self._workers, level).tell)
 
     async def _run_workers(self, stop: _StopSignals, lifecycle: Lifecycle, counting: Counting) -> int:
         """Start the workers, and drain them when a signal arrives."""

@@ -39,6 +39,7 @@ from app.server.http_server import open_connections, server_tls, uvicorn_config,
 from app.server.keys import open_keys
 from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
+from app.server.reload import Reload, reload_when_told
 from app.workers.collections import RemoteCollections
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
@@ -164,6 +165,7 @@ class _Worker:
         self._connections = open_connections(
             settings.server, server_tls(loaded), inherited.limits.server(), logs_warnings=False
         )
+        reload_when_told(link, Reload(settings.logging.level, self._keys, self._connections.tls))
         self._pool = TensorPool(settings.memory)
         self._replica = _open_replica(loaded, link, self._pool, inherited.limits)
         self.lifecycle = WorkerLifecycle(link)

@@ -22,7 +22,8 @@ from frameworks.engine.process.startup import end_with_parent, set_name
 _RECORD = Struct(">BIIi")
 _FORK, _KILL, _FORKED, _FAILED, _ENDED = range(5)
 _READ_BYTES = 4096
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A terminal sends them to all its processes; the supervisor handles them.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RunWorker = Callable[[int, socket.socket, socket.socket], int]
 """Run the worker of this number with its control socket and its descriptor socket; return its exit status."""
@@ -236,7 +237,7 @@ class _Forks:
 
 
 def _ignore_stop_signals() -> None:
-    """Ignore the signals that stop the server: the supervisor ends the workers when requests are answered."""
+    """Ignore the signals to the server: the supervisor ends the workers when requests are answered."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)

@@ -25,6 +25,12 @@ class DrainWorker(EngineMessage, frozen=True):
     timeout_s: float
 
 
+class ReadAgain(EngineMessage, frozen=True):
+    """Read keys and certificates again, and log from `level` on."""
+
+    level: str
+
+
 class WorkerReady(EngineMessage, frozen=True):
     """The worker accepts connections."""
 
@@ -284,6 +290,7 @@ ToWorker = (
     | ServerStatus
     | CheckLoop
     | DrainWorker
+    | ReadAgain
     | AdminAnswer
     | GrpcAnswer
     | CollectTallies

@@ -72,7 +72,39 @@ def test_sigterm_answers_requests_in_flight_only(start: Start, tmp_path: Path) -
     assert slow.log[-1]["event"] == "stopped"
 
 
+def test_sighup_reads_again_and_ends_nothing(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    server = start(entry, gated=True).wait_ready()
+    with gate.closed(), asked(server) as (answer,):
+        (tmp_path / "config.toml").write_text(entry + '[logging]\nlevel = "debug"\n', encoding="utf-8")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log("logging.level changed", value="debug")
+        assert not answer.done()
+        gate.open()
+        assert answer.result().status_code == 200
+    assert server.events("SIGHUP: keys, certificates and logging.level are read again")
+
+
+@LINUX
 @pytest.mark.extended
+def test_sighup_of_terminal_ends_no_process(start: Start, tmp_path: Path) -> None:
+    """A terminal that is closed sends the signal to workers and engine processes too."""
+    entry = onnx_entries(tmp_path, {"m": onnx_graphs.identity("float32", (2,))}) + 'isolation = "process"\n'
+    server = start("[server]\nworkers = 2\n" + entry, is_fork=False).wait_ready()
+    processes = [server.process.pid, *(each.pid for each in psutil.Process(server.process.pid).children(True))]
+    assert len(processes) >= 5
+    (tmp_path / "config.toml").write_text(
+        '[logging]\nlevel = "debug"\n[server]\nworkers = 2\n' + entry, encoding="utf-8"
+    )
+    for pid in processes:
+        os.kill(pid, signal.SIGHUP)
+    server.wait_for_log("logging.level changed", value="debug")
+    for _ in range(5):
+        with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=False) as client:
+            assert client.post("/models/m/infer", json={"input_data": [1, 2]}).status_code == 200
+    assert {each.pid for each in psutil.Process(server.process.pid).children(True)} == set(processes[1:])
+
+
 def test_sigint_stops_server(start: Start) -> None:
     server = start(DIGITS, is_fork=False)
     server.process.send_signal(signal.SIGINT)

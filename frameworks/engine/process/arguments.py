@@ -1,8 +1,11 @@
 """The command line of an engine process. The server writes it, the process reads it."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A terminal sends them to all processes of the server. The server handles them, its engine processes ignore them."""
 TITLE = "roundhouse-engine"
 """The first argument: it names the process in the output of `ps`."""
 

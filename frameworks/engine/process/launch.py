@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frameworks.engine.process import live
-from frameworks.engine.process.arguments import StartArguments
+from frameworks.engine.process.arguments import TERMINAL_SIGNALS, StartArguments
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.output import OutputLines, OutputReader
 
@@ -171,11 +171,11 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 @contextmanager
 def _no_stop_signals() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM: a process that starts inherits this, and is not ended before it ignores them.
+    """Hold back signals: a process that starts inherits this, and is not ended before it ignores them.
 
     Ctrl-C in a terminal is a signal to all processes, and the server must answer its requests before the engines end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from frameworks.engine.process.arguments import StartArguments
+from frameworks.engine.process.arguments import TERMINAL_SIGNALS, StartArguments
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 
@@ -50,12 +50,11 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def _ignore_stop_signals() -> None:
-    """Ignore the signals that stop the server. It ends this process when the requests in flight are answered."""
-    stop = (signal.SIGINT, signal.SIGTERM)
-    for number in stop:
+    """Ignore the signals to the server. It ends this process when the requests in flight are answered."""
+    for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # `launch` has held them back until here.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)
 
 
 def set_name(name: str) -> None:
