@@ -19,6 +19,7 @@ from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
 from app.cli.run import INTERRUPTED, INTERRUPTED_STATUS, add_run
 from app.cli.tables import print_table
+from app.cli.utf8 import ensure_utf8
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -28,6 +29,8 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 for a failure, 2 for a wrong command or config."""
+    if arguments is None:
+        ensure_utf8()
     options = _parser().parse_args(arguments)
     run: Any = options.run
     status: int = run(options)

@@ -39,6 +39,8 @@ def open_session(
     A graph is opened by path, never from bytes: ONNX Runtime then refuses external data outside the model's own folder,
     symbolic links followed. Custom-op libraries are never registered. Raises InvalidModel, OutOfMemory.
     """
+    if not _is_utf8(path):
+        raise InvalidModel(f"{path}: expected a path in UTF-8, which onnxruntime needs; rename the file or its folder")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = intra_op_threads
@@ -66,6 +68,14 @@ def open_session(
         if is_out_of_memory(message):
             raise OutOfMemory(f"{path}: the graph does not fit into memory: {message}") from error
         raise InvalidModel(f"{path}: onnxruntime cannot load it: {message}") from error
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # a byte of a name on the file system is no UTF-8
+        return False
+    return True
 
 
 def read_external_data(options: ort.SessionOptions, path: Path, locations: frozenset[str]) -> list[bytes]:

@@ -105,6 +105,29 @@ def test_sighup_of_terminal_ends_no_process(start: Start, tmp_path: Path) -> Non
     assert {each.pid for each in psutil.Process(server.process.pid).children(True)} == set(processes[1:])
 
 
+# Python's own defaults would choose UTF-8 for this locale.
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_check_in_c_locale_names_any_path(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    path = tmp_path / "mod\u00e8le"
+    config.write_text(f'[[models.onnx_models]]\nname = "m"\npath = "{path}"\n', encoding="utf-8")
+    command = [sys.executable, "-m", "app", "check", str(config)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | C_LOCALE, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert f"{path} (no such file or directory)" in done.stdout.decode()
+
+
+@pytest.mark.extended
+def test_serve_in_c_locale_loads_any_path(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "mod\u00e8le"
+    folder.mkdir()
+    entries = onnx_entries(folder, {"m": onnx_graphs.identity("float32", (2,))})
+    server = start(entries, is_fork=False, **C_LOCALE).wait_ready()
+    assert server.infer("m", input_data=[1, 2])["output_data"] == [1, 2]
+
+
 def test_sigint_stops_server(start: Start) -> None:
     server = start(DIGITS, is_fork=False)
     server.process.send_signal(signal.SIGINT)

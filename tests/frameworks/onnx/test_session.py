@@ -1,12 +1,18 @@
-"""bfloat16, which numpy has not: rounded as ml_dtypes rounds it."""
+"""Sessions of paths, and bfloat16, which numpy has not: rounded as ml_dtypes rounds it."""
+
+import os
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.onnx.session import bfloat16_bits
+from frameworks.errors import InvalidModel
+from frameworks.onnx.providers import ProviderChoice
+from frameworks.onnx.session import bfloat16_bits, open_session
 from frameworks.types import Array
 
 
@@ -34,3 +40,9 @@ def test_ties_round_to_even() -> None:
 
 def test_scalar_stays_scalar() -> None:
     assert bfloat16_bits(np.ones((), np.float32)).shape == ()
+
+
+def test_path_that_is_not_utf8_is_refused() -> None:
+    path = Path(os.fsdecode(b"mod\xe8le.onnx"))
+    with pytest.raises(InvalidModel, match="expected a path in UTF-8, which onnxruntime needs; rename the file"):
+        open_session(path, ProviderChoice([("CPUExecutionProvider", {})], None), 1, 1)
