@@ -1,6 +1,8 @@
 """Listen for gRPC calls and stop in order."""
 
 import asyncio
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +96,7 @@ class GrpcServer:
         self._threads = CallThreads()
         self._arrivals = Arrivals(connections.request_s)
         self._check_s = min(_CHECK_S, connections.request_s)
+        self._shares_port = shares_port
         self._server = grpc.server(
             cast(ThreadPoolExecutor, self._threads),
             options=[
@@ -113,6 +116,8 @@ class GrpcServer:
         Raises CannotListen.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not self._shares_port:
+            _check_free(host, port, address)
         try:
             if tls is not None:
                 if self._interceptor is not None:
@@ -172,6 +177,27 @@ class GrpcServer:
     def _cancel_late(self) -> None:
         self._arrivals.cancel_late()
         self._next_check = asyncio.get_running_loop().call_later(self._check_s, self._cancel_late)
+
+
+def _check_free(host: str, port: int, name: str) -> None:
+    """Raise CannotListen if none of the addresses of a host is free: grpcio would print a line of its own first."""
+    reason = "no address"
+    try:
+        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                if os.name != "nt":
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                    # With SO_REUSEADDR, to bind succeeds beside a socket that does not listen yet.
+                    probe.listen(1)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                else:
+                    return
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise CannotListen(f"cannot listen on {name} ({reason})")
 
 
 def _split_path(path: str) -> tuple[str, str]:

@@ -255,6 +255,13 @@ def test_stop_cancels_handlers_after_grace(served: Served) -> None:
     assert isinstance(call.exception(60), grpc.RpcError)
 
 
-def test_bind_to_used_port_raises_cannot_listen(served: Served) -> None:
-    with pytest.raises(CannotListen, match="cannot listen on 127"):
+def test_bind_to_used_port_raises_cannot_listen(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)$"):
         GrpcServer(1000, 10, ConnectionBounds()).bind("127.0.0.1", served[0].port)
+    # grpcio would print a line in C++.
+    assert capfd.readouterr().err == ""
+
+
+def test_bind_to_unknown_host_raises_cannot_listen() -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on host.invalid:1 \("):
+        GrpcServer(1000, 10, ConnectionBounds()).bind("host.invalid", 1)
