@@ -44,8 +44,9 @@ def _deploy(options: argparse.Namespace) -> int:
         return 2
     from app.ray.application import build_application
     from app.ray.checks import check_for_ray
-    from app.ray.cluster import CannotConnectError, connected
+    from app.ray.cluster import connected
     from app.ray.deploying import deploy
+    from frameworks.engine.ray.connecting import CannotConnect
     from frameworks.errors import RoundhouseError
 
     try:
@@ -57,7 +58,7 @@ def _deploy(options: argparse.Namespace) -> int:
             application = build_application(loaded, os.environ.get(API_KEY_VARIABLE, ""))
             deploy(application, loaded.settings.ray.application)
             return _follow(loaded, options.timeout)
-    except (ConfigError, CannotConnectError, RoundhouseError) as error:
+    except (ConfigError, CannotConnect, RoundhouseError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 

@@ -8,26 +8,22 @@ from contextlib import contextmanager
 
 import ray
 
+from frameworks.engine.ray.connecting import CannotConnect, connect
+
 _START_S = 120.0
-
-
-class CannotConnectError(Exception):
-    """No cluster was reached or started; the message has the reason."""
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Connect within the block. `address`: host:port; None: RAY_ADDRESS, else the cluster of this machine.
 
-    Raises CannotConnectError.
+    Raises CannotConnect.
     """
     if address is None and not os.environ.get("RAY_ADDRESS"):
         _ensure_local()
-    try:
-        ray.init(address=address or "auto", log_to_driver=False, configure_logging=False, namespace="roundhouse")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
-        raise CannotConnectError(f"address: expected a Ray cluster at {where}, got none ({error})") from error
+    where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+    options = {"log_to_driver": False, "configure_logging": False, "namespace": "roundhouse"}
+    connect("address", where, address=address or "auto", **options)
     try:
         yield
     finally:
@@ -47,4 +43,4 @@ def _ensure_local() -> None:
         command, capture_output=True, text=True, timeout=_START_S, check=False
     )
     if done.returncode != 0:
-        raise CannotConnectError(f"cannot start a Ray cluster: {done.stderr.strip() or done.stdout.strip()}")
+        raise CannotConnect(f"cannot start a Ray cluster: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,13 +1,16 @@
 """Deploy the application to the cluster that this process is connected to, and follow it until it runs."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 _POLL_S = 0.5
+# An error of the project at the end of the traceback in Ray's message: it says what is wrong with a model.
+_OWN_ERROR = re.compile(r"^frameworks\.errors\.\w+: ", re.MULTILINE)
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
@@ -48,7 +51,23 @@ def _progress(name: str) -> Progress:
     if found is None:
         return Progress(False, False, "", {})
     states = {each: str(status.status.value) for each, status in found.deployments.items()}
-    messages = [status.message for status in found.deployments.values() if status.message]
     has_failed = found.status in _FAILED
-    reason = "\n".join([found.message, *messages]) if has_failed else ""
+    messages = {each: status.message for each, status in found.deployments.items()}
+    reason = explain(found.message, messages) if has_failed else ""
     return Progress(found.status is ApplicationStatus.RUNNING, has_failed, reason, states)
+
+
+def explain(message: str, by_deployment: Mapping[str, str]) -> str:
+    """Return why an application failed, from Ray's messages of it and of its deployments.
+
+    Of an error of the project, such as a model without files, only its text is left; of any other error all is.
+    """
+    lines, is_explained = [], False
+    for name, text in by_deployment.items():
+        own = list(_OWN_ERROR.finditer(text))
+        if own:
+            is_explained = True
+            lines.append(f"{name}: {text[own[-1].end() :].strip()}")
+        elif text:
+            lines.append(f"{name}: {text}")
+    return "\n".join(lines if is_explained else [message, *lines])

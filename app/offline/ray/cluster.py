@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import ray
 
 from app.offline.errors import RunFailed, WrongCommand
 from app.offline.ray.placement import Node
+from frameworks.engine.ray.connecting import CannotConnect, connect
 from memory.host import host_memory
 
 # Blocks of rows on the way to a worker, and of results on the way back. More go to the disk.
@@ -29,30 +29,16 @@ def joined(address: str) -> Iterator[None]:
             "--ray: expected HOST:PORT or auto, got the address of a Ray client; run the command on a node of the "
             "cluster, for example with ray job submit"
         )
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        with _without_stderr():
-            ray.init(**_options(address or os.environ.get("RAY_ADDRESS") or "local"))
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise RunFailed(f"--ray: expected a Ray cluster, got: {error}") from error
+        connect("--ray", "this machine" if where == "local" else where, **_options(where))
+    except CannotConnect as error:
+        raise RunFailed(str(error)) from error
     _quieten()
     try:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Hide the lines that Ray's libraries print. Failures are raised."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _options(address: str) -> dict[str, Any]:

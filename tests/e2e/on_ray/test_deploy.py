@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.on_ray.cluster import DeployedServer, RayCluster
 from tests.e2e.on_ray.load import RetriedLoad
-from tests.e2e.server import MODELS, READY_WITHIN_S, wait_until
+from tests.e2e.server import MODELS, READY_WITHIN_S, free_port, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -125,3 +126,21 @@ def test_node_killed_no_request_fails(deployed: DeployedServer) -> None:
     assert not load.failures
     deployed.cluster.add_node()
     wait_for_full_capacity(deployed)
+
+
+@pytest.mark.extended
+def test_wrong_model_path_is_named_without_traceback(cluster: RayCluster, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    missing = tmp_path / "missing.onnx"
+    config.write_text(
+        f"[server]\nport = {free_port()}\ngrpc_port = 0\n[ray]\napplication = 'wrong'\ningress_cpus = 0.1\n"
+        f"[[models.onnx_models]]\nname = 'wrong'\npath = '{missing}'\nnum_cpus = 0.1\n",
+        encoding="utf-8",
+    )
+    try:
+        done = cluster.deploy(config)
+    finally:
+        cluster.delete("wrong")
+    assert done.returncode == 1
+    assert f"wrong: failed\nmodel-wrong: {missing}: no such file or folder\n" in done.stderr
+    assert "Traceback" not in done.stderr
