@@ -13,6 +13,7 @@ from app.http.responses import json_response
 from app.inference.unnamed_model import UnnamedModel, kind_of
 from app.protocols.bodies import MAX_INT32, ResponseBody
 from app.protocols.generation_fields import MAX_STOPS
+from app.protocols.native.fields import ErrorResponse
 from app.protocols.text_fields import MAX_TEXTS
 from frameworks.engine.tokenizer_threads import LONG_THREADS
 from frameworks.errors import InvalidInput
@@ -82,7 +83,7 @@ class TeiApi:
             self.info,
             methods=["GET"],
             summary="Describe a text model",
-            responses=describe_responses(InfoResponse),
+            responses=describe_responses(InfoResponse, ErrorResponse),
         )
         return router
 

@@ -20,6 +20,18 @@ _KEYS = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
 }
 
+EVENT_STREAM: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "description": "Each server-sent event.",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+"""The content of a response that is a stream of events."""
+
 Responses = dict[int | str, dict[str, Any]]
 """`responses` of a FastAPI route: descriptions by status."""
 
@@ -85,7 +97,7 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     requests = _one_of(described.request, [each.request for each in others])
     responses = _one_of(described.response, [each.response for each in others])
     if described.streams or any(each.streams for each in others):
-        responses["text/event-stream"] = {"schema": {"type": "string"}}
+        responses |= EVENT_STREAM
     if described.in_bytes:
         for content in (requests, responses):
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
@@ -100,7 +112,7 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
         "requestBody": {"required": True, "content": requests},
         "responses": {
             "200": {"description": "The result.", "content": responses},
-            **_errors(described.error, route.path),
+            **_errors([described.error, *(each.error for each in others)], route.path),
         },
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
@@ -122,14 +134,17 @@ def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(body: type[BaseModel], path: str) -> dict[str, Any]:
-    """Return the error responses of an inference route by status, described by their codes."""
+def _errors(bodies: list[type[BaseModel]], path: str) -> dict[str, Any]:
+    """Return the error responses of an inference route by status, described by their codes.
+
+    `bodies`: of the requests that share the path.
+    """
     others = _NOT_OF_INFERENCE if "{collection}" in path else _NOT_OF_INFERENCE | {"collection_not_found"}
     by_status = {
         status: [code for code in codes if code not in others] for status, codes in sorted(ERROR_CODES.items())
     }
     return {
-        str(status): {"description": ", ".join(codes), "content": _json_content(body)}
+        str(status): {"description": ", ".join(codes), "content": _one_of(bodies[0], bodies[1:])}
         for status, codes in by_status.items()
         if codes
     }
@@ -137,8 +152,9 @@ def _errors(body: type[BaseModel], path: str) -> dict[str, Any]:
 
 def _one_of(model: type[BaseModel], others: list[type[BaseModel]]) -> dict[str, Any]:
     content = _json_content(model)
-    if others:
-        schemas = [_json_content(each)["application/json"]["schema"] for each in dict.fromkeys((model, *others))]
+    models = dict.fromkeys((model, *others))
+    if len(models) > 1:
+        schemas = [_json_content(each)["application/json"]["schema"] for each in models]
         content["application/json"]["schema"] = {"anyOf": schemas}
     return content
 

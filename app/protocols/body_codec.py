@@ -37,7 +37,9 @@ _KINDS: dict[Task, tuple[Kind, ...]] = {
 class RequestBody(Body):
     """Fields of every route."""
 
-    model: str = Field("", description="Name of the model. Default: the only one with a task of the route.")
+    model: str | None = Field(
+        None, min_length=1, description="Name of the model. Default: the only one with a task of the route."
+    )
     priority: int | None = Field(
         None,
         ge=0,

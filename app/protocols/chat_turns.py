@@ -16,14 +16,22 @@ def generation_of(spec: ModelSpec) -> GenerationSpec:
     return spec.generation
 
 
-def check_has_template(generation: GenerationSpec, model: str, field: str = "messages") -> None:
-    """Raise InvalidInput for a model that cannot format messages. `field`: of the messages."""
+def check_has_template(generation: GenerationSpec, model: str | None, field: str = "messages") -> None:
+    """Raise InvalidInput for a model that cannot format messages.
+
+    `model`: as the request names it. `field`: of the messages.
+    """
     if not generation.has_chat_template:
         raise InvalidInput(
             field,
-            f'expected a model with a chat template, got "{model}"; send a prompt to /v1/completions, '
+            f"expected a model with a chat template, got {quoted_name(model)}; send a prompt to /v1/completions, "
             "or add a chat_template to the model's tokenizer_config.json",
         )
+
+
+def quoted_name(model: str | None) -> str:
+    """Return the name of a model as a request has it, for an error."""
+    return "the only model" if model is None else f'"{model}"'
 
 
 def effort_of(effort: str | None, generation: GenerationSpec, field: str = "reasoning_effort") -> str | None:

@@ -219,6 +219,55 @@ def test_document_describes_either_body_of_path(path: str, names: tuple[str, ...
     assert {"RerankResponse", "TeiRanks", "TeiTokens", "TeiRootResponse"} <= document["components"]["schemas"].keys()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/", {"inputs": 1, "stream": False}),
+        ("/", {"inputs": 1}),
+        ("/rerank", {"model": "minilm", "query": 1, "texts": []}),
+        ("/rerank", {"model": "minilm", "query": 1, "documents": []}),
+        ("/tokenize", {"model": "minilm", "inputs": 1}),
+        ("/tokenize", {"model": "minilm", "prompt": 1}),
+    ],
+)
+def test_error_of_shared_path_is_described(path: str, body: Any, document: Any, server: RunningServer) -> None:
+    schemas = document["components"]["schemas"]
+    described = document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+    answer = server.client.post(path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()
+    names = [each["$ref"].rpartition("/")[2] for each in described["anyOf"]]
+    (fits,) = [name for name in names if error.keys() == schemas[name]["properties"].keys() and of_type(error, name)]
+    assert fits
+
+
+def of_type(error: Any, name: str) -> bool:
+    """Whether the type of an error is written as the protocol of the schema writes it."""
+    return "error_type" not in error or (error["error_type"] == "Validation") == (name == "TeiErrorResponse")
+
+
+@pytest.mark.parametrize("path", ["/", "/tokenize", "/detokenize", "/v1/detokenize", "/predict", "/v1/completions"])
+def test_model_null_is_described_as_accepted(path: str, document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    described = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for each in described.get("anyOf", [described]):
+        model = schemas[each["$ref"].rpartition("/")[2]]["properties"]["model"]
+        assert meets(model, None)
+        assert not meets(model, "")
+
+
+def test_info_and_events_are_described(document: Any) -> None:
+    assert document["paths"]["/info"]["get"]["responses"].keys() >= {"200", "4XX", "5XX"}
+    (content,) = document["paths"]["/events"]["get"]["responses"]["200"]["content"].values()
+    assert meets(content["schema"], {"event": "hello", "data": "{}"})
+
+
+def test_requests_with_empty_status_refused(server: RunningServer) -> None:
+    answer = server.client.get("/requests?status=")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("status: expected a status like 503")
+
+
 def test_responses_have_described_fields(document: Any, server: RunningServer) -> None:
     def ask(route: str, **body: object) -> Any:
         return server.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()

@@ -13,7 +13,7 @@ from app.admin.live.request_log import RequestLog
 from app.admin.live.view import shows_request
 from app.admin.live.viewers import Viewers
 from app.auth.principal import Principal
-from app.http.openapi import describe_responses
+from app.http.openapi import EVENT_STREAM, describe_responses
 from app.http.responses import json_response
 from app.observability.recent import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.protocols.bodies import ResponseBody
@@ -78,7 +78,7 @@ class EventsApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["server"])
         stream: dict[int | str, dict[str, Any]] = {
-            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Events in JSON."},
+            200: {"content": EVENT_STREAM, "description": "Events in JSON."},
         }
         router.add_api_route(
             "/events",
@@ -133,12 +133,12 @@ def read_filter(query: list[tuple[str, str]]) -> tuple[Callable[[FinishedRequest
     if unknown or len(given) < len(query):
         name = unknown[0][:64] if unknown else "query"
         raise InvalidInput(name, f"expected {', '.join(_QUERY)}, each once; remove others from the query")
-    model, status, limit = given.get("model"), given.get("status", ""), given.get("limit", str(KEPT_REQUESTS))
-    if status and not _STATUS.fullmatch(status):
+    model, status, limit = given.get("model"), given.get("status"), given.get("limit", str(KEPT_REQUESTS))
+    if status is not None and not _STATUS.fullmatch(status):
         raise InvalidInput("status", f'expected a status like 503, or a class like 5xx, got "{status[:64]}"')
     if not _LIMIT.fullmatch(limit) or not 1 <= int(limit) <= KEPT_REQUESTS:
         raise InvalidInput("limit", f'expected an integer from 1 to {KEPT_REQUESTS}, got "{limit[:64]}"')
-    prefix = status.removesuffix("xx")
+    prefix = (status or "").removesuffix("xx")
 
     def shows(request: FinishedRequest) -> bool:
         return model in (None, request.model) and str(request.status).startswith(prefix)

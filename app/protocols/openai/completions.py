@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import generation_of
+from app.protocols.chat_turns import generation_of, quoted_name
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
@@ -76,8 +76,8 @@ def _check_suffix(body: CompletionsRequest, prompts: Sequence[Prompt], generatio
     if not generation.can_infill:
         raise InvalidInput(
             "suffix",
-            f'expected a model whose tokenizer has fill-in-the-middle tokens, got "{body.model}"; omit the field, the '
-            "text is then continued",
+            f"expected a model whose tokenizer has fill-in-the-middle tokens, got {quoted_name(body.model)}; omit the "
+            "field, the text is then continued",
         )
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidInput("prompt", "expected texts with a suffix, got token ids; put all tokens into the prompt")

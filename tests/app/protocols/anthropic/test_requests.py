@@ -237,4 +237,4 @@ class TestRefusal:
 
     def test_count_accepts_no_max_tokens(self) -> None:
         assert "max_tokens" not in COUNT_TOKENS_CODEC.fields
-        assert decode(COUNT_TOKENS_CODEC, messages=USER).body.model == ""
+        assert decode(COUNT_TOKENS_CODEC, messages=USER).body.model is None
