@@ -188,9 +188,8 @@ class Endpoint:
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except (Exception, CancelledError) as error:  # noqa: BLE001 - the last handler before the client
-            # Only the end of the drain time cancels a request, which is answered all the same.
-            reported = Draining(Draining.UNANSWERED) if isinstance(error, CancelledError) else error
-            await send_error(send, record, reported, exchange.codec.error_body)
+            # No other name may hold the error: its traceback holds this frame, and with it the body.
+            await send_error(send, record, _reported(error), exchange.codec.error_body)
         finally:
             observer.inflight -= 1
             observer.record_inference(record, time.perf_counter() - record.started_s)
@@ -260,6 +259,11 @@ class Endpoint:
             whole = cast("bytes", view)  # as `views_body` says
         permit.resume()
         return whole
+
+
+def _reported(error: Exception | CancelledError) -> Exception:
+    """Return the error that is sent. Only the end of the drain time cancels a request, which is answered too."""
+    return Draining(Draining.UNANSWERED) if isinstance(error, CancelledError) else error
 
 
 def _early_reject(context: RequestContext, beginning: bytes) -> None:
