@@ -1,4 +1,4 @@
-"""The CPU's matrix tiles (Intel AMX) in NumPy, called by compiled code in place of the instructions."""
+"""Registers of matrix tiles (Intel AMX) in NumPy, called by compiled code in place of the instructions."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+
+from tests.support.pair_products import add_pair_products
 
 _REGISTERS, _ROWS, _ROW_BYTES = 8, 16, 64
 _FULL_SIZE = bytes([1, *[0] * 15, *[_ROW_BYTES, 0] * _REGISTERS, *[0] * 16, *[_ROWS] * _REGISTERS, *[0] * 8])
@@ -61,11 +63,7 @@ class MatrixTiles:
             move(row, np.ctypeslib.as_array(memory))
 
     def _add_products(self, sums: int, rows: int, weights: int) -> None:
-        """Add float32 [16, 16]: bfloat16 [16 rows, 32 inputs] times bfloat16 [16 pairs of inputs, 16 outputs, 2]."""
-        of_inputs = self._floats(weights).reshape(_ROWS, 16, 2).transpose(0, 2, 1).reshape(32, 16)
-        with np.errstate(invalid="ignore", over="ignore"):
-            self._registers[sums].view(np.float32)[:] += self._floats(rows) @ of_inputs
-
-    def _floats(self, register: int) -> Any:
-        bits = self._registers[register].view(np.uint16).astype(np.uint32) << 16
-        return bits.view(np.float32)
+        own, *given = (self._registers[each] for each in (sums, rows, weights))
+        bits = [each.view(np.uint16).reshape(_ROWS, -1, 2) for each in given]
+        added = add_pair_products(own.view(np.float32), *bits)
+        own.view(np.float32)[:] = added
