@@ -47,8 +47,10 @@ def verdict(page: Page) -> str:
     return page.locator('.pg-verdict[data-phase="done"]').inner_text()
 
 
-def probabilities(page: Page, side: str) -> list[str]:
-    return page.locator(f'[data-side="{side}"] .pg-bars .number').all_inner_texts()
+def probabilities(page: Page, side: str) -> list[float]:
+    """Return the percentages that are shown; of "< 0.01 %" the number."""
+    texts = page.locator(f'[data-side="{side}"] .pg-bars .number').all_inner_texts()
+    return [float(re.sub("[<%]", "", text)) for text in texts]
 
 
 def test_digit_in_page_is_read_as_on_server(tab: Tab) -> None:
@@ -60,7 +62,8 @@ def test_digit_in_page_is_read_as_on_server(tab: Tab) -> None:
     for digit in (3, 7):
         page.get_by_role("button", name=f"Draw the example of {digit}").click()
         expect(page.locator(".pg-verdict")).to_contain_text(f"Both read {digit}.")
-        assert probabilities(page, "page") == probabilities(page, "server")
+        # A last bit may change the last digit that is shown.
+        assert probabilities(page, "page") == pytest.approx(probabilities(page, "server"), abs=0.11)
     found = re.search(r"differ by at most ([\d.e+-]+)\.$", verdict(page))
     assert found is not None
     assert float(found[1]) <= PROBABILITY_TOLERANCE

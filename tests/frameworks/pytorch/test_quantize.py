@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.alike import check_alike
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import save_classifier, save_embedder
 
@@ -85,7 +85,8 @@ def test_later_load_reuses_and_checks_report(
     monkeypatch.setattr("frameworks.pytorch.quantize.compare", never)
     again = load_torch(folder, dtype="int8", cache_dir=tmp_path)
     assert again.spec == first.spec
-    np.testing.assert_array_equal(rows_of(again, [*TEXTS]), rows_of(first, [*TEXTS]))
+    # A last bit may change how a number of a row is rounded to int8.
+    check_alike(rows_of(again, [*TEXTS]), rows_of(first, [*TEXTS]), tolerance=0.01)
     with pytest.raises(InvalidModel, match=r'int8.*at worst.*expected min_cosine 1; dtype = "bf16"'):
         load_torch(folder, dtype="int8", cache_dir=tmp_path, min_cosine=1.0)
 
