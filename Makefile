@@ -39,6 +39,7 @@ STEPS_test-all := $(STEPS_test)
 STEPS_test-nightly := $(STEPS_test)
 STEPS_coverage := $(STEPS_test)
 STEPS_test-clients := python install dev models
+STEPS_test-cpus := $(STEPS_dev)
 STEPS_bench   := $(STEPS_test)
 STEPS_gpu-kit := $(STEPS_test)
 STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach goal,$(MAKECMDGOALS),$(STEPS_$(goal)))),$(step))))
@@ -62,7 +63,7 @@ NIGHTLY     := -m 'nightly or hypothesis' --nightly --examples 25 -o faulthandle
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
-	NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=
+	NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+fma
 # Only the files that hold such tests, because all others would be imported to find none. tests/test_markers.py checks the
 # rule. Few workers: more would spend longer on their imports than on the tests.
 ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
@@ -76,7 +77,7 @@ TYPES   := { $(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$t
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all test-nightly test-clients coverage check gpu-kit bench docs web web-runtime clean dev
+.PHONY: help install models serve test test-all test-nightly test-clients test-cpus coverage check gpu-kit bench docs web web-runtime clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
@@ -86,6 +87,7 @@ help:
 	@echo 'make test-clients run the client libraries of other projects against a server; GROUPS="texts" runs fewer'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
+	@echo 'make test-cpus run the isa tests with the kernels of other CPUs, on one and two threads, and on busy cores'
 	@echo 'make coverage measure the lines and branches that both tiers execute, in all processes'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
@@ -126,6 +128,10 @@ coverage: dev models web-runtime
 # In environments of their own below .cache/clients.
 test-clients: $(STAMPS)/dev models
 	$(BIN)/python -m tests.clients.run $(GROUPS)
+
+# It compiles what `make test` has not compiled.
+test-cpus: dev
+	@$(BIN)/python -m tests.support.cpus
 
 check: dev
 	@$(LINT)

@@ -12,6 +12,7 @@ from numba import types
 
 from frameworks.pytorch.compiled.jit import llvm_function
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles
+from tests.support.matrix_tiles import MatrixTiles
 from tests.support.pair_products import add_pair_products, rounded_sum
 
 ROWS, PAIRS, OUTPUTS = 16, 16, 16
@@ -19,6 +20,8 @@ FRACTION_BITS, LEAST_EXPONENT = 23, -126
 EXPONENTS = {"near": (120, 134), "tiny": (0, 80), "large": (180, 254), "all": (0, 254), "failed": (250, 255)}
 """Biased exponents of bfloat16: products of `tiny` numbers are denormal, those of `large` overflow, and numbers with
 255 are infinite or NaN."""
+TILES = MatrixTiles()
+NEEDS_TILES = pytest.mark.skipif(not has_matrix_tiles(), reason="the CPU has no matrix tiles")
 FINITE = ["near", "tiny", "large", "all"]
 
 pytestmark = pytest.mark.isa
@@ -109,9 +112,9 @@ def test_row_of_pair_products_ignores_other_rows(kind: str) -> None:
 
 
 @cache
-def instruction() -> Any:
+def instruction(by_cpu: bool) -> Any:
     """Compile one product of tiles: (addresses of the rows, the weights of two registers, the sums) -> nothing."""
-    from frameworks.pytorch.compiled.tile_registers import configure, move_sums, multiply_step, release
+    from frameworks.pytorch.compiled import tile_registers
     from frameworks.pytorch.compiled.tiles import BYTES, number
 
     @llvm_function
@@ -119,30 +122,44 @@ def instruction() -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             rows, weights, sums = (builder.inttoptr(each, BYTES) for each in arguments)
             row_bytes = number(2 * OUTPUTS * 4)
-            move_sums(builder, "tileloadd64", sums, 1, row_bytes)
-            multiply_step(builder, (rows, weights), number(0), number(0), 1)
-            move_sums(builder, "tilestored64", sums, 1, row_bytes)
+            tile_registers.move_sums(builder, "tileloadd64", sums, 1, row_bytes)
+            tile_registers.multiply_step(builder, (rows, weights), number(0), number(0), 1)
+            tile_registers.move_sums(builder, "tilestored64", sums, 1, row_bytes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), write
 
-    @numba.njit
+    configure, release = tile_registers.configure, tile_registers.release
+
     def run(rows: int, weights: int, sums: int) -> None:
         configure()
         add(rows, weights, sums)
         release()
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_cpu:
+            patch.setattr(tile_registers, "function", TILES.function)
+        return numba.njit(types.void(*[types.int64] * 3))(run)
 
 
-@pytest.mark.skipif(not has_matrix_tiles(), reason="the CPU has no matrix tiles")
+def added(sums: Any, rows: Any, weights: Any, *, by_cpu: bool) -> Any:
+    """Return the sums [rows, outputs of two registers] after one product of tiles."""
+    found = sums.copy()
+    instruction(by_cpu)(rows.ctypes.data, weights.ctypes.data, found.ctypes.data)
+    return found
+
+
 @pytest.mark.parametrize("kind", EXPONENTS)
-def test_pair_products_equal_those_of_cpu(kind: str) -> None:
+@pytest.mark.parametrize("by_cpu", [False, pytest.param(True, marks=NEEDS_TILES)], ids=["stand-in", "CPU"])
+def test_instruction_adds_pair_products(by_cpu: bool, kind: str) -> None:
     for seed in range(0, 60, 6):
         (first, rows, left), (second, _, right) = operands(kind, seed), operands(kind, seed + 3)
-        weights = np.concatenate([left, right], axis=1)
-        sums = np.concatenate([first, second], axis=1)
-        expected = add_pair_products(sums, rows, weights)
-        instruction()(rows.ctypes.data, weights.ctypes.data, sums.ctypes.data)
-        assert np.array_equal(sums, expected, equal_nan=True)
-        assert np.array_equal(np.signbit(sums), np.signbit(expected)) or np.isnan(expected).any()
+        weights, sums = np.concatenate([left, right], axis=1), np.concatenate([first, second], axis=1)
+        found, expected = added(sums, rows, weights, by_cpu=by_cpu), add_pair_products(sums, rows, weights)
+        is_nan = np.isnan(expected)
+        assert np.array_equal(np.isnan(found), is_nan)
+        assert np.array_equal(found[~is_nan].view(np.uint32), expected[~is_nan].view(np.uint32))
+        order = np.random.default_rng(seed).permutation(ROWS)
+        moved = added(sums[order], rows[order], weights, by_cpu=by_cpu)
+        assert np.array_equal(moved, found[order], equal_nan=True)
+    assert not TILES.errors

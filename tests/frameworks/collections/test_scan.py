@@ -11,6 +11,8 @@ from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.segments import ALIVE, Part, Positions, Segment, prepared
 
+pytestmark = pytest.mark.isa
+
 _DIMENSIONS = 83
 _SEQUENCE = 5
 _generator = np.random.default_rng(0)

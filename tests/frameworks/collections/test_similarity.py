@@ -11,6 +11,8 @@ from frameworks.collections import similarity
 from frameworks.collections.contract import Metric
 from frameworks.collections.similarity import Comparison, Stopped, all_scores, nearest
 
+pytestmark = pytest.mark.isa
+
 Matrix = Any
 
 
