@@ -61,15 +61,6 @@ SECOND_TIER := -m '(extended or hypothesis) and not nightly'
 # Nightly tests have limits of their own.
 NIGHTLY     := -m 'nightly or hypothesis' --nightly --examples 25 -o faulthandler_timeout=0
 
-# The instruction sets of a CPU without AVX-512, for the tests that depend on them.
-OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
-	NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+fma
-# Only the files that hold such tests, because all others would be imported to find none. tests/test_markers.py checks the
-# rule. Few workers: more would spend longer on their imports than on the tests.
-ISA_TESTS := --maxprocesses 2 -m isa -- $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
-# Empty on a CPU that is such an older one: the second run would repeat the first.
-NEWER_CPU := $(shell { grep -sqwE 'avx512f|avx_vnni' /proc/cpuinfo || ! grep -sqw avx2 /proc/cpuinfo; } && echo yes)
-RUN_ISA_TESTS = $(if $(NEWER_CPU),$(OLDER_CPU) $(COMPILE) && $(OLDER_CPU) $(PYTEST) $(ISA_TESTS),@echo 'no instructions beyond AVX2: isa tests ran once')
 COMPILE := $(BIN)/python -m tests.support.compiled_code
 LINT    := $(BIN)/ruff check . && $(BIN)/ruff format --check .
 # Beside each other: each runs in one thread.
@@ -112,7 +103,7 @@ test: dev models web-runtime
 
 test-all: test
 	$(PYTEST) $(SECOND_TIER)
-	$(RUN_ISA_TESTS)
+	@$(BIN)/python -m tests.support.cpus
 
 test-nightly: dev models web-runtime
 	@$(COMPILE)

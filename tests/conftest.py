@@ -36,7 +36,7 @@ settings.register_profile(
 settings.load_profile("roundhouse")
 
 _SEARCHED_MARKS = ("isa", "gpu")
-"""The Makefile and the GPU kit find the files of these tests by the text of the marker."""
+"""`make test-cpus` and the GPU kit find the files of these tests by the text of the marker."""
 
 # Groups that take minutes start first, so that no worker is left alone with one in the end.
 _SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/")

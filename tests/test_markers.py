@@ -1,4 +1,4 @@
-"""The markers by which the Makefile and the GPU kit find files of tests."""
+"""The markers by which `make test-cpus` and the GPU kit find files of tests."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import pytest
 
 from tests.conftest import check_marks_as_text
 from tests.gpu_kit.gpu_tests import files_with_gpu_tests
+from tests.support.cpus import isa_files
 
 ROOT = Path(__file__).resolve().parents[1]
-MARK = "pytest.mark.isa"
-"""The text by which the Makefile finds the files."""
 
 
-def test_makefile_searches_isa_tests() -> None:
-    assert f"grep -rlF --include='test_*.py' {MARK} tests" in (ROOT / "Makefile").read_text(encoding="utf-8")
+def test_isa_tests_are_found_by_their_marker() -> None:
+    assert str(ROOT / "tests/frameworks/pytorch/compiled/test_matrix_attention.py") in isa_files()
 
 
 def test_gpu_kit_finds_its_tests() -> None:

@@ -128,6 +128,7 @@ def test_serve_in_c_locale_loads_any_path(start: Start, tmp_path: Path) -> None:
     assert server.infer("m", input_data=[1, 2])["output_data"] == [1, 2]
 
 
+@pytest.mark.extended
 def test_sigint_stops_server(start: Start) -> None:
     server = start(DIGITS, is_fork=False)
     server.process.send_signal(signal.SIGINT)

@@ -55,6 +55,7 @@ def test_attention_of_any_text_matches_reference(
     check(Text(start, count, form(32, group, group, window), order))
 
 
+@pytest.mark.isa
 @settings(max_examples=10)
 @given(
     first=st.integers(0, 39), tokens=st.integers(1, 8), heads=st.integers(1, 4), window=st.just(0) | st.integers(1, 90)
@@ -94,6 +95,7 @@ def test_first_score_differs_from_all_others(factor: int) -> None:
     check(with_larger_keys(Text(0, 90, form(), IN_ROW), 0, factor))
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("key", [33, 1030])
 def test_row_with_larger_scores_leaves_others_alone(key: int) -> None:
     """A tile's rows get other references one by one."""
