@@ -5,17 +5,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 
 from app.config import ServerSettings
 from app.http.clocks import Connections
-from app.server.http_server import uvicorn_config
+from app.server.http_server import HttpServer, uvicorn_config
 from app.workers.sockets import listen_shared
 
 
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Override: the signals of the process are those of Ray."""

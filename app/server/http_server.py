@@ -1,6 +1,9 @@
-"""Configure uvicorn with the bounds of connections."""
+"""Configure uvicorn with the bounds of connections, and accept connections for it."""
 
+import asyncio
 import os
+import socket
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -9,6 +12,7 @@ from starlette.types import ASGIApp
 from app.auth.tls import ServerTls
 from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
 from app.config.tls_files import TlsFileError
+from app.http.acceptor import Acceptor
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from app.http.tls import tls_protocol
@@ -19,6 +23,30 @@ from memory.shared_counters import CounterRow
 
 # Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
 _KEEP_ALIVE_S = 75
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server. It accepts all connections that wait in a round of the event loop, see Acceptor."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then accept connections from the listening `sockets`."""
+        if os.name == "nt":
+            # asyncio's loop for Windows has no `add_reader`, and accepts many connections in a round itself.
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        make_protocol = partial(
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=loop,
+        )
+        for listener in sockets or ():
+            acceptor = Acceptor(loop, listener, make_protocol)
+            acceptor.start()
+            self.servers.append(acceptor)  # type: ignore[arg-type] - uvicorn closes it, and waits for its end
 
 
 def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: float) -> uvicorn.Config:

@@ -19,7 +19,7 @@ from app.observability.background import background_task
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.tracing import check_tracing, close_tracer, open_tracer
 from app.server.build import build
-from app.server.http_server import open_connections, server_tls, uvicorn_config
+from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
 from app.server.reload import HangupReload, Reload
 from app.workers.sockets import CannotListenError, listen
@@ -39,7 +39,7 @@ _SWITCH_INTERVAL_S = 0.001
 _SERVER_ENDS = "the server ends"
 
 
-class _DrainingServer(uvicorn.Server):
+class _DrainingServer(HttpServer):
     """Drains and exits with status 0 at the first signal; ends the process at the second."""
 
     def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, hangup: HangupReload) -> None:

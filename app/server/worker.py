@@ -35,7 +35,7 @@ from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, renew_request_ids
 from app.observability.tracing import close_tracer, open_tracer
 from app.server.build import Monitors, build_bounds, build_collections, build_routes, management_methods, origin_rules
-from app.server.http_server import open_connections, server_tls, uvicorn_config, whole_seconds
+from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
 from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
@@ -122,13 +122,13 @@ async def _serve(
     worker.close()
 
 
-class _WorkerServer(uvicorn.Server):
+class _WorkerServer(HttpServer):
     """Accepts connections until the supervisor drains the worker."""
 
     def __init__(self, config: uvicorn.Config, lifecycle: WorkerLifecycle, listener: socket.socket) -> None:
         super().__init__(config)
         self._lifecycle = lifecycle
-        # uvloop closes its own one.
+        # `close` closes the given one.
         self._listener = listener.dup()
 
     @contextmanager
