@@ -18,8 +18,11 @@ ACCEPTED_IN_ROUND = 1024
 _PAUSE_S = 1.0
 
 
-class Acceptor(asyncio.AbstractServer):
-    """Hand each accepted connection to a protocol of its own. Owned by the event loop."""
+class Acceptor:
+    """Hand each accepted connection to a protocol of its own. Owned by the event loop.
+
+    It has the methods of asyncio's Server that uvicorn calls.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]

@@ -36,8 +36,9 @@ class HttpServer(uvicorn.Server):
             return
         await super().startup([])
         loop = asyncio.get_running_loop()
+        protocol: Any = self.config.http_protocol_class
         make_protocol = partial(
-            self.config.http_protocol_class,
+            protocol,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -46,7 +47,8 @@ class HttpServer(uvicorn.Server):
         for listener in sockets or ():
             acceptor = Acceptor(loop, listener, make_protocol)
             acceptor.start()
-            self.servers.append(acceptor)  # type: ignore[arg-type] - uvicorn closes it, and waits for its end
+            # uvicorn closes it, and waits for its end.
+            self.servers.append(acceptor)  # type: ignore[arg-type]
 
 
 def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: float) -> uvicorn.Config:
