@@ -146,6 +146,9 @@ class ModelEntry(BaseModel):
     max_process_memory: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum memory that the model's process may allocate, PyTorch weights included; an allocation beyond it fails.
     Linux, and only with `isolation = "process"`. None: no bound."""
+    niceness: Annotated[int, Field(ge=0, le=19)] | None = None
+    """Added to the niceness of the server, for the model's process: with 10 or more any busy process on its cores goes
+    first. Only with `isolation = "process"`. None: 0."""
     replicas: (
         Annotated[
             int | ReplicaRange, PlainValidator(checked_replicas), PlainSerializer(as_replicas, return_type=int | dict)

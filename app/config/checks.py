@@ -17,7 +17,7 @@ from frameworks.errors import InvalidModel
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-_PROCESS_KEYS = ("max_batch_seconds", "max_process_memory", "cpus")
+_PROCESS_KEYS = ("max_batch_seconds", "max_process_memory", "niceness", "cpus")
 """Keys that apply to the process of a model."""
 
 

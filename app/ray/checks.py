@@ -7,7 +7,7 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings
 from frameworks.entry_values import names_several_devices
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 
-_OF_PROCESSES = {"max_batch_seconds": None, "max_process_memory": None, "cpus": None}
+_OF_PROCESSES = {"max_batch_seconds": None, "max_process_memory": None, "niceness": None, "cpus": None}
 
 
 def check_for_ray(loaded: LoadedSettings) -> None:

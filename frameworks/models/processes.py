@@ -110,6 +110,7 @@ class ProcessStarter:
             f"{entry.name}.{index}" if names_several_devices(entry.device) else entry.name,
             cpus=select_cpus(entry.cpus),
             max_process_memory_bytes=entry.max_process_memory,
+            niceness=entry.niceness or 0,
             environment=_ENVIRONMENT,
             log_level=self.log_level,
         )

@@ -32,13 +32,13 @@ class LaunchOptions:
     cpus: frozenset[int] | None = None
     """The CPUs it may use; None: those of the server."""
     max_process_memory_bytes: int | None = None
-    niceness: int = 10
-    """Added to the niceness of the server, so that requests are answered first.
+    niceness: int = 0
+    """Added to the niceness of the server.
 
-    Linux lets a thread that wakes go first only if it has used less than its share of the core. With 5 the event loop
-    was often above its share after a request, and waited for the next tick, up to 4 ms at 250 Hz: on one core beside
-    two busy processes 0.19 s of each second. With 10 it is 0.09 s, with 15 0.05 s. A busy event loop leaves a process
-    on its core 26, 11 and 5 % of the core; with 15 texts take seconds. A process cannot raise its priority again.
+    With 0 the process gets its share of a core beside busy processes. Linux lets a thread that wakes go first only if
+    it has used less than its share: beside two busy processes on one core, the event loop of the server waited for
+    0.19 s of each second with 5, for 0.09 s with 10, for 0.05 s with 15. A busy event loop leaves a process on its
+    core 26, 11 and 5 % of the core. A process cannot raise its priority again.
     """
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Changes to the server's environment variables; None removes one."""

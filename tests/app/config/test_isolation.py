@@ -10,8 +10,15 @@ from frameworks.errors import InvalidInput
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"
-KEYS = "max_batch_seconds = 2.5\nmax_process_memory = '2GiB'\ncpus = '0,2-3'\n"
-BODY = {"name": "a", "path": "a", "max_batch_seconds": 2.5, "max_process_memory": "2GiB", "cpus": "0,2-3"}
+KEYS = "max_batch_seconds = 2.5\nmax_process_memory = '2GiB'\nniceness = 7\ncpus = '0,2-3'\n"
+BODY = {
+    "name": "a",
+    "path": "a",
+    "max_batch_seconds": 2.5,
+    "max_process_memory": "2GiB",
+    "niceness": 7,
+    "cpus": "0,2-3",
+}
 ISOLATED = "[performance]\nisolation = 'process'\n"
 
 
@@ -28,7 +35,7 @@ def entry_of(folder: Path, text: str, **variables: str) -> OnnxModelEntry:
 def test_keys_load_from_file_and_body(tmp_path: Path) -> None:
     entry = entry_of(tmp_path, ENTRY + "isolation = 'process'\n" + KEYS)
     assert (entry.isolation, entry.max_batch_seconds, entry.cpus) == ("process", 2.5, "0,2-3")
-    assert entry.max_process_memory == 2 * 1024**3
+    assert (entry.max_process_memory, entry.niceness) == (2 * 1024**3, 7)
     assert parse_model_entry("onnx", {**BODY, "isolation": "process"}) == entry
 
 
@@ -42,7 +49,7 @@ def test_entry_overrides_isolation_of_performance(own: str | None, default: str,
     assert PerformanceSettings().isolation == "none"
 
 
-@pytest.mark.parametrize("key", ["max_batch_seconds", "max_process_memory", "cpus"])
+@pytest.mark.parametrize("key", ["max_batch_seconds", "max_process_memory", "niceness", "cpus"])
 def test_keys_without_process_refused(key: str, tmp_path: Path) -> None:
     body = {"framework": "onnx", "name": "a", "path": "a", key: BODY[key]}
     line = next(line for line in KEYS.splitlines() if line.startswith(key))

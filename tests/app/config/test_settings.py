@@ -186,7 +186,16 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
         ("onnx", {"sequence_axis": 1, "pad_values": {"x": 7, "y": -0.5}, "mask_input": "m", "min_cosine": 0.5}),
         ("onnx", {"warm_up": [{"x": [[1, 2], [3, 4]], "s": "text"}, {"x": {"shape": [2, 3], "data": 8}}]}),
         ("onnx", {"warm_up": [{"x": {"shape": [], "data": True}}], "version_policy": "all"}),
-        ("onnx", {"isolation": "process", "max_batch_seconds": 1, "max_process_memory": "2GiB", "cpus": "0,2-3"}),
+        (
+            "onnx",
+            {
+                "isolation": "process",
+                "max_batch_seconds": 1,
+                "max_process_memory": "2GiB",
+                "niceness": 7,
+                "cpus": "0,2-3",
+            },
+        ),
         ("pytorch", {"device": "CUDA:1", "dtype": "fp16", "kv_cache_bytes": "2GiB", "version_policy": "latest"}),
     ],
 )

@@ -79,6 +79,15 @@ async def test_model_answers_from_its_process(graph: Path) -> None:
 
 @pytest.mark.extended
 @in_loop
+async def test_process_has_niceness_of_entry(graph: Path) -> None:
+    own = psutil.Process().nice()
+    async with managed(graph, niceness=3) as manager:
+        await manager.load("m")
+        [pid] = engine_pids()
+        assert psutil.Process(pid).nice() == min(own + 3, 19)
+
+
+@in_loop
 async def test_model_is_failed_until_its_restart(graph: Path) -> None:
     async with managed(graph) as manager:
         slot = await manager.load("m")

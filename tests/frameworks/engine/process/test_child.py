@@ -134,7 +134,7 @@ async def test_damaged_file_fails_load(keep: int, tmp_path: Path) -> None:
 
 @LINUX
 @in_loop
-async def test_all_threads_have_low_priority(tmp_path: Path) -> None:
+async def test_all_threads_have_given_priority(tmp_path: Path) -> None:
     async with started() as (link, process):
         await link.load(measure=model(tmp_path))
         await total(link, 1)
