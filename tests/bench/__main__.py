@@ -18,6 +18,7 @@ from tests.bench.auth import measure_keys, measure_refusals
 from tests.bench.calls import measure_calls
 from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
+from tests.bench.crowded import measure_crowded
 from tests.bench.engines import measure_engines
 from tests.bench.fairness import measure_fairness
 from tests.bench.fairness_generation import measure_fairness_generation
@@ -125,7 +126,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "soak": [lambda: measure_soak(folder)],
         "hostile": [lambda: measure_hostile(folder)],
         "overload": [lambda: measure_overload(folder)],
-        "connections": [lambda: measure_connections(folder, vector)],
+        "connections": [lambda: measure_crowded(folder, vector), lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
         "fairness": fairness,
         "auth": [

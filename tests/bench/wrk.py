@@ -33,10 +33,10 @@ _DONE = """
 function done(summary, latency)
     local errors = summary.errors
     io.write(string.format(
-        '\\nFIGURES {"requests": %d, "duration_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d}\\n',
+        '\\nFIGURES {"requests": %d, "duration_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d, "longest_us": %d}\\n',
         summary.requests, summary.duration,
         errors.connect + errors.read + errors.write + errors.status + errors.timeout,
-        latency:percentile(50), latency:percentile(99)))
+        latency:percentile(50), latency:percentile(99), latency.max))
 end
 """
 
@@ -48,6 +48,7 @@ class Load:
     per_second: float
     p50_ms: float
     p99_ms: float
+    longest_ms: float
     cpu_us: float
     """CPU microseconds of the server per request."""
 
@@ -99,5 +100,6 @@ def _press(
         per_second=figures["requests"] / figures["duration_us"] * 1e6,
         p50_ms=figures["p50_us"] / 1e3,
         p99_ms=figures["p99_us"] / 1e3,
+        longest_ms=figures["longest_us"] / 1e3,
         cpu_us=cpu_s / figures["requests"] * 1e6,
     )
