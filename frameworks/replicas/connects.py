@@ -11,7 +11,7 @@ _ASK_AGAIN_S = 2.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _WaitingWorker:
     """A worker that waits. `suspects`: number of its requests that may have ended the process."""
 
     suspects: int
@@ -24,7 +24,7 @@ class Connects:
     def __init__(self, is_up: Callable[[], bool]) -> None:
         """`is_up`: whether the process serves."""
         self._is_up = is_up
-        self._asked: dict[Peer, _Asked] = {}
+        self._asked: dict[Peer, _WaitingWorker] = {}
         self._connected: set[Peer] = set()
         # Were connected when the process was lost, and have not asked again.
         self._expected: set[Peer] = set()
@@ -35,7 +35,7 @@ class Connects:
     async def turn(self, peer: Peer, suspects: int) -> None:
         """Wait until the worker may connect. Raises ModelFailed where the process cannot be started or was closed."""
         granted = asyncio.get_running_loop().create_future()
-        self._asked[peer] = _Asked(suspects, granted)
+        self._asked[peer] = _WaitingWorker(suspects, granted)
         self._expected.discard(peer)
         self._connected.discard(peer)
         if self._running_suspects is peer:
