@@ -27,7 +27,7 @@ RULE = RefusalRule(crashes=3, at_once_s=1.0)
 """Replicas end for more reasons than processes: with their nodes, for which Serve's report may be late."""
 
 
-class Seat:
+class ReplicaEngine:
     """The engine of one replica. Its requests go on at another replica when it is lost."""
 
     def __init__(self, address: Address, engine: ProcessEngine) -> None:
@@ -67,13 +67,13 @@ class Connections:
         self._suspects = Suspects(rule=RULE)
         self._departures = Departures()
         self._addresses: Mapping[str, Address] = {}
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, ReplicaEngine] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._stop: Callable[[], None] = _ignore
-        self.on_open: Callable[[Seat], None] = _ignore_seat
+        self.on_open: Callable[[ReplicaEngine], None] = _ignore_seat
         """Called when a replica has loaded the version."""
-        self.on_left: Callable[[Seat], None] = _ignore_seat
+        self.on_left: Callable[[ReplicaEngine], None] = _ignore_seat
         """Called when a replica that was open leaves or is lost: its requests in progress go on."""
         self.on_failed: Callable[[Exception], None] = _ignore_error
         """Called when a replica cannot load the version, or cannot be reached. It is tried again."""
@@ -97,7 +97,7 @@ class Connections:
             task.cancel()
         self._addresses = {}
 
-    def note_lost(self, seat: Seat) -> None:
+    def note_lost(self, seat: ReplicaEngine) -> None:
         """Note that the connection of an open seat has ended. A new seat is made while the replica runs."""
         replica = seat.address.replica
         if self._seats.get(replica) is seat:
@@ -105,7 +105,7 @@ class Connections:
             self.on_left(seat)
             self._open_missing()
 
-    def note_leave(self, seat: Seat) -> None:
+    def note_leave(self, seat: ReplicaEngine) -> None:
         """Note that a replica is about to unload the version: it answers the requests that it has."""
         seat.has_to_leave = True
         self.note_lost(seat)
@@ -172,7 +172,7 @@ class Connections:
     def _note_opened(self) -> None:
         """Called before `on_open`."""
 
-    def _seat(self, address: Address) -> Seat:
+    def _seat(self, address: Address) -> ReplicaEngine:
         async def start(listener: Listener) -> Started:
             if seat.is_open:
                 return await self._replace(seat, listener)
@@ -180,7 +180,7 @@ class Connections:
 
         policy = RestartPolicy(first_delay_s=0.0)
         engine = ProcessEngine(self._settings, self._counts, start, policy, self._suspects)
-        seat = Seat(address, engine)
+        seat = ReplicaEngine(address, engine)
         return seat
 
     async def _connect(
@@ -190,7 +190,7 @@ class Connections:
         link = ReplicaLink(address, version.node, partial(self._departures.has_left, address.replica), on_leave)
         return await link.open(version.name, version.path, version.client, listener, version.model)
 
-    async def _replace(self, seat: Seat, listener: Listener) -> Started:
+    async def _replace(self, seat: ReplicaEngine, listener: Listener) -> Started:
         """Connect the requests of a lost replica to another one. Raises ModelFailed where none runs in time."""
         failure = ModelFailed("no replica of the model runs")
         try:
@@ -210,7 +210,7 @@ class Connections:
         except TimeoutError:
             raise failure from None
 
-    def _successors(self, seat: Seat) -> Sequence[Address]:
+    def _successors(self, seat: ReplicaEngine) -> Sequence[Address]:
         """Return the replicas for the requests of a lost one, the best first; itself only where it is the last one."""
         others = [each for each in self._addresses.values() if each.replica != seat.address.replica]
         return others or list(self._addresses.values())
@@ -220,7 +220,7 @@ def _ignore() -> None:
     pass
 
 
-def _ignore_seat(_: Seat) -> None:
+def _ignore_seat(_: ReplicaEngine) -> None:
     pass
 
 

@@ -12,7 +12,7 @@ from frameworks.engine.contract import EngineSettings, Run, TokenTimes
 from frameworks.engine.group import EngineGroup, GroupModel
 from frameworks.engine.group_queue import Member
 from frameworks.engine.process.link import Loss
-from frameworks.engine.ray.connections import Connections, Seat
+from frameworks.engine.ray.connections import Connections, ReplicaEngine
 from frameworks.engine.ray.routing import LeastSeconds
 from frameworks.errors import ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation
@@ -40,7 +40,7 @@ class ReplicaGroup(EngineGroup):
         self,
         settings: EngineSettings,
         connections: Connections,
-        first: Seat,
+        first: ReplicaEngine,
         instances: int,
         wake: Callable[[], Awaitable[Any]],
         cold_start_s: float,
@@ -55,7 +55,7 @@ class ReplicaGroup(EngineGroup):
         self._wake = wake
         self._cold_start_s = cold_start_s
         self._may_be_empty = may_be_empty
-        self._places: dict[Seat, Member] = {}
+        self._places: dict[ReplicaEngine, Member] = {}
         self._place(first, self._members[0])
         self._waking: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -128,7 +128,7 @@ class ReplicaGroup(EngineGroup):
             await asyncio.gather(calling, return_exceptions=True)
             self._waking = None
 
-    def _add_seat(self, seat: Seat) -> None:
+    def _add_seat(self, seat: ReplicaEngine) -> None:
         self._place(seat, self.add(seat.engine))
         self._follow_seat(seat)
         log.info("replica serves", model=self._name, host=seat.address.host, replicas=len(self._members))
@@ -136,10 +136,10 @@ class ReplicaGroup(EngineGroup):
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds()
 
-    def _place(self, seat: Seat, member: Member) -> None:
+    def _place(self, seat: ReplicaEngine, member: Member) -> None:
         self._places[seat] = member
 
-    def _follow_seat(self, seat: Seat) -> None:
+    def _follow_seat(self, seat: ReplicaEngine) -> None:
         """Also retire the seat when its replica is lost. The group moves requests to other members before that."""
         inner = seat.engine.on_lost
 
@@ -149,12 +149,12 @@ class ReplicaGroup(EngineGroup):
 
         seat.engine.on_lost = note_lost
 
-    def _retire_seat(self, seat: Seat) -> None:
+    def _retire_seat(self, seat: ReplicaEngine) -> None:
         member = self._places.pop(seat, None)
         if member is not None:
             self.retire(member, partial(self._close_seat, seat))
 
-    def _close_seat(self, seat: Seat) -> None:
+    def _close_seat(self, seat: ReplicaEngine) -> None:
         """Close the connection of a replica that has answered its last request."""
         if seat.engine in self.engines and not self.is_dead:
             self.engines.remove(seat.engine)

@@ -9,7 +9,7 @@ from typing import Any
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.link import Started
-from frameworks.engine.ray.connections import REPLACED_S, Connections, Seat, Version
+from frameworks.engine.ray.connections import REPLACED_S, Connections, ReplicaEngine, Version
 from frameworks.engine.ray.group import RETRY_AFTER_S, ReplicaGroup
 from frameworks.engine.ray.residents import GroupResidents
 from frameworks.engine.ray.running import RunningReplicas
@@ -42,7 +42,7 @@ class _Opening:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self.seats: list[Seat] = []
+        self.seats: list[ReplicaEngine] = []
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
         connections.on_open, connections.on_left, connections.on_failed = self._opened, self._left, self._failed
@@ -61,11 +61,11 @@ class _Opening:
         for seat in self.seats:
             seat.engine.abort("the model was not loaded")
 
-    def _opened(self, seat: Seat) -> None:
+    def _opened(self, seat: ReplicaEngine) -> None:
         self.seats.append(seat)
         self._changed.set()
 
-    def _left(self, seat: Seat) -> None:
+    def _left(self, seat: ReplicaEngine) -> None:
         self.seats.remove(seat)
         seat.engine.abort("the replica stopped")
         if not self.seats:

@@ -8,7 +8,7 @@ import structlog
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.group_queue import Member
-from frameworks.engine.ray.connections import Connections, Seat, Version
+from frameworks.engine.ray.connections import Connections, ReplicaEngine, Version
 from frameworks.engine.ray.group import NO_REPLICA, ReplicaGroup
 from frameworks.engine.ray.hello import Address
 from frameworks.engine.ray.residents import GroupResidents, VersionKey
@@ -115,7 +115,7 @@ class SharedConnections(Connections):
         self._retry = None
         self._open_missing()
 
-    def _successors(self, seat: Seat) -> Sequence[Address]:
+    def _successors(self, seat: ReplicaEngine) -> Sequence[Address]:
         addresses = {each.replica: each for each in super()._successors(seat)}
         best = self.residents.choose(addresses, self.key, may_wait=False)
         return [] if best is None else [addresses[best]]
@@ -155,11 +155,11 @@ class SharedGroup(ReplicaGroup):
             if not self._connections.num_running:
                 super()._ensure_replica()
 
-    def _place(self, seat: Seat, member: Member) -> None:
+    def _place(self, seat: ReplicaEngine, member: Member) -> None:
         super()._place(seat, member)
         self._replica_of[member] = seat.address.replica
 
-    def _retire_seat(self, seat: Seat) -> None:
+    def _retire_seat(self, seat: ReplicaEngine) -> None:
         member = self._places.get(seat)
         if member is not None:
             self._replica_of.pop(member, None)
@@ -167,7 +167,7 @@ class SharedGroup(ReplicaGroup):
         if len(self._queue):
             self._ensure_replica()
 
-    def _close_seat(self, seat: Seat) -> None:
+    def _close_seat(self, seat: ReplicaEngine) -> None:
         super()._close_seat(seat)
         self._report_eviction()
 

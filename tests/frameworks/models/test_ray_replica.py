@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from frameworks.engine.ray import sharing as sharing_module
-from frameworks.engine.ray.connections import Seat
+from frameworks.engine.ray.connections import ReplicaEngine
 from frameworks.engine.ray.hello import Address
 from frameworks.engine.ray.sharing import SharedConnections, SharedGroup
 from frameworks.errors import ModelFailed, OutOfMemory
@@ -239,7 +239,7 @@ async def _check_early_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica evicts the version before its first request, and the request loads it again."""
     make_seat, leaves = SharedConnections._seat, [True, True]
 
-    def seat_that_leaves(connections: SharedConnections, address: Address) -> Seat:
+    def seat_that_leaves(connections: SharedConnections, address: Address) -> ReplicaEngine:
         seat = make_seat(connections, address)
         seat.has_to_leave = bool(leaves and leaves.pop())
         return seat
