@@ -21,7 +21,7 @@ from frameworks.models.pipelines import PipelineLoader
 from frameworks.models.processes import ProcessStarter
 from frameworks.models.small_models import reason_of_device, reason_of_framework, reason_of_runs, reason_of_size
 from frameworks.models.starters import Starter
-from frameworks.models.turns import Turns
+from frameworks.models.turns import LoadLock
 from frameworks.models.version import ModelVersion
 from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.pipelines.engine import PipelineEngine
@@ -99,7 +99,7 @@ class Loader:
         self.pipelines: PipelineLoader | None = None
         """Loads pipelines. Set when the models that they run are known."""
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
-        self._turns = Turns()
+        self._turns = LoadLock()
         self._num_unloads = 0
         self._prepared: set[tuple[str, str]] = set()
 

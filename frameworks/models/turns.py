@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class LoadLock:
     """A lock whose next holder is chosen when it is released. Owned by the event loop."""
 
     def __init__(self) -> None:

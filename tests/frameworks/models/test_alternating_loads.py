@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.turns import Turns
+from frameworks.models.turns import LoadLock
 from tests.frameworks.models.sized_registry import Clock, infer, lazy_models, states
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task
@@ -130,7 +130,7 @@ class TestOrders:
 class TestTurns:
     @in_loop
     async def test_turns_pass_in_order_and_survive_cancellation(self) -> None:
-        turns, held, order = Turns(), asyncio.Event(), []
+        turns, held, order = LoadLock(), asyncio.Event(), []
         urgent: set[int] = set()
 
         async def wait(number: int) -> None:
@@ -149,7 +149,7 @@ class TestTurns:
 
     @in_loop
     async def test_cancelled_holder_passes_its_turn_on(self) -> None:
-        turns = Turns()
+        turns = LoadLock()
 
         async def hold() -> None:
             async with turns.turn(lambda: False):
