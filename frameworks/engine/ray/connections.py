@@ -11,7 +11,7 @@ from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.suspects import RefusalRule, Suspects
-from frameworks.engine.ray.departures import Departures
+from frameworks.engine.ray.departures import WithdrawnReplicas
 from frameworks.engine.ray.hello import Address
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.engine.ray.running import RunningReplicas
@@ -65,7 +65,7 @@ class Connections:
         self._replaced_s = replaced_s
         # A request that ended replicas is refused by all.
         self._suspects = Suspects(rule=RULE)
-        self._departures = Departures()
+        self._departures = WithdrawnReplicas()
         self._addresses: Mapping[str, Address] = {}
         self._seats: dict[str, ReplicaEngine] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}

@@ -9,7 +9,7 @@ MAX_DEPARTURES = 1024
 """Limit of the replicas that are remembered; the oldest is forgotten first."""
 
 
-class Departures:
+class WithdrawnReplicas:
     """Owned by the event loop.
 
     Serve withdraws a replica before it stops it, and when it finds that its node has ended.

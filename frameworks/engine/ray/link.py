@@ -56,8 +56,8 @@ class ReplicaLink:
     ) -> None:
         """`own_node`: id of the node of this process; all processes of a node have one clock.
 
-        `has_left`: whether Serve has announced the end of the replica, see Departures. `on_leave`: called when the
-        replica is about to unload the version for another model.
+        `has_left`: whether Serve has announced the end of the replica, see WithdrawnReplicas. `on_leave`: called when
+        the replica is about to unload the version for another model.
         """
         self.address = address
         self._has_left = has_left

@@ -1,12 +1,12 @@
 """Replicas that Serve has withdrawn, with an injected clock."""
 
-from frameworks.engine.ray.departures import ANNOUNCED_S, MAX_DEPARTURES, Departures
+from frameworks.engine.ray.departures import ANNOUNCED_S, MAX_DEPARTURES, WithdrawnReplicas
 from tests.support.clocks import Clock
 
 
 def test_withdrawn_replica_has_left_a_second_later() -> None:
     clock = Clock()
-    departures = Departures(clock)
+    departures = WithdrawnReplicas(clock)
     departures.note(["a", "b"], ["b"])
     assert not departures.has_left("a")
     clock.now_s += ANNOUNCED_S
@@ -16,7 +16,7 @@ def test_withdrawn_replica_has_left_a_second_later() -> None:
 
 def test_replica_that_runs_again_has_not_left() -> None:
     clock = Clock()
-    departures = Departures(clock)
+    departures = WithdrawnReplicas(clock)
     departures.note(["a"], [])
     departures.note([], ["a"])
     clock.now_s += ANNOUNCED_S
@@ -25,7 +25,7 @@ def test_replica_that_runs_again_has_not_left() -> None:
 
 def test_full_record_forgets_oldest_departure() -> None:
     clock = Clock()
-    departures = Departures(clock)
+    departures = WithdrawnReplicas(clock)
     names = [str(number) for number in range(MAX_DEPARTURES + 1)]
     for name in names:
         departures.note([name], [])
