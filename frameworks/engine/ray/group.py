@@ -10,7 +10,7 @@ import structlog
 
 from frameworks.engine.contract import EngineSettings, Run, TokenTimes
 from frameworks.engine.group import EngineGroup, GroupModel
-from frameworks.engine.group_queue import Member
+from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.process.link import Loss
 from frameworks.engine.ray.connections import Connections, ReplicaEngine
 from frameworks.engine.ray.routing import LeastSeconds
@@ -55,7 +55,7 @@ class ReplicaGroup(EngineGroup):
         self._wake = wake
         self._cold_start_s = cold_start_s
         self._may_be_empty = may_be_empty
-        self._places: dict[ReplicaEngine, Member] = {}
+        self._places: dict[ReplicaEngine, GroupEngine] = {}
         self._place(first, self._members[0])
         self._waking: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class ReplicaGroup(EngineGroup):
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds()
 
-    def _place(self, seat: ReplicaEngine, member: Member) -> None:
+    def _place(self, seat: ReplicaEngine, member: GroupEngine) -> None:
         self._places[seat] = member
 
     def _follow_seat(self, seat: ReplicaEngine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.group_queue import Member
+from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.ray.connections import Connections, ReplicaEngine, Version
 from frameworks.engine.ray.group import NO_REPLICA, ReplicaGroup
 from frameworks.engine.ray.hello import Address
@@ -132,7 +132,7 @@ class SharedGroup(ReplicaGroup):
         """
         self._load_s = load_s
         self._on_evicted = on_evicted
-        self._replica_of: dict[Member, str] = {}
+        self._replica_of: dict[GroupEngine, str] = {}
         super().__init__(*arguments)
         self._connections.on_failed = self._note_failed
 
@@ -144,7 +144,7 @@ class SharedGroup(ReplicaGroup):
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds(self._others_s)
 
-    def _others_s(self, member: Member) -> float:
+    def _others_s(self, member: GroupEngine) -> float:
         """Return the seconds that the requests for other models will take at the replica of a member."""
         replica = self._replica_of.get(member)
         return 0.0 if replica is None else self._connections.residents.queued_s(replica, self._connections.key)
@@ -155,7 +155,7 @@ class SharedGroup(ReplicaGroup):
             if not self._connections.num_running:
                 super()._ensure_replica()
 
-    def _place(self, seat: ReplicaEngine, member: Member) -> None:
+    def _place(self, seat: ReplicaEngine, member: GroupEngine) -> None:
         super()._place(seat, member)
         self._replica_of[member] = seat.address.replica
 

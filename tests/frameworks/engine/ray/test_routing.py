@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.engine.group_queue import Job, Member
+from frameworks.engine.group_queue import GroupEngine, Job
 from frameworks.engine.process.messages import QueueState
 from frameworks.engine.ray.autoscaling import QUEUED_S, QueuedSeconds
 from frameworks.engine.ray.metered import CallCost
@@ -29,9 +29,9 @@ class FakeEngine:
         self.queue_state = QueueState(call_s, others)
 
 
-def member(call_s: float = 0.0, others: int = 0) -> Member:
+def member(call_s: float = 0.0, others: int = 0) -> GroupEngine:
     engine: Any = FakeEngine(call_s, others)
-    return Member(engine)
+    return GroupEngine(engine)
 
 
 def job(request: Any) -> Job:
@@ -39,7 +39,7 @@ def job(request: Any) -> Job:
     return Job(1, DEFAULT_TENANT, 5, future, lambda _: None, request)
 
 
-def give(choose: LeastSeconds, members: list[Member], request: Any, capacity: int = 100) -> Member | None:
+def give(choose: LeastSeconds, members: list[GroupEngine], request: Any, capacity: int = 100) -> GroupEngine | None:
     """Choose the member for a request, which it then has."""
     sent = job(request)
     chosen = choose(members, capacity, sent)
