@@ -13,6 +13,7 @@ from typing import Any, Literal
 from frameworks.errors import InvalidModel
 from frameworks.files import parse_json, read_json
 from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
+from frameworks.text.tokenizer_class import gives_token_types
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
@@ -268,10 +269,7 @@ def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
 
 def _reads_token_types(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
     """Return False for a model with one token type, and for a tokenizer that omits them."""
-    names = tokenizer.get("model_input_names")
-    if isinstance(names, list) and "token_type_ids" not in names:
-        return False
-    return _integer(config.get("type_vocab_size"), 2) > 1
+    return gives_token_types(config, tokenizer) and _integer(config.get("type_vocab_size"), 2) > 1
 
 
 def _integer(value: object, default: int) -> int:

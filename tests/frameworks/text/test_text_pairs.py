@@ -128,7 +128,7 @@ def test_model_with_one_token_type_gets_none(cross_encoder: Callable[..., Path])
 def test_model_without_token_type_input_gets_none(cross_encoder: Callable[..., Path]) -> None:
     folder = cross_encoder("distilbert")
     reference = transformers_of(folder, PAIRS)
-    change_json(folder / "tokenizer_config.json", model_input_names=None)
+    change_json(folder / "tokenizer_config.json", model_input_names=[*INPUTS])
     model = load_torch(folder, dtype="f32")
     assert model.tokenizer is not None
     assert model.tokenizer.tokenize_pairs(PAIRS, truncate=True).token_type_ids is not None
@@ -147,6 +147,22 @@ def test_token_types_follow_model_input_names(cross_encoder: Callable[..., Path]
     rows = logits_of(load_torch(folder, dtype="f32"), PAIRS)
     np.testing.assert_allclose(rows, transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
     assert np.abs(rows - with_types).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_class", "types"),
+    [("PreTrainedTokenizerFast", False), ("BertTokenizerFast", True), ("ElectraTokenizer", True), (None, True)],
+)
+def test_token_types_follow_tokenizer_class(
+    cross_encoder: Callable[..., Path], tokenizer_class: str | None, types: bool
+) -> None:
+    """Without model_input_names, as in transformers 5."""
+    folder = cross_encoder()
+    change_json(folder / "tokenizer_config.json", model_input_names=None, tokenizer_class=tokenizer_class)
+    model = load_torch(folder, dtype="f32")
+    assert model.tokenizer is not None
+    assert (model.tokenizer.tokenize_pairs(PAIRS, truncate=True).token_type_ids is not None) is types
+    np.testing.assert_allclose(logits_of(model, PAIRS), transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [("batch", "sequence"), (3, 16)])
