@@ -8,8 +8,15 @@ from typing import Any
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json
 
-# Of the variables of a chat template, those that say how the answer begins.
-_TEMPLATE_VARIABLES = ("add_generation_prompt", "enable_thinking")
+# Arguments of transformers' apply_chat_template that change more than the variables of the template.
+_NOT_VARIABLES = frozenset(
+    (
+        "chat_template", "common_kwargs", "continue_final_message", "conversation", "documents", "max_length",
+        "padding", "restore_suffix", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+        "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+    )
+)  # fmt: skip
+_WITHOUT_PROMPT: Mapping[str, object] = {"add_generation_prompt": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +35,13 @@ class PairMessages:
     """Whether a pair of texts is put into the chat template, as messages of the roles `query` and `document`.
 
     `is_used`: None where the files leave it to the template. `variables`: those of the template that the files set.
+    `in_parts`: whether the content of a message is a list of parts, as of images and texts; None: as the template
+    reads it.
     """
 
     is_used: bool | None = None
-    variables: Mapping[str, bool] = field(default_factory=dict, hash=False)
+    variables: Mapping[str, object] = field(default_factory=lambda: _WITHOUT_PROMPT, hash=False)
+    in_parts: bool | None = None
 
 
 def read_answers(file: Path) -> Answers:
@@ -55,24 +65,44 @@ def read_pair_messages(sentence: Mapping[str, Any], folder: Path, has_modules: b
     message = modalities.get("message")
     if message is None:
         return PairMessages(False)
-    if isinstance(message, dict) and message.get("format") == "structured":
-        raise InvalidModel(f'{folder}: modality_config: expected messages of the format "flat", got "structured"')
-    variables = options.get("chat_template", {}) if isinstance(options, dict) else None
-    if not isinstance(variables, dict) or set(options) - {"chat_template"}:
-        raise InvalidModel(f"{folder}: processing_kwargs: expected only chat_template, got others; remove them")
-    unserved = [name for name, value in variables.items() if name not in _TEMPLATE_VARIABLES or type(value) is not bool]
+    message_format = message.get("format", "auto") if isinstance(message, dict) else message
+    if message_format not in ("auto", "flat", "structured"):
+        raise InvalidModel(
+            f'{folder}: modality_config: expected messages of the format "flat", "structured" or "auto", '
+            f"got {str(message_format)[:100]}; correct it"
+        )
+    in_parts = None if message_format == "auto" else message_format == "structured"
+    return PairMessages(True, {**_WITHOUT_PROMPT, **_template_variables(options, folder)}, in_parts)
+
+
+def _template_variables(options: object, folder: Path) -> Mapping[str, object]:
+    """Return the variables of the template among `processing_kwargs`. Raises InvalidModel for other settings."""
+    variables = options.get("chat_template") or {} if isinstance(options, dict) else None
+    if not isinstance(variables, dict):
+        raise InvalidModel(
+            f"{folder}: processing_kwargs: expected chat_template with variables, got others; correct it"
+        )
+    unserved = sorted(_NOT_VARIABLES & variables.keys())
     if unserved:
         raise InvalidModel(
-            f"{folder}: processing_kwargs: chat_template: expected true or false for "
-            f"{' and '.join(_TEMPLATE_VARIABLES)}, got {unserved[0]}; remove it"
+            f"{folder}: processing_kwargs: chat_template: expected variables of the template, got {unserved[0]}; "
+            "remove it"
         )
-    return PairMessages(True, {"add_generation_prompt": False} | variables)
+    return variables
 
 
 def has_chat_template(folder: Path) -> bool:
     """Whether a folder has a chat template. Raises InvalidModel for a damaged file."""
     in_config = read_json(folder / "tokenizer_config.json").get("chat_template") is not None
     return in_config or (folder / "chat_template.jinja").is_file()
+
+
+def has_named_templates(folder: Path) -> bool:
+    """Whether the folder names its chat templates, as those with one for tools do. Raises InvalidModel as above."""
+    if any((folder / "additional_chat_templates").glob("*.jinja")):
+        return True
+    in_file = (folder / "chat_template.jinja").is_file()
+    return not in_file and isinstance(read_json(folder / "tokenizer_config.json").get("chat_template"), list)
 
 
 def _is_id(value: object) -> bool:

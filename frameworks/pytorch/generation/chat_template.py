@@ -67,8 +67,12 @@ class ChatTemplate:
         """Whether the template reads how long the model shall think."""
         return not self.names.isdisjoint(_EFFORTS)
 
-    def render(self, messages: Sequence[Message], tools: str = "", reasoning_effort: str | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: str = "", reasoning_effort: str | None = None, in_parts: bool = False
+    ) -> str:
         """Return the prompt, up to where the model's response begins. `tools`: a JSON list, or empty.
+
+        `in_parts`: the template gets each content as a list with one part, as templates of images and texts read it.
 
         Raises InvalidInput for the field `messages` if the template refuses them, or takes too long.
         """
@@ -80,7 +84,10 @@ class ChatTemplate:
         self._environment.begin()
         try:
             parts, length = [], 0
-            variables |= {"messages": list(map(_turn, messages)), "tools": json.loads(tools) if tools else None}
+            turns = [_turn(message) for message in messages]
+            if in_parts:
+                turns = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
+            variables |= {"messages": turns, "tools": json.loads(tools) if tools else None}
             for part in self._template.generate(variables):
                 length += len(part)
                 if length > self._max_characters:

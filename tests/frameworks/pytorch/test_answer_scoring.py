@@ -163,7 +163,7 @@ def test_unsuitable_files_are_refused(ranking: Path) -> None:
     (ranking / "chat_template.jinja").unlink()
     assert "of the roles query and document, got none" in refusal(ranking)
     change_json(ranking / "sentence_bert_config.json", processing_kwargs={"chat_template": {"tools": []}})
-    assert "processing_kwargs: chat_template: expected true or false for add_generation_prompt" in refusal(ranking)
+    assert "processing_kwargs: chat_template: expected variables of the template, got tools" in refusal(ranking)
     change_json(ranking / "sentence_bert_config.json", processing_kwargs=None)
     change_json(ranking / "1_LogitScore" / "config.json", true_token_id="yes")
     assert "expected the token ids true_token_id and false_token_id" in refusal(ranking)
