@@ -104,7 +104,8 @@ class PairTokenizer(TextTokenizer):
             if len(ids) > max_tokens and not truncate:
                 raise self._too_long(first + index, len(ids))
             if len(ids) >= max_tokens:
-                rows[index] = ids[: max_tokens - len(self._ending)] + self._ending
+                kept = ids[len(ids) - max_tokens :] if self._config.truncates_left else ids
+                rows[index] = kept[: max_tokens - len(self._ending)] + self._ending
         return TokenBatch(rows)
 
     def _template_ids(self, pairs: Sequence[tuple[str, str]], first: int = 0) -> list[list[int]]:

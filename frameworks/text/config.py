@@ -48,7 +48,7 @@ class TextConfig:
     `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
     requests may choose instead of `prompt`, by name. `answers`: of a language model that scores pairs of texts.
-    `pair_messages`: the form of such a pair.
+    `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
     """
 
     max_tokens: int
@@ -68,6 +68,7 @@ class TextConfig:
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
     answers: Answers | None = None
     pair_messages: PairMessages = field(default_factory=PairMessages)
+    truncates_left: bool = False
 
     @property
     def classifies(self) -> bool:
@@ -101,6 +102,7 @@ def read_text_config(folder: Path) -> TextConfig:
     encoder = transformer_folder(folder)
     config = read_json(encoder / "config.json")
     tokenizer = read_json(encoder / "tokenizer_config.json")
+    truncation = _truncation_of(encoder)
     sentence = _sentence_config(encoder)
     pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     labels = _labels(config, encoder)
@@ -111,7 +113,7 @@ def read_text_config(folder: Path) -> TextConfig:
             f"{encoder / 'config.json'}: problem_type is regression, which is not served; use a classifier"
         )
     found = TextConfig(
-        max_tokens=_max_tokens(config, tokenizer, sentence) or _truncation_of(encoder) or _DEFAULT_MAX_TOKENS,
+        max_tokens=_max_tokens(config, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
@@ -129,6 +131,7 @@ def read_text_config(folder: Path) -> TextConfig:
         reads_token_types=_reads_token_types(config, tokenizer),
         prompts=_prompts(folder / "config_sentence_transformers.json"),
         pair_messages=read_pair_messages(sentence, encoder, bool(modules)),
+        truncates_left=_truncates_left(tokenizer, truncation, encoder),
     )
     scoring = [read_answers(folder / path / "config.json") for kind, path in modules if kind == "LogitScore"]
     if scoring:
@@ -234,14 +237,30 @@ def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dic
     return min(limits, default=None)
 
 
-def _truncation_of(folder: Path) -> int | None:
+def _truncation_of(folder: Path) -> dict[str, Any]:
+    """Return the truncation in tokenizer.json itself; empty where it has none."""
+    truncation = read_json(folder / "tokenizer.json").get("truncation")
+    return truncation if isinstance(truncation, dict) else {}
+
+
+def _limit_of(truncation: dict[str, Any]) -> int | None:
     """Return the length at which tokenizer.json itself truncates; None where it does not.
 
-    Read only where no other file states a limit: the length is often that of the training, below the model's own.
+    Used only where no other file states a limit: the length is often that of the training, below the model's own.
     """
-    truncation = read_json(folder / "tokenizer.json").get("truncation")
-    length = _integer(truncation.get("max_length"), 0) if isinstance(truncation, dict) else 0
+    length = _integer(truncation.get("max_length"), 0)
     return length if 0 < length < _NO_LIMIT else None
+
+
+def _truncates_left(tokenizer: dict[str, Any], truncation: dict[str, Any], folder: Path) -> bool:
+    """Return the side of tokenizer_config.json, else that of tokenizer.json, as transformers does."""
+    side = tokenizer.get("truncation_side", truncation.get("direction") or "right")
+    if not isinstance(side, str) or side.lower() not in ("left", "right"):
+        raise InvalidModel(
+            f'{folder / "tokenizer_config.json"}: truncation_side: expected "left" or "right", got {str(side)[:100]}; '
+            "correct it"
+        )
+    return side.lower() == "left"
 
 
 def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class TextTokenizer:
     """Tokenise with a folder's tokenizer.json, truncated at the model's limit. Thread-safe; all methods block.
 
     Of a text beyond the limit only a part is tokenized, which gives the same tokens as the whole text. The exceptions
-    are texts of more than `most_characters`: no more characters are read.
+    are texts of more than `most_characters`: no more characters are read, and the last ones where the left is cut.
     """
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
@@ -77,8 +77,9 @@ class TextTokenizer:
         self._limit: TextLimit = self._lengths.limit(config.max_tokens - special)
         self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
         self._known: Array | None = None
-        num_before, self._num_after = count_special_tokens(self._tokenizer)
-        self._end = self._tokenizer.encode("").ids[num_before:]
+        self._num_before, self._num_after = count_special_tokens(self._tokenizer)
+        special_ids = self._tokenizer.encode("").ids
+        self._start, self._end = special_ids[: self._num_before], special_ids[self._num_before :]
 
     def tokenize(self, texts: list[str], truncate: bool, first: int = 0, prompt: str | None = None) -> list[list[int]]:
         """Return the token ids of each text, with special tokens. `first`: number of texts before these in the request.
@@ -99,7 +100,7 @@ class TextTokenizer:
             if len(ids) > max_tokens:
                 if not truncate:
                     raise self._too_long(position, len(ids))
-                ids = truncated_ids(ids, max_tokens, self._num_after)
+                ids = truncated_ids(ids, max_tokens, self._num_before, self._num_after, self._config.truncates_left)
             rows.append(ids)
         return rows
 
@@ -112,10 +113,10 @@ class TextTokenizer:
     def read_ids(self, token_ids: Sequence[list[int]], truncate: bool) -> list[list[int]]:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
 
-        A cut keeps the special tokens at the end, as the cut of a text does.
+        A cut keeps the special tokens on its side, as the cut of a text does.
         Raises InvalidInput for an id outside the vocabulary, and as `tokenize` for too many.
         """
-        is_known, end = self._known_ids(), self._end
+        is_known = self._known_ids()
         limit = self._config.max_tokens
         read = []
         for position, ids in enumerate(token_ids):
@@ -133,10 +134,8 @@ class TextTokenizer:
                 read.append(ids)
             elif not truncate:
                 raise self._too_long(position, len(ids))
-            elif end and len(end) < limit and ids[-len(end) :] == end:
-                read.append(ids[: limit - len(end)] + end)
             else:
-                read.append(ids[:limit])
+                read.append(self._cut_ids(ids))
         return read
 
     def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool, first: int = 0) -> TokenBatch:
@@ -216,20 +215,30 @@ class TextTokenizer:
         self.token_strings(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
+    def _cut_ids(self, ids: list[int]) -> list[int]:
+        limit, start, end = self._config.max_tokens, self._start, self._end
+        if self._config.truncates_left:
+            num_before = len(start) if len(start) < limit and ids[: len(start)] == start else 0
+            return truncated_ids(ids, limit, num_before, 0, keeps_end=True)
+        num_after = len(end) if len(end) < limit and ids[len(ids) - len(end) :] == end else 0
+        return truncated_ids(ids, limit, 0, num_after, keeps_end=False)
+
     def _needed(self, text: str, num_tokens: int) -> str:
-        """Return the part of a text that has its first tokens."""
+        """Return the part of a text that has its first tokens; its last ones where the left side is cut."""
+        if self._config.truncates_left:
+            return text[-most_characters(num_tokens) :]
         return self._lengths.beginning(text[: most_characters(num_tokens)], num_tokens)
 
     def _kept_of_pair(self, encoding: Encoding, room: int, whole: tuple[str, str], read: tuple[str, str]) -> list[int]:
         """Return the positions that are kept of the tokens of a long pair. `read`: the parts that were tokenized."""
-        sequence_ids = encoding.sequence_ids
+        sequence_ids, keeps_end = encoding.sequence_ids, self._config.truncates_left
         if room % 2 and read != whole and min(sequence_ids.count(0), sequence_ids.count(1)) > room:
             # The longer text gets one token more: which one it is only the whole texts show.
             first, second = (text[: most_characters(room)] for text in whole)
             [in_full] = self._encodings([(first, second)], 0)
             firsts, seconds = in_full.sequence_ids.count(0), in_full.sequence_ids.count(1)
-            return truncated_pair(sequence_ids, room, firsts > seconds)
-        return truncated_pair(sequence_ids, room)
+            return truncated_pair(sequence_ids, room, firsts > seconds, keeps_end)
+        return truncated_pair(sequence_ids, room, keeps_end=keeps_end)
 
     def _refuse_long(self, texts: Sequence[str], first: int) -> None:
         """Raise InvalidInput for a text that has too many tokens, without counting them all."""

@@ -1,4 +1,4 @@
-"""Truncate token ids as the tokenizers library does, on the right and the longer text of a pair first.
+"""Truncate token ids as the tokenizers library does, on either side and the longer text of a pair first.
 
 The library's own truncation is state of the tokenizer: calls with and without it would have to wait for each other.
 """
@@ -21,13 +21,20 @@ def count_special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
     return tokenizer.num_special_tokens_to_add(False), 0
 
 
-def truncated_ids(ids: list[int], max_tokens: int, num_after: int) -> list[int]:
-    """Return the first ids of a text and the `num_after` special tokens after it."""
+def truncated_ids(ids: list[int], max_tokens: int, num_before: int, num_after: int, keeps_end: bool) -> list[int]:
+    """Return the first ids of a text, or its last ones, with the special tokens before and after it.
+
+    `num_before`, `num_after`: of special tokens.
+    """
+    if keeps_end:
+        return ids[:num_before] + ids[len(ids) - (max_tokens - num_before) :]
     return ids[: max_tokens - num_after] + ids[len(ids) - num_after :]
 
 
-def truncated_pair(sequence_ids: Sequence[int | None], room: int, first_is_longer: bool | None = None) -> list[int]:
-    """Return the positions that are kept of a pair of texts.
+def truncated_pair(
+    sequence_ids: Sequence[int | None], room: int, first_is_longer: bool | None = None, keeps_end: bool = False
+) -> list[int]:
+    """Return the positions that are kept of a pair of texts: the beginning of each text, or its end.
 
     `sequence_ids`: for each token the number of its text, 0 or 1; None for a special token. `room`: number of tokens
     of both texts that are kept. `first_is_longer`: where the tokens are not those of the whole texts.
@@ -40,11 +47,13 @@ def truncated_pair(sequence_ids: Sequence[int | None], room: int, first_is_longe
     if first_is_longer is None:
         first_is_longer = firsts > seconds
     left = [longer, shorter] if first_is_longer else [shorter, longer]
+    positions = range(len(sequence_ids))
     kept = []
-    for position, text in enumerate(sequence_ids):
+    for position in reversed(positions) if keeps_end else positions:
+        text = sequence_ids[position]
         if text is not None:
             left[text] -= 1
             if left[text] < 0:
                 continue
         kept.append(position)
-    return kept
+    return kept[::-1] if keeps_end else kept

@@ -92,6 +92,12 @@ def test_cut_prompts_equal_cross_encoder(templated: Make, max_tokens: int) -> No
     assert_equals_cross_encoder(templated(CHATML, "qwen3", model_max_length=max_tokens))
 
 
+@pytest.mark.parametrize("max_tokens", [40, *(pytest.param(each, marks=pytest.mark.extended) for each in (60, 64, 96))])
+def test_left_cut_prompts_equal_cross_encoder(templated: Make, max_tokens: int) -> None:
+    """The end of the template is kept in any case."""
+    assert_equals_cross_encoder(templated(FLAT, "qwen3", model_max_length=max_tokens, truncation_side="left"))
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("template", [FLAT, IN_PARTS])
 def test_named_templates_equal_cross_encoder(templated: Make, template: str) -> None:

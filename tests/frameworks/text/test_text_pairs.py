@@ -101,6 +101,18 @@ def test_pytorch_logits_match_transformers(cross_encoder: Callable[..., Path], f
         assert np.abs(rows - logits_of(model, PAIRS, with_types=False)).max() > 1e-2, "token types change nothing"
 
 
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.extended) for each in FAMILIES[1:])]
+)
+def test_left_cut_logits_match_transformers(cross_encoder: Callable[..., Path], family: Family) -> None:
+    folder = cross_encoder(family)
+    right = logits_of(load_torch(folder, dtype="f32"), PAIRS)
+    change_json(folder / "tokenizer_config.json", truncation_side="left")
+    rows = logits_of(load_torch(folder, dtype="f32"), PAIRS)
+    np.testing.assert_allclose(rows, transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
+    assert np.abs(rows - right).max() > 1e-3, "no pair was cut"
+
+
 def test_onnx_logits_match_transformers(cross_encoder: Callable[..., Path], tmp_path: Path) -> None:
     folder = cross_encoder()
     model = load_onnx(export(folder, tmp_path / "graph"))
