@@ -105,7 +105,8 @@ class TextSpec:
     `embedding_size`: dimensions of an embedding; None where the files do not define it. `shorter_sizes`: dimensions to
     which embeddings may be truncated (Matryoshka), ascending; empty for other models. `pooling`: how an embedding is
     computed from the hidden states of its tokens: `mean`, `cls`, `max`, `lasttoken`, or `pooler` for BERT's own.
-    `prompts`: by name, those that requests may put before their texts.
+    `prompts`: by name, those that requests may put before their texts. `scores_are_logits`: of pairs, with one label;
+    else a sigmoid is applied.
     """
 
     max_tokens: int
@@ -116,6 +117,7 @@ class TextSpec:
     shorter_sizes: tuple[int, ...] = ()
     pooling: str = "mean"
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    scores_are_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def cosines(pairs: PairedTexts, answer: EmbedAnswer) -> ScoreAnswer:
 def probabilities(logits: Array, tokens: TokenBatch, raw_scores: bool) -> ScoreAnswer:
     """Return the sigmoid of a cross-encoder's logits [pairs, 1], as sentence-transformers' CrossEncoder does.
 
-    `raw_scores`: return the logits.
+    `raw_scores`: return the logits, for requests and models that want them.
     """
     rows = logits.astype(np.float64) if raw_scores else scores(logits, multi_label=True)
     return ScoreAnswer(rows[:, 0].tolist(), sum(map(len, tokens.token_ids)))

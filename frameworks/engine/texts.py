@@ -95,12 +95,12 @@ class TextService:
             tokens = await self._tokenized(model.tokenizer, request, run.timings)
             await _count_tokens(run, tokens.token_ids)
             rows = await _rows(run, self._submit, tokens)
+            text = model.spec.text
+            assert text is not None
+            raw_scores = request.raw_scores or text.scores_are_logits
             if request.with_labels:
-                assert model.spec.text is not None
-                return await self._compute(
-                    rows.size, _classified, model.spec.text, request.raw_scores, None, rows, tokens.token_ids
-                )
-            return await self._compute(rows.size, probabilities, rows, tokens, request.raw_scores)
+                return await self._compute(rows.size, _classified, text, raw_scores, None, rows, tokens.token_ids)
+            return await self._compute(rows.size, probabilities, rows, tokens, raw_scores)
         pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:

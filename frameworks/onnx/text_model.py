@@ -101,6 +101,7 @@ class OnnxTextModel:
                 embedding_size=embedding_size or None,
                 shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
                 prompts=config.prompts,
+                scores_are_logits=config.scores_are_logits,
                 pooling="pooler" if head.output == "pooler_output" else self._pooling,
             ),
         )

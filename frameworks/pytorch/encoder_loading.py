@@ -150,5 +150,6 @@ def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, dev
             shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
             pooling=pooling,
             prompts=config.prompts,
+            scores_are_logits=config.scores_are_logits,
         ),
     )

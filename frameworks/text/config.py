@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from frameworks.errors import InvalidModel
 from frameworks.files import parse_json, read_json
+from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
 from frameworks.text.tokenizer_class import gives_token_types
 
@@ -49,6 +50,7 @@ class TextConfig:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
     requests may choose instead of `prompt`, by name. `answers`: of a language model that scores pairs of texts.
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
+    `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied.
     """
 
     max_tokens: int
@@ -69,6 +71,7 @@ class TextConfig:
     answers: Answers | None = None
     pair_messages: PairMessages = field(default_factory=PairMessages)
     truncates_left: bool = False
+    scores_are_logits: bool = False
 
     @property
     def classifies(self) -> bool:
@@ -141,7 +144,10 @@ def read_text_config(folder: Path) -> TextConfig:
             )
         found = found.with_answers(scoring[0])
     _check_texts_are_plain(found, encoder)
-    return found
+    if not (found.generates or (found.classifies and len(found.labels) == 1)):
+        return found
+    model = read_json(folder / "config_sentence_transformers.json") if modules else {}
+    return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Run text requests over a dispatcher that records the tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,12 +39,13 @@ LABEL = ("relevant",)
 
 @dataclass
 class Harness:
-    """A service over one model. `batches`: what the model was given."""
+    """A service over one model. `batches`: what the model was given. `spec`: of the model."""
 
     service: TextService
     run: Run
     tokenizer: TextTokenizer
     batches: list[TokenBatch] = field(default_factory=list)
+    spec: Any = None
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL, multi_label=True))
     model: Any = SimpleNamespace(tokenizer=tokenizer, spec=spec)
     run = Run(Permit(RequestLimit("the server", None, None)), Timings())
-    yield Harness(TextService(model, submit, False, threads), run, tokenizer, batches)
+    yield Harness(TextService(model, submit, False, threads), run, tokenizer, batches, spec)
     threads.close()
 
 
@@ -100,6 +101,18 @@ async def test_scores_are_raw_on_request(harness: Harness) -> None:
         texts = TextRequest(["the cat"], raw_scores=raw)
         assert await service.answer(run, texts) == ClassifyAnswer([[(LABEL[0], score)]], 4)
     assert await service.score(run, PairRequest([], with_labels=True)) == ClassifyAnswer([])
+
+
+@in_loop
+async def test_pairs_of_model_without_sigmoid_are_raw(harness: Harness) -> None:
+    """A single text has a sigmoid, as in transformers' pipeline."""
+    harness.spec.text = replace(harness.spec.text, scores_are_logits=True)
+    service, run, pairs = harness.service, harness.run, [("the cat", "sat")]
+    tokens = len(harness.tokenizer.tokenize_pairs(pairs, truncate=True).token_ids[0])
+    assert await service.score(run, PairRequest(pairs)) == ScoreAnswer([0.0], tokens)
+    with_labels = await service.score(run, PairRequest(pairs, with_labels=True))
+    assert with_labels == ClassifyAnswer([[(LABEL[0], 0.0)]], tokens)
+    assert await service.answer(run, TextRequest(["the cat"])) == ClassifyAnswer([[(LABEL[0], 0.5)]], 4)
 
 
 @in_loop
