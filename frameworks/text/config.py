@@ -15,6 +15,7 @@ from frameworks.files import parse_json, read_json
 from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
 from frameworks.text.tokenizer_class import gives_token_types
+from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
@@ -51,6 +52,7 @@ class TextConfig:
     requests may choose instead of `prompt`, by name. `answers`: of a language model that scores pairs of texts.
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
     `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied.
+    `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json.
     """
 
     max_tokens: int
@@ -72,6 +74,7 @@ class TextConfig:
     pair_messages: PairMessages = field(default_factory=PairMessages)
     truncates_left: bool = False
     scores_are_logits: bool = False
+    tokenizer_settings: TokenizerSettings = field(default_factory=TokenizerSettings)
 
     @property
     def classifies(self) -> bool:
@@ -134,6 +137,7 @@ def read_text_config(folder: Path) -> TextConfig:
         reads_token_types=_reads_token_types(config, tokenizer),
         prompts=_prompts(folder / "config_sentence_transformers.json"),
         pair_messages=read_pair_messages(sentence, encoder, bool(modules)),
+        tokenizer_settings=read_tokenizer_settings(config, tokenizer, encoder),
         truncates_left=_truncates_left(tokenizer, truncation, encoder),
     )
     scoring = [read_answers(folder / path / "config.json") for kind, path in modules if kind == "LogitScore"]

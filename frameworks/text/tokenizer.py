@@ -63,6 +63,7 @@ class TextTokenizer:
         # The file may contain the padding and truncation of the training; here only the model's limit applies.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        config.tokenizer_settings.apply(self._tokenizer)
         if config.lower_case:
             # In the tokenizer, as in sentence-transformers: it applies to the prompt too, and keeps [MASK] in a text.
             steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
