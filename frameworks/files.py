@@ -1,8 +1,9 @@
 """Read JSON files of a model's folder, bound its weights, and name files by their content."""
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,26 @@ def file_digest(file: Path) -> str:
             _known.clear()
         _known[key] = digest
     return _known[key]
+
+
+def refuse_settings(file: Path, content: Mapping[str, Any], served: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise InvalidModel, which names the key, for a setting that would be ignored.
+
+    `served`: by key, the values that have no effect, or the effect that is computed anyway. Null has none.
+    """
+    for key, values in served.items():
+        value = content.get(key)
+        if value is not None and not any(value == each and type(value) is type(each) for each in values):
+            expected = " or ".join(json.dumps(each) for each in values) or "nothing"
+            raise InvalidModel(
+                f"{file}: {key}: expected {expected}, got {str(value)[:100]}; this setting is not served"
+            )
+
+
+def refuse_unknown(file: Path, content: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise InvalidModel for a key whose effect is not known."""
+    unknown = next((key for key in content if key not in known), None)
+    if unknown is not None:
+        raise InvalidModel(
+            f"{file}: {str(unknown)[:100]}: expected a known key, got another; this setting is not served"
+        )

@@ -10,11 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.files import read_json, refuse_settings
 from frameworks.generation.types import Sampling
 
 _GENERATION_CONFIG = "generation_config.json"
 _EOS = "eos_token_id"
+# Of settings that are not served, the values without effect. The manual lists every key: docs/model-files.md.
+_UNSERVED: dict[str, tuple[object, ...]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "constraints": ([],),
+    "diversity_penalty": (0, 0.0),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1, 1.0),
+    "max_time": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "penalty_alpha": (0, 0.0),
+    "sequence_bias": ({}, []),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "top_h": (1, 1.0),
+    "typical_p": (1, 1.0),
+    "watermarking_config": (),
+}
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
@@ -46,10 +77,11 @@ def default_sampling(folder: Path) -> Sampling:
     whatever `do_sample` says; absent ones are as in Sampling. So a file with `do_sample` false and no temperature does
     not make a model greedy: callers of OpenAI's API expect a temperature of 1 unless they set 0.
 
-    Raises InvalidModel for a value of a wrong type or range.
+    Raises InvalidModel for a value of a wrong type or range, and for a setting that is not served.
     """
     file = folder / _GENERATION_CONFIG
     config = read_json(file)
+    refuse_settings(file, config, _UNSERVED)
     values = {
         name: _read(file, name, config[name], rule)
         for name, rule in _VALUE_RULES.items()

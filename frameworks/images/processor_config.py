@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.files import read_json, refuse_settings
 from frameworks.images.processor import Channels, Preparation
 from frameworks.images.spec import PREPROCESSOR_FILE
 
@@ -23,6 +23,11 @@ _CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 _BILINEAR, _BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 _MAX_SIDE = 4096
+# Of settings that are not served, the values without effect. The manual lists every key: docs/model-files.md.
+_UNSERVED: dict[str, tuple[object, ...]] = {
+    "data_format": ("channels_first",),
+    "input_data_format": ("channels_last",),
+}
 _WARPED_FROM = 384
 """ConvNeXT resizes to this size and above without a crop."""
 
@@ -98,6 +103,7 @@ class _Reader:
     def preparation(self) -> Preparation:
         """Return the steps. Raises InvalidModel."""
         defaults = self._defaults
+        refuse_settings(self._file, self._config, _UNSERVED)
         if self._flag("do_pad", False):
             raise self._error("do_pad", "false", "true")
         shortest_edge, size = self._size() if self._flag("do_resize", True) else (None, None)

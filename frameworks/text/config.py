@@ -16,6 +16,7 @@ from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from frameworks.text.unserved_settings import refuse_unserved
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
@@ -109,7 +110,9 @@ def read_text_config(folder: Path) -> TextConfig:
     config = read_json(encoder / "config.json")
     tokenizer = read_json(encoder / "tokenizer_config.json")
     truncation = _truncation_of(encoder)
-    sentence = _sentence_config(encoder)
+    sentence_file = _sentence_file(encoder)
+    sentence = read_json(sentence_file)
+    refuse_unserved(folder, modules, sentence, sentence_file)
     pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
@@ -172,9 +175,10 @@ def _kind(module_type: str) -> str:
     return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type
 
 
-def _sentence_config(folder: Path) -> dict[str, Any]:
+def _sentence_file(folder: Path) -> Path:
+    """Return the file of the first module: of any name that sentence-transformers gave it."""
     names = ["sentence_bert_config.json", *sorted(p.name for p in folder.glob("sentence_*_config.json"))]
-    return next((content for name in names if (content := read_json(folder / name))), {})
+    return folder / next((name for name in names if read_json(folder / name)), names[0])
 
 
 def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
@@ -239,7 +243,7 @@ def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dic
     if positions > 0:
         limits.append(positions - 2 if config.get("model_type") in _POSITIONS_AFTER_PADDING else positions)
     stated = _integer(sentence.get("max_seq_length"), 0)
-    tokenizer_limit = tokenizer.get("model_max_length")
+    tokenizer_limit = tokenizer.get("model_max_length", tokenizer.get("max_len"))
     if stated > 0:
         limits.append(stated)
     elif isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:

@@ -149,7 +149,7 @@ def _tokens(tokenizer: _Keys, folder: Path) -> Iterator[AddedToken]:
         for key, value in keys.items():
             if key.endswith("_token") and not key.startswith("add_"):
                 yield from _as_tokens([value])
-            elif key in ("additional_special_tokens", "extra_special_tokens"):
+            elif key in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
                 yield from _as_tokens(list(value.values()) if isinstance(value, dict) else value)
     if has_decoder:
         yield from _as_tokens(list(tokenizer["added_tokens_decoder"].values()))

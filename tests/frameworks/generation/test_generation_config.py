@@ -70,7 +70,7 @@ class TestSampling:
             ({"temperature": 0, "top_k": 50, "min_p": 0.05}, Sampling(temperature=0.0, top_k=50, min_p=0.05)),
             ({"top_k": 0, "top_p": None}, Sampling()),
             ({"top_k": -1, "repetition_penalty": 1}, Sampling()),
-            ({"repetition_penalty": 1.1, "max_length": 20, "num_beams": "x"}, Sampling(repetition_penalty=1.1)),
+            ({"repetition_penalty": 1.1, "max_length": 20, "use_cache": "x"}, Sampling(repetition_penalty=1.1)),
         ],
     )
     def test_sampling_read_from_file(self, tmp_path: Path, content: object, wanted: Sampling) -> None:

@@ -43,6 +43,10 @@ class TestMaxTokens:
         assert config_of({"model_max_length": 30}, max_position_embeddings=40).max_tokens == 30
         assert config_of({"model_max_length": 50}, max_position_embeddings=40).max_tokens == 40
 
+    def test_older_name_of_tokenizer_limit_is_read(self, config_of: Read) -> None:
+        assert config_of({"max_len": 30}, max_position_embeddings=40).max_tokens == 30
+        assert config_of({"max_len": 30, "model_max_length": 20}, max_position_embeddings=40).max_tokens == 20
+
     @pytest.mark.parametrize("limit", [int(1e18), 1e30, 1000000000000000019884624838656, None, "many", 0, -1])
     def test_tokenizer_without_limit_is_ignored(self, config_of: Read, limit: object) -> None:
         assert config_of({"model_max_length": limit}, max_position_embeddings=40).max_tokens == 40

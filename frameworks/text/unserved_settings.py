@@ -1,0 +1,92 @@
+"""Refuse the settings of sentence-transformers' files that are not served, by their keys.
+
+Source: the modules of sentence-transformers 6, which read these files. The manual lists every key: docs/model-files.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frameworks.errors import InvalidModel
+from frameworks.files import read_json, refuse_settings, refuse_unknown
+
+_Served = Mapping[str, tuple[object, ...]]
+
+_MODEL_FILE: _Served = {
+    "keep_in_fp32_modules": ([],),
+    "model_type": ("SentenceTransformer", "CrossEncoder"),
+    "truncate_dim": (),
+}
+_TRANSFORMER: _Served = {
+    "document_length": (),
+    "module_output_name": ("token_embeddings", "sentence_embedding", "scores", "causal_logits"),
+    "query_expansion": (),
+    "query_length": (),
+    "tokenizer_name_or_path": (),
+    "transformer_task": ("feature-extraction", "sequence-classification", "text-generation"),
+}
+_TRANSFORMER_READ = ("do_lower_case", "max_seq_length", "modality_config", "processing_kwargs", "unpad_inputs")
+# Arguments that change no number, by the keys that hold them. Older versions write the second key of a line.
+_WITHOUT_EFFECT = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("model_kwargs", "model_args"),
+    (
+        "add_pooling_layer", "attn_implementation", "device_map", "dtype", "export", "file_name", "low_cpu_mem_usage",
+        "provider", "torch_dtype", "use_safetensors",
+    ),
+) | {
+    "processor_kwargs": ("padding_side", "use_fast"), "tokenizer_args": ("padding_side", "use_fast"),
+    "config_kwargs": ("use_cache",), "config_args": ("use_cache",),
+}  # fmt: skip
+_MODULES: Mapping[str, _Served] = {
+    "LogitScore": {"module_input_name": ("causal_logits",)},
+    "Normalize": {"module_input_name": ("sentence_embedding",), "module_output_name": ("sentence_embedding",)},
+}
+_POOLING_READ = (
+    "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",
+    "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_mean_tokens",
+    "pooling_mode_weightedmean_tokens", "word_embedding_dimension",
+)  # fmt: skip
+
+
+def refuse_unserved(folder: Path, modules: Sequence[tuple[str, str]], sentence: Mapping[str, Any], file: Path) -> None:
+    """Raise InvalidModel for a setting of a model's files that would be ignored.
+
+    `modules`: class names and folders of `modules.json`. `sentence`, `file`: `sentence_bert_config.json`.
+    """
+    if modules:
+        model_file = folder / "config_sentence_transformers.json"
+        refuse_settings(model_file, read_json(model_file), _MODEL_FILE)
+    for kind, path in modules:
+        own = folder / path / "config.json"
+        if kind in _MODULES:
+            refuse_settings(own, read_json(own), _MODULES[kind])
+        elif kind == "Pooling":
+            refuse_unknown(own, read_json(own), _POOLING_READ)
+    refuse_unknown(file, sentence, (*_TRANSFORMER, *_TRANSFORMER_READ, *_ARGUMENTS))
+    refuse_settings(file, sentence, _TRANSFORMER)
+    for key, served in _ARGUMENTS.items():
+        _refuse_arguments(file, f"{key}.", sentence.get(key), (*served, *_WITHOUT_EFFECT))
+    processing = sentence.get("processing_kwargs")
+    if isinstance(processing, dict):
+        for key in ("common", "text"):
+            _refuse_arguments(file, f"processing_kwargs.{key}.", processing.get(key), ("padding",))
+    _check_method(file, sentence.get("modality_config"))
+
+
+def _refuse_arguments(file: Path, prefix: str, arguments: object, served: Sequence[str]) -> None:
+    if isinstance(arguments, dict):
+        stated = {f"{prefix}{key}": value for key, value in arguments.items()}
+        refuse_settings(file, stated, {key: () for key in stated if key.removeprefix(prefix) not in served})
+
+
+def _check_method(file: Path, modalities: object) -> None:
+    """Raise InvalidModel where texts are not read by the model's own forward pass."""
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    method = text.get("method", "forward") if isinstance(text, dict) else "forward"
+    # The second one is that of towers of texts.
+    if method not in ("forward", "get_text_features"):
+        raise InvalidModel(
+            f"{file}: modality_config: expected texts read by forward, got {str(method)[:100]}; "
+            "this setting is not served"
+        )
