@@ -68,7 +68,7 @@ class TokenizerSettings:
 
 
 def read_tokenizer_settings(config: _Keys, tokenizer: _Keys, folder: Path) -> TokenizerSettings:
-    """Read the keys of `tokenizer_config.json` and the tokens of `special_tokens_map.json`.
+    """Read the keys of `tokenizer_config.json`, and the tokens of `special_tokens_map.json` and `added_tokens.json`.
 
     `config`, `tokenizer`: the contents of `config.json` and `tokenizer_config.json`. Raises InvalidModel for values of
     other types, and for keys that contradict tokenizer.json and cannot replace its steps.
@@ -142,7 +142,7 @@ def _steps(parts: Sequence[object]) -> Iterator[_Keys]:
 
 
 def _tokens(tokenizer: _Keys, folder: Path) -> Iterator[AddedToken]:
-    """Yield the special tokens that the files name. special_tokens_map.json is read where transformers reads it."""
+    """Yield the tokens that the files name. The older files are read where transformers reads them."""
     has_decoder = isinstance(tokenizer.get("added_tokens_decoder"), dict)
     older: _Keys = {} if has_decoder else read_json(folder / "special_tokens_map.json")
     for keys in (tokenizer, older):
@@ -153,6 +153,9 @@ def _tokens(tokenizer: _Keys, folder: Path) -> Iterator[AddedToken]:
                 yield from _as_tokens(list(value.values()) if isinstance(value, dict) else value)
     if has_decoder:
         yield from _as_tokens(list(tokenizer["added_tokens_decoder"].values()))
+        return
+    names = read_json(folder / "added_tokens.json")
+    yield from _as_tokens([{"content": name, "normalized": True, "special": False} for name in names])
 
 
 def _as_tokens(values: object) -> Iterator[AddedToken]:

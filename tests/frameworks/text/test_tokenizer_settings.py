@@ -102,6 +102,16 @@ def test_tokens_of_special_tokens_map_are_special(folder_of: Make) -> None:
     assert ours(folder) != before
 
 
+def test_tokens_of_added_tokens_file_are_read(folder_of: Make) -> None:
+    folder = folder_of("PreTrainedTokenizerFast")
+    write_json(folder / "added_tokens.json", {"turntable": 11})
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    texts = ["theturntablecat", "the Turntable"]
+    read = TextTokenizer(folder, read_text_config(folder)).tokenize(texts, truncate=True)
+    assert read == tokenizer(texts)["input_ids"]
+    assert 11 in read[0]
+
+
 def byte_level(folder: Path, name: str | None, family: str, in_file: bool, **keys: object) -> Path:
     pieces = {
         letter: i for i, letter in enumerate(["<s>", "<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
