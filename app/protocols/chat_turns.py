@@ -65,9 +65,9 @@ class TurnText:
             return self._parser.push(text)
         return [TextPart("content", text)] if text else []
 
-    def finish(self) -> list[Event]:
-        """Return the last events."""
-        return [] if self._parser is None else self._parser.finish()
+    def finish(self, finish_reason: str) -> list[Event]:
+        """Return the last events. `finish_reason`: of the text, as FinishReason."""
+        return [] if self._parser is None else self._parser.finish(is_cut=finish_reason == "length")
 
 
 def is_long_to_parse(request: GenerateRequest, answer: GenerateAnswer) -> bool:

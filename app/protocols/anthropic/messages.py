@@ -120,7 +120,7 @@ def _text_of(decoded: AnthropicRequest) -> TurnText:
 def _write(decoded: AnthropicRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
     (choice,) = answer.choices
     text = _text_of(decoded)
-    content = whole_content([*text.push(choice.text), *text.finish()], text.format.tools)
+    content = whole_content([*text.push(choice.text), *text.finish(choice.finish_reason)], text.format.tools)
     end = _end(choice.finish_reason, choice.stop_string, text)
     return orjson.dumps({**_head(context), "content": content, **end, "usage": _usage(answer.usage)})
 
@@ -145,7 +145,7 @@ class _Stream:
     def piece(self, piece: Piece) -> list[NamedEvent]:
         events = self._text.push(piece.text)
         if piece.finish_reason is not None:
-            events += self._text.finish()
+            events += self._text.finish(piece.finish_reason)
             self._end = _end(piece.finish_reason, piece.stop_string, self._text)
         return [payload for event in events for payload in self._payloads(event)]
 

@@ -107,7 +107,9 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     for index, choice in enumerate(answer.choices):
         text, reason = _text_of(decoded), str(choice.finish_reason)
         message = (
-            {"role": "assistant", "content": choice.text, "refusal": None} if text is None else text.whole(choice.text)
+            {"role": "assistant", "content": choice.text, "refusal": None}
+            if text is None
+            else text.whole(choice.text, reason)
         )
         choices.append(
             {
@@ -144,7 +146,7 @@ class _Stream:
         if text is not None:
             deltas = text.push(piece.text)
             if reason is not None:
-                deltas += text.finish()
+                deltas += text.finish(reason)
             if piece.tokens and not deltas:
                 deltas = [{"content": ""}]
         # The log probabilities of the piece are in its first chunk.

@@ -18,20 +18,20 @@ class ChatText:
         """Return the deltas that some more text completes."""
         return [self._delta(event) for event in self._turn.push(text)]
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self, finish_reason: str) -> list[dict[str, Any]]:
         """Return the last deltas."""
-        return [self._delta(event) for event in self._turn.finish()]
+        return [self._delta(event) for event in self._turn.finish(finish_reason)]
 
     def reason(self, finish_reason: str) -> str:
         """Return OpenAI's finish_reason."""
         return "tool_calls" if finish_reason == "stop" and self._turn.has_calls else finish_reason
 
-    def whole(self, text: str) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str) -> dict[str, Any]:
         """Return the message of a whole text, with the members of all deltas."""
         texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
         calls: list[dict[str, Any]] = []
         arguments: list[list[str]] = []
-        for delta in self.push(text) + self.finish():
+        for delta in self.push(text) + self.finish(finish_reason):
             for call in delta.pop("tool_calls", ()):
                 if "id" in call:
                     arguments.append([])

@@ -172,10 +172,16 @@ class CallReader:
         self._add_arguments(cursor.text[start : cursor.position])
         return self._end_call() if arguments.is_over else Reading.WAITS
 
-    def _begin_call(self, name: str) -> bool:
+    def may_be_call(self) -> bool:
+        """Return whether the text since the mark, or since the beginning without a mark, may become a call."""
+        return self._scanner is None or not self._is_first_without_mark() or self._scanner.may_be_call(self._tool_names)
+
+    def _is_first_without_mark(self) -> bool:
         raw = self._cursor.raw
-        is_bare = self.num_begun == 0 and raw is not None and raw[0].strip() == ""
-        if is_bare and self._tool_names and name not in self._tool_names:
+        return self.num_begun == 0 and raw is not None and raw[0].strip() == ""
+
+    def _begin_call(self, name: str) -> bool:
+        if self._is_first_without_mark() and self._tool_names and name not in self._tool_names:
             return False
         self._cursor.raw = None
         self.num_begun += 1

@@ -83,6 +83,7 @@ class CallScanner:
 
     _NAMES: Collection[str] = ("name", "function")
     _ARGUMENTS: Collection[str] = ("arguments", "parameters")
+    _OTHERS: Collection[str] = ("type", "id")
 
     def __init__(self, on_name: Callable[[str], bool], on_arguments: Callable[[str], None]) -> None:
         self.is_over = False
@@ -97,6 +98,18 @@ class CallScanner:
         self._collected: list[str] = []
         self._held: list[str] = []
         self._has_arguments = False
+        self._has_known_members = True
+
+    def may_be_call(self, names: Collection[str]) -> bool:
+        """Return whether the text so far has only members of a call. `names`: of the functions; empty: any."""
+        part = "".join(self._collected)
+        expected: Collection[str] = ()
+        if self._expected == "key":
+            expected = (*self._NAMES, *self._ARGUMENTS, *self._OTHERS)
+        elif self._expected == "value" and self._key in self._NAMES:
+            expected = names
+        is_known = not expected or any(json.dumps(each).startswith(part) for each in expected)
+        return self._has_known_members and is_known
 
     def feed(self, text: str, position: int) -> int:
         """Return the position up to which `text` belongs to the call."""
@@ -148,6 +161,7 @@ class CallScanner:
     def _complete(self, value: str) -> None:
         if self._expected == "key":
             self._key = _decoded(value) or ""
+            self._has_known_members &= self._key in (*self._NAMES, *self._ARGUMENTS, *self._OTHERS)
             self._expected = ":"
             return
         self._expected = "}"
@@ -163,6 +177,8 @@ class CallScanner:
             self._has_arguments = value != "null"
             if self._has_arguments:
                 self._give(_decoded(value) or value)
+        elif self._key == "type":
+            self._has_known_members &= value == '"function"'
 
     def _give(self, arguments: str) -> None:
         if self.has_name:

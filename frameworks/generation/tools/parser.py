@@ -59,10 +59,15 @@ class ResponseParser:
             pass
         return self._take_events()
 
-    def finish(self) -> list[Event]:
-        """Return the events of what was held back, at the end of the text."""
+    def finish(self, is_cut: bool) -> list[Event]:
+        """Return the events of what was held back, at the end of the text.
+
+        `is_cut`: the model would have continued the text. The beginning of a mark or of a call is then left out.
+        """
         rest = self._cursor.take_rest()
-        if self._state == self._read_thinking:
+        if is_cut and self._drop_beginning(rest):
+            pass
+        elif self._state == self._read_thinking:
             self._give("reasoning", rest)
         elif self._cursor.raw is not None:
             self._fall_back(rest)
@@ -71,6 +76,16 @@ class ResponseParser:
         if self._space and not self.has_calls and self._state != self._read_thinking:
             self._events.append(TextPart("content", self._space))
         return self._take_events()
+
+    def _drop_beginning(self, rest: str) -> bool:
+        """Leave out what may become a mark or a call; return whether the text ends with it."""
+        if self._cursor.raw is not None:
+            is_dropped = self._calls.may_be_call()
+        else:
+            is_dropped = self._state != self._read_calls and bool(rest.strip())
+        if is_dropped:
+            self._cursor.raw, self._space = None, ""
+        return is_dropped
 
     def _take_events(self) -> list[Event]:
         events = list(_joined(self._events))

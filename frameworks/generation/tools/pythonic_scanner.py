@@ -5,7 +5,7 @@ Values are literals of Python or of JSON. Each character is read once, however t
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 _WORD_PART = re.compile(r"[\w.+-]*")
 _SPACE = re.compile(r"\s*")
@@ -36,6 +36,11 @@ class PythonicScanner:
         self._escaped = False
         self._needs_comma = False
         self._is_key = False
+
+    def may_be_call(self, names: Collection[str]) -> bool:
+        """As of CallScanner, before the first call has begun."""
+        word = "".join(self._token)
+        return not word or (any(name.startswith(word) for name in names) if names else bool(_NAME.fullmatch(word)))
 
     def feed(self, text: str, position: int) -> int:
         """Return the position up to which `text` belongs to the calls."""

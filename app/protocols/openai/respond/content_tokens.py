@@ -38,9 +38,9 @@ class ContentTokens:
             self._waiting.append(token)
             self._assign(self._turn.push(token.text))
 
-    def finish(self) -> None:
-        """Assign the last tokens."""
-        self._assign(self._turn.finish())
+    def finish(self, finish_reason: str) -> None:
+        """Assign the last tokens. `finish_reason`: of the text."""
+        self._assign(self._turn.finish(finish_reason))
 
     def take(self, message: int) -> list[orjson.Fragment]:
         """Return the new log probabilities of a message, as JSON. `message`: from 0, in order of the output."""

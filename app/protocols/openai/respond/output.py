@@ -32,8 +32,8 @@ class Output:
     def finish(self, finish_reason: str) -> list[dict[str, Any]]:
         """Return the last events. A text that has ended without calls is a message, even if it is empty."""
         if self._tokens is not None:
-            self._tokens.finish()
-        events = [event for part in self._turn.finish() for event in self._apply(part)]
+            self._tokens.finish(finish_reason)
+        events = [event for part in self._turn.finish(finish_reason) for event in self._apply(part)]
         if not self._items or (finish_reason == "stop" and isinstance(self._items[-1], ReasoningItem)):
             events += self._open(MessageItem(len(self._items)))
         events += self._late_logprobs()

@@ -92,6 +92,12 @@ class TestWhole:
         assert message["content"] == [{"type": "text", "text": "Warm."}]
         assert (message["stop_reason"], message["stop_sequence"]) == (expected, stop_string)
 
+    def test_cut_call_leaves_no_markup(self) -> None:
+        text = 'I look. <tool_call>\n{"name"'
+        for message in (whole(text, "length"), streamed([text], "length")):
+            assert message["content"] == [{"type": "text", "text": "I look."}]
+            assert message["stop_reason"] == "max_tokens"
+
     def test_empty_text_has_no_blocks(self) -> None:
         assert whole("", request=ask(model="llama"))["content"] == []
 

@@ -133,6 +133,16 @@ def check_event(event: Any) -> None:
     check_is(EVENT_TYPES[event["type"]], known)
 
 
+def test_cut_call_leaves_no_markup() -> None:
+    response = whole(ask(), 'I look. <tool_call>\n{"name"', "length")
+    (message,) = response["output"]
+    assert (message["content"][0]["text"], message["status"], response["status"]) == (
+        "I look.",
+        "incomplete",
+        "incomplete",
+    )
+
+
 def test_events_of_text_in_order() -> None:
     sent = stream(ask("llama", tools=None), [Piece(0, "Hel"), Piece(0, "lo", "stop")])
     assert kinds_of(sent) == [

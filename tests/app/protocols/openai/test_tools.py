@@ -143,6 +143,14 @@ class TestRefusal:
             chat(model="llama")
 
 
+# Beginnings of texts, with the content, the reasoning and the names of the calls that they hold.
+CUT_TEXTS = [
+    ("<tool_call>\n", "", None, []),
+    ('I look. <tool_call>\n{"name"', "I look.", None, []),
+    ('<tool_call>\n{"name": "weather", "argu', None, None, ["weather"]),
+    ("<think>\nHm.\n</thi", "", "Hm.", []),
+    ("<thi", "", None, []),
+]
 CALL = '<think>\nHm.\n</think>\n\nI look. <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
@@ -164,6 +172,21 @@ class TestResponse:
         body = encode(CHAT_CODEC, chat(), GenerateAnswer([Choice(CALL[:-20], "length")], Usage(5, 9)))
         assert body["choices"][0]["finish_reason"] == "length"
         assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city"')
+
+    @pytest.mark.parametrize(("text", "content", "reasoning", "names"), CUT_TEXTS)
+    def test_cut_text_shows_no_markup(
+        self, text: str, content: str | None, reasoning: str | None, names: list[str]
+    ) -> None:
+        body = encode(CHAT_CODEC, chat(), GenerateAnswer([Choice(text, "length")], Usage(5, 9)))
+        (choice,) = body["choices"]
+        message = choice["message"]
+        assert (message["content"], message["reasoning_content"]) == (content, reasoning)
+        assert [call["function"]["name"] for call in message.get("tool_calls", ())] == names
+        writer = CHAT_CODEC.stream_writer(chat(stream=True), CONTEXT)
+        pieces = [Piece(0, character) for character in text] + [Piece(0, "", "length")]
+        chunks = events([payload for piece in pieces for payload in writer.piece(piece)])
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == (content or "")
+        assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
 
     def test_single_call_is_first_of_several(self) -> None:
         given = GenerateAnswer([Choice(CALL + CALL[CALL.index("<tool") :], "stop")], Usage(5, 9))

@@ -18,11 +18,15 @@ class Parsed:
 
 
 def parse(
-    text_format: TextFormat, pieces: Iterable[str], names: Iterable[str] = ("f", "g"), max_calls: int | None = None
+    text_format: TextFormat,
+    pieces: Iterable[str],
+    names: Iterable[str] = ("f", "g"),
+    max_calls: int | None = None,
+    is_cut: bool = False,
 ) -> Parsed:
-    """Return the joined events of the pieces; check that they arrive in order."""
+    """Return the joined events of the pieces; check that they arrive in order. `is_cut`: as of `finish`."""
     parser = ResponseParser(text_format, frozenset(names), max_calls)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish(is_cut)
     parsed = Parsed()
     for event in events:
         if isinstance(event, CallBegin):

@@ -33,14 +33,19 @@ def cut(text: str, sizes: Iterable[int]) -> list[str]:
 
 @pytest.mark.parametrize("tools", [*FORMATS, None])
 @settings(max_examples=60)
-@given(text=texts, sizes=st.lists(st.integers(0, 5), max_size=60), max_calls=st.sampled_from([None, 1]))
+@given(
+    text=texts,
+    sizes=st.lists(st.integers(0, 5), max_size=60),
+    max_calls=st.sampled_from([None, 1]),
+    is_cut=st.booleans(),
+)
 def test_parts_do_not_depend_on_cuts(
-    tools: ToolFormat | None, text: str, sizes: list[int], max_calls: int | None
+    tools: ToolFormat | None, text: str, sizes: list[int], max_calls: int | None, is_cut: bool
 ) -> None:
     text_format = TextFormat(tools, thinks=True)
-    whole = parse(text_format, [text], max_calls=max_calls)
-    assert parse(text_format, cut(text, sizes), max_calls=max_calls) == whole
-    assert parse(text_format, text, max_calls=max_calls) == whole
+    whole = parse(text_format, [text], max_calls=max_calls, is_cut=is_cut)
+    assert parse(text_format, cut(text, sizes), max_calls=max_calls, is_cut=is_cut) == whole
+    assert parse(text_format, text, max_calls=max_calls, is_cut=is_cut) == whole
     assert len(whole.calls) <= (max_calls or len(whole.calls))
 
 
@@ -115,6 +120,40 @@ def test_written_calls_are_found_whole(tools: ToolFormat, data: st.DataObject) -
 )
 def test_unusual_text_is_read(tools: ToolFormat, text: str, expected: Parsed) -> None:
     assert parse(TextFormat(tools), [text]) == expected
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [("f", {"a": ["}", "é"]}), ("get", {"b": None})]
+
+
+@pytest.mark.parametrize("tools", FORMATS)
+@pytest.mark.parametrize("reasoning", ["", "<think>\nso\n</think>\n\n"])
+def test_cut_calls_leave_no_markup(tools: ToolFormat, reasoning: str) -> None:
+    text = reasoning + written(tools, CALLS)
+    for end in range(len(text)):
+        parsed = parse(TextFormat(tools, thinks=True), [text[:end]], ["f", "get"], is_cut=True)
+        assert parsed.content.strip() == "", text[:end]
+        assert "so".startswith(parsed.reasoning)
+        assert [name for name, _ in parsed.calls] == ["f", "get"][: len(parsed.calls)]
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "expected"),
+    [
+        ("hermes", "Hi. \n<tool_call>\n", Parsed("Hi.")),
+        ("hermes", "Hi <tool", Parsed("Hi")),
+        ("hermes", 'Hi <tool_call>{"name": "f", "arguments": {"a": 1', Parsed("Hi", calls=[("f", '{"a": 1')])),
+        ("hermes", "a <b", Parsed("a <b")),
+        ("llama3_json", '{"na', Parsed("")),
+        ("llama3_json", '{"type": "function", "na', Parsed("")),
+        ("llama3_json", '{"type": "fruit", "na', Parsed('{"type": "fruit", "na')),
+        ("llama3_json", '{"answer": [1, 2', Parsed('{"answer": [1, 2')),
+        ("llama3_json", '{"name": "John', Parsed('{"name": "John')),
+        ("pythonic", "[1, 2", Parsed("[1, 2")),
+        ("pythonic", "[word", Parsed("[word")),
+    ],
+)
+def test_cut_text_keeps_content(tools: ToolFormat, text: str, expected: Parsed) -> None:
+    assert parse(TextFormat(tools), [text], is_cut=True) == expected
 
 
 @pytest.mark.parametrize(
