@@ -69,7 +69,8 @@ class HttpExchange(WatchedRequest):
         return self.codec.encode(decoded, answer, self._answer_context())
 
     def open_stream(self, decoded: Any) -> EventStream:
-        return EventStream(self._send, self, self.codec.stream_writer(decoded, self._answer_context()))
+        writer = self.codec.stream_writer(decoded, self._answer_context())
+        return EventStream(self._send, self, writer, self.codec.headers_of(decoded))
 
     def _answer_context(self) -> AnswerContext:
         record = self.record

@@ -32,7 +32,9 @@ _METHODS = b"GET, HEAD, POST, DELETE"
 _RATE_LIMITS = [
     b"x-ratelimit-%b-%b" % (of, unit) for unit in (b"requests", b"tokens") for of in (b"limit", b"remaining", b"reset")
 ]
-_EXPOSED = b", ".join([b"x-request-id, server-timing, retry-after, inference-header-content-length", *_RATE_LIMITS])
+_EXPOSED = b", ".join(
+    [b"x-request-id, server-timing, retry-after, x-roundhouse-ignored, inference-header-content-length", *_RATE_LIMITS]
+)
 
 
 class OriginRules(NamedTuple):

@@ -10,7 +10,7 @@ from starlette.types import Send
 from app.http.disconnects import WatchedRequest
 from app.http.responses import anthropic_headers, map_error, own_headers
 from app.observability.metrics import server_timing
-from app.protocols.codec import NamedEvent, Payload, StreamWriter
+from app.protocols.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.errors import ClientGone
 from frameworks.engine.stream import read_in_time
 from frameworks.errors import Draining
@@ -23,12 +23,15 @@ LAST_EVENT_S = 5.0
 class EventStream:
     """One streamed response. Nothing is sent before the first piece exists."""
 
-    def __init__(self, send: Send, request: WatchedRequest, writer: StreamWriter) -> None:
-        """`request`: cancelled if its client disconnects."""
+    def __init__(
+        self, send: Send, request: WatchedRequest, writer: StreamWriter, headers: Sequence[Header] = ()
+    ) -> None:
+        """`request`: cancelled if its client disconnects. `headers`: further ones of the response."""
         self._send = send
         self._record = request.record
         self._request = request
         self._writer = writer
+        self._headers = headers
         self._last: Sequence[Payload] = ()
         self._has_failed = False
         self._deadline_s: float | None = None
@@ -92,6 +95,7 @@ class EventStream:
                     (b"server-timing", server_timing(record.timings).encode()),
                     *own_headers(record),
                     *anthropic_headers(record),
+                    *self._headers,
                 ],
             }
         )

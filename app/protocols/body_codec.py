@@ -2,6 +2,7 @@
 its response, and a protocol adds its form of errors.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -11,7 +12,7 @@ from pydantic import Field
 from app.inference.pipeline import FindSpec
 from app.inference.unnamed_model import Kind, UnnamedModel
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
-from app.protocols.codec import LONG_BYTES, AnswerContext, EncodedResponse, JsonCodec, StreamWriter, Target
+from app.protocols.codec import LONG_BYTES, AnswerContext, EncodedResponse, Header, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
 from app.protocols.field_policy import EMPTY, FieldPolicy
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse_exact
@@ -23,7 +24,10 @@ IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
 """Where images are accepted, beside the Open Inference Protocol."""
 UNNAMED = "default/not-specified"
 """The model of a client of Infinity that names none."""
+IGNORED_HEADER = b"x-roundhouse-ignored"
+"""Names the fields of the body that have no effect on the model."""
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _DENSE_BYTES = 8 * 1024
 _DENSE_VALUES = 1024
 _KINDS: dict[Task, tuple[Kind, ...]] = {
@@ -65,6 +69,8 @@ class BodyRequest:
     stream: bool
     codec: "BodyCodec"
     """Encodes the response."""
+    ignored: tuple[str, ...] = ()
+    """Fields without effect on this model, named in the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ class BodyCodec(JsonCodec):
     raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
     not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
     body without a name means, in order of preference; empty: those of `tasks`. `by_task`: the codecs of requests for
-    models of other tasks. `reads_images`: whether models that read only images are served too.
+    models of other tasks. `reads_images`: whether models that read only images are served too. `ignored`: returns the
+    fields that have no effect on a model.
     """
 
     path: str
@@ -90,6 +97,7 @@ class BodyCodec(JsonCodec):
     kinds: tuple[Kind, ...] = ()
     by_task: Mapping[Task, "BodyCodec"] = field(default_factory=dict)
     reads_images: bool = False
+    ignored: Callable[[Any, ModelSpec], tuple[str, ...]] | None = None
     fields: frozenset[str] = field(init=False)
     """Every field that is not unknown, with those of `by_task`."""
     unnamed: UnnamedModel = field(init=False)
@@ -113,7 +121,17 @@ class BodyCodec(JsonCodec):
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
         codec: BodyCodec = decoded.codec
-        return codec.write(decoded, answer, context)
+        body = codec.write(decoded, answer, context)
+        headers = self.headers_of(decoded)
+        return EncodedResponse(body, b"application/json", headers) if headers else body
+
+    def headers_of(self, decoded: Any) -> list[Header]:
+        request: BodyRequest = decoded
+        if not request.ignored:
+            return []
+        # The caller chose some of the names, which must not end the header.
+        names = [name for name in request.ignored if _HEADER_NAME.fullmatch(name)]
+        return [(IGNORED_HEADER, ", ".join(names or ["others"]).encode())]
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:
         codec: BodyCodec = decoded.codec
@@ -153,7 +171,9 @@ class BodyCodec(JsonCodec):
         body = read_body(self.body, fields)
         request = self.build(body, spec)
         stream = self.stream is not None and bool(getattr(body, "stream", False))
-        return BodyRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream, self)
+        ignored = () if self.ignored is None else self.ignored(body, spec)
+        priority = body.priority or DEFAULT_PRIORITY
+        return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)
 
     def with_task(self, task: Task, codec: "BodyCodec") -> Self:
         """Return a codec that leaves requests for models of a task to another codec."""

@@ -1,5 +1,11 @@
 """A turn of a chat, for every protocol: what a request needs of its model, and the parts of the model's text."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from app.protocols.field_policy import FieldPolicy, Refusal
 from frameworks.errors import InvalidInput
 from frameworks.generation.tools.events import Event, TextPart
 from frameworks.generation.tools.parser import ResponseParser
@@ -8,6 +14,18 @@ from frameworks.types import ModelSpec
 
 # From this length on, parsing blocks the loop for about a millisecond.
 _LONG_CHARACTERS = 8 * 1024
+_MAX_VARIABLES_BYTES = 16 * 1024
+_OWN_TURN = "the model always answers in a new turn: omit the field"
+_OWN_TEMPLATE = "the model's own template is used: send a formatted prompt to /v1/completions"
+_TEMPLATE_KWARGS = FieldPolicy(
+    {
+        "messages": Refusal("send the field messages of the body"),
+        "tools": Refusal("send the field tools of the body"),
+        "chat_template": Refusal(_OWN_TEMPLATE),
+        "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
+        "continue_final_message": Refusal(_OWN_TURN, (False,)),
+    }
+)
 
 
 def generation_of(spec: ModelSpec) -> GenerationSpec:
@@ -34,13 +52,42 @@ def quoted_name(model: str | None) -> str:
     return "the only model" if model is None else f'"{model}"'
 
 
-def effort_of(effort: str | None, generation: GenerationSpec, field: str = "reasoning_effort") -> str | None:
-    """Return the reasoning effort for the chat template, or None. Raises InvalidInput if the template reads none."""
-    if generation.has_reasoning_effort or effort in (None, "none"):
-        return effort if generation.has_reasoning_effort else None
-    raise InvalidInput(
-        field, f'expected "none", got "{effort}"; the chat template of this model reads no effort: omit the field'
-    )
+def effort_of(effort: str | None, generation: GenerationSpec) -> str | None:
+    """Return the reasoning effort for the chat template; None for a template that reads none."""
+    return effort if generation.has_reasoning_effort else None
+
+
+def ignored_effort(effort: str | None, generation: GenerationSpec, field: str) -> tuple[str, ...]:
+    """Return the field of a reasoning effort that the model's chat template does not read."""
+    return () if effort is None or generation.has_reasoning_effort else (field,)
+
+
+def variables_of(given: Mapping[str, Any] | None, generation: GenerationSpec) -> str:
+    """Return the variables of `chat_template_kwargs` that the model's chat template reads: a JSON object, or empty.
+
+    Raises InvalidInput for the server's own variables, and for values that are too long.
+    """
+    fields = dict(given or {})
+    _TEMPLATE_KWARGS.apply(fields, "chat_template_kwargs.")
+    read = {name: value for name, value in fields.items() if name in generation.template_variables}
+    if not read:
+        return ""
+    try:
+        written = orjson.dumps(read)
+    except TypeError as error:
+        raise InvalidInput("chat_template_kwargs", f"expected valid JSON, got an error: {error}; correct it") from None
+    if len(written) > _MAX_VARIABLES_BYTES:
+        raise InvalidInput(
+            "chat_template_kwargs",
+            f"expected at most {_MAX_VARIABLES_BYTES} bytes, got {len(written)}; put long texts into a message",
+        )
+    return written.decode()
+
+
+def ignored_variables(given: Mapping[str, Any] | None, generation: GenerationSpec) -> tuple[str, ...]:
+    """Return the fields of `chat_template_kwargs` that the model's chat template does not read."""
+    names = (given or {}).keys() - generation.template_variables - _TEMPLATE_KWARGS.refusals.keys()
+    return tuple(f"chat_template_kwargs.{name}" for name in sorted(names))
 
 
 class TurnText:

@@ -148,6 +148,10 @@ class Codec(Protocol):
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter: ...
 
+    def headers_of(self, decoded: Any) -> list[Header]:
+        """Return the headers of a streamed response to this request; those of a whole one are part of `encode`."""
+        ...
+
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         """Return the body of an error response."""
         ...
@@ -174,6 +178,9 @@ class JsonCodec:
 
     def for_body(self, body: bytes) -> Any:
         return self
+
+    def headers_of(self, decoded: Any) -> list[Header]:
+        return []
 
     def is_long_to_read(self, body: bytes) -> bool:
         return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b"{") >= _DENSE_OBJECTS)

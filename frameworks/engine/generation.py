@@ -257,7 +257,7 @@ def _sequences(
 
 def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:
     """Return the empty text of each choice, in order of their index."""
-    text_of = None if request.sampling.top_logprobs is None else model.tokenizer.text_of
+    texts = None if request.sampling.top_logprobs is None else model.tokenizer
     marks = request.text_format.marks
     shown = model.tokenizer.special_tokens(marks) if marks else {}
     beginning = THINK if prepared.is_opened else ""
@@ -271,7 +271,7 @@ def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: S
             i * request.num_choices + choice,
             stream(prompt_ids),
             prepared.stops,
-            text_of,
+            texts,
             request.stopping.min_tokens,
             ReasoningCount() if request.text_format.thinks else None,
             lists_end=request.prompt_options.is_echoed,

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from frameworks.generation.tokenizer import TokenStream
+from frameworks.generation.tokenizer import REPLACEMENT, TokenStream
 
-_REPLACEMENT = "\ufffd"
 # An incomplete UTF-8 character has at most so many bytes.
 _LONGEST_BEGINNING = 3
 # Without byte decoders: hold back at most so many tokens that end in an incomplete character.
@@ -30,7 +29,7 @@ _EACH_BYTE = "roundhouse.each-byte"
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
-    return _REPLACEMENT * (error.end - error.start), error.end
+    return REPLACEMENT * (error.end - error.start), error.end
 
 
 codecs.register_error(_EACH_BYTE, _replace_each_byte)
@@ -43,6 +42,10 @@ class Detokenizer(Protocol):
 
     def text_of(self, token_id: int) -> str:
         """Return a token's own text within a text; a special token's name; incomplete characters as U+FFFD."""
+        ...
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return a token's own bytes within a text; none of a special or unknown one."""
         ...
 
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
@@ -153,6 +156,12 @@ class JoinedDetokenizer:
         once, twice = self.decode([token_id]), self.decode([token_id, token_id])
         return twice.removeprefix(once)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        if not self.has_text(token_id):
+            return b""
+        byte = _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+        return bytes([int(byte[1], 16)]) if byte else self.text_of(token_id).encode()
+
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
         return _JoinedStream(self, prompt_ids)
 
@@ -172,7 +181,7 @@ class _JoinedStream:
             return ""
         self._open.append(token_id)
         text = self._tokens.decode(self._before + self._open)
-        if text.endswith(_REPLACEMENT) and len(self._open) < _MOST_OPEN_TOKENS:
+        if text.endswith(REPLACEMENT) and len(self._open) < _MOST_OPEN_TOKENS:
             return ""
         return self._added(text)
 

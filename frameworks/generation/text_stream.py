@@ -1,11 +1,10 @@
 """Build one choice's text as tokens arrive: whole characters, cut before the first stop string, with their tokens."""
 
 from collections import deque
-from collections.abc import Callable
 
 from frameworks.generation.marked_stream import ReasoningCount
 from frameworks.generation.stop_strings import StopMatch, StopStrings
-from frameworks.generation.tokenizer import TokenStream
+from frameworks.generation.tokenizer import TokenStream, TokenTexts, partial_bytes
 from frameworks.generation.types import NO_TOKEN, GeneratedToken, Piece, TokenText
 
 _NO_MATCH = StopMatch(0)
@@ -23,19 +22,19 @@ class ChoiceText:
         index: int,
         stream: TokenStream,
         stops: StopStrings,
-        text_of: Callable[[int], str] | None = None,
+        texts: TokenTexts | None = None,
         min_tokens: int = 0,
         reasoning: ReasoningCount | None = None,
         lists_end: bool = False,
     ) -> None:
-        """`index`: of the choice. `text_of`: returns a token's own text, or None if pieces carry no tokens.
+        """`index`: of the choice. `texts`: of single tokens; None: pieces carry no tokens.
         `min_tokens`: a stop string counts if it ends after so many tokens. `reasoning` None: the model does not think.
         `lists_end`: pieces also carry the token that ended the sequence and has no text.
         """
         self._index = index
         self._stream = stream
         self._stops = stops
-        self._text_of = text_of
+        self._texts = texts
         self._min_tokens = min_tokens
         self._reasoning = reasoning
         self._lists_end = lists_end
@@ -66,7 +65,7 @@ class ChoiceText:
             self._reasoning.push(text)
         if token.finish_reason is not None:
             text += self._stream.flush()
-        if self._text_of is not None:
+        if self._texts is not None:
             self._note(token, len(text))
         self._length += len(text)
         found = self._search(text)
@@ -96,10 +95,13 @@ class ChoiceText:
 
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
         """Keep a token until all of its text is delivered."""
-        assert self._text_of is not None
+        assert self._texts is not None
+        text_of = self._texts.text_of
         if token.is_text or (self._lists_end and token.token_id != NO_TOKEN):
-            top = tuple((i, self._text_of(i), logprob) for i, logprob in token.top_logprobs)
-            own = TokenText(token.token_id, self._text_of(token.token_id), token.logprob, top, has_text=token.is_text)
+            top = tuple((i, text_of(i), logprob) for i, logprob in token.top_logprobs)
+            text = text_of(token.token_id)
+            parts = partial_bytes([(token.token_id, text), *(each[:2] for each in top)], self._texts)
+            own = TokenText(token.token_id, text, token.logprob, top, has_text=token.is_text, parts=parts)
             waiting = _Waiting(own, self._length)
             self._waiting.append(waiting)
             self._unended.append(waiting)

@@ -7,6 +7,9 @@ from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.types import Prompt
 from frameworks.text_lengths import TextLimit
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Stands for bytes that are no whole character."""
+
 
 class TokenStream(Protocol):
     """Text of tokens as they arrive. Used by one thread."""
@@ -20,7 +23,19 @@ class TokenStream(Protocol):
         ...
 
 
-class GenerationTokenizer(Protocol):
+class TokenTexts(Protocol):
+    """The texts of single tokens."""
+
+    def text_of(self, token_id: int) -> str:
+        """Return one token's own text; incomplete characters as U+FFFD."""
+        ...
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return one token's own bytes, which may be a part of a character; none of a special token."""
+        ...
+
+
+class GenerationTokenizer(TokenTexts, Protocol):
     """Thread-safe. Calls block, so they do not belong on an event loop."""
 
     def limit(self, num_tokens: int) -> TextLimit:
@@ -59,10 +74,6 @@ class GenerationTokenizer(Protocol):
         """Return the text of token ids without special tokens. Raises InvalidInput as `token_strings`."""
         ...
 
-    def text_of(self, token_id: int) -> str:
-        """Return one token's own text; incomplete characters as U+FFFD."""
-        ...
-
     def special_tokens(self, names: Iterable[str]) -> Mapping[int, str]:
         """Return the id and the name of each of these tokens that is special, so that it has no text."""
         ...
@@ -70,3 +81,9 @@ class GenerationTokenizer(Protocol):
     def stream(self, prompt_ids: tuple[int, ...]) -> TokenStream:
         """Return a stream for the text after this prompt."""
         ...
+
+
+def partial_bytes(tokens: Iterable[tuple[int, str]], texts: TokenTexts) -> tuple[tuple[int, bytes], ...]:
+    """Return the bytes of each token whose text is not whole characters. `tokens`: ids and texts."""
+    partial = {token_id for token_id, text in tokens if REPLACEMENT in text}
+    return tuple((token_id, texts.bytes_of(token_id)) for token_id in sorted(partial))

@@ -48,12 +48,13 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, from which the model's chat template makes a prompt. `tools`: a JSON list for the template, or empty.
-    `reasoning_effort` None: the template's default.
+    `reasoning_effort` None: the template's default. `variables`: further ones of the template, a JSON object, or empty.
     """
 
     messages: tuple[Message, ...]
     tools: str = ""
     reasoning_effort: str | None = None
+    variables: str = ""
 
 
 Prompt = str | tuple[int, ...] | Conversation
@@ -148,7 +149,8 @@ class GenerationSpec:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
     runs with transformers' own caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
-    tokens of a text to fill in. `adapters`: those that requests may name.
+    tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
+    template that requests may set.
     """
 
     max_context_tokens: int
@@ -161,6 +163,7 @@ class GenerationSpec:
     unpaged_because: str | None = None
     can_infill: bool = False
     adapters: tuple[AdapterSpec, ...] = ()
+    template_variables: frozenset[str] = frozenset()
 
 
 class TokenMatcher(Protocol):
@@ -283,6 +286,12 @@ class TokenText(NamedTuple):
     """Of a prompt's token, 1 for the most likely one."""
     has_text: bool = True
     """False for a special token, which is no part of the text."""
+    parts: tuple[tuple[int, bytes], ...] = ()
+    """(token id, bytes) of the token and of those in `top` whose texts are not whole characters."""
+
+    def bytes_of(self, token_id: int, text: str) -> bytes:
+        """Return the bytes of this token, or of one in `top`. `text`: its text."""
+        return next((own for each, own in self.parts if each == token_id), None) or text.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 # Where these are in a template, it reads contents as lists of parts; the families are exceptions.
 _SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 _FAMILIES_WITHOUT_PARTS = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
+_ROLES = frozenset(("system", "query", "document"))
 # Two texts without a common end.
 _FILLERS = ("0", "1 2 3 4")
 
@@ -49,17 +50,17 @@ def load_tokenizer(folder: Path, config: TextConfig) -> TextTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """A chat template for pairs. `in_parts`: as of ChatTemplate.render."""
+    """A chat template for pairs. `part_roles`: as of ChatTemplate.render."""
 
     template: ChatTemplate
-    in_parts: bool = False
+    part_roles: frozenset[str] = frozenset()
 
     def render(self, pair: Sequence[str], instruction: str = "") -> str:
         """Return the prompt of a query and a document, with an instruction unless it is empty. Raises InvalidInput."""
         query, document = pair
         messages = [Message("query", query), Message("document", document)]
         system = [Message("system", instruction)] if instruction else []
-        return self.template.render([*system, *messages], in_parts=self.in_parts)
+        return self.template.render([*system, *messages], part_roles=self.part_roles)
 
     def reads_pairs(self) -> bool:
         """Whether both texts reach the prompt, as sentence-transformers tests it."""
@@ -127,7 +128,7 @@ def _pair_template(folder: Path, config: TextConfig, tokenizer: TextTokenizer) -
     found = read_chat_template(folder, wanted.variables) if has_chat_template(folder) else None
     if found is not None:
         in_parts = _reads_parts(folder, found, config) if wanted.in_parts is None else wanted.in_parts
-        template = PairTemplate(found, in_parts)
+        template = PairTemplate(found, _ROLES if in_parts else frozenset())
         if template.reads_pairs():
             return template
     if wanted.is_used:

@@ -158,7 +158,16 @@ class TestChat:
         for token in content:
             assert len(token.top_logprobs) == 2
             assert token.top_logprobs[0].logprob == pytest.approx(token.logprob)
-            assert token.bytes is None or bytes(token.bytes).decode() == token.token
+            assert token.token in (bytes(token.bytes).decode(errors="replace"), "</s>")
+
+    def test_bytes_of_tokens_are_those_of_text(self, client: openai.OpenAI) -> None:
+        text = "😀 é日"
+        choice = chat(client, logprobs=True, top_logprobs=3, max_tokens=24, extra_body={"choice": [text]}).choices[0]
+        tokens = choice.logprobs.content
+        assert "\ufffd" in tokens[0].token
+        assert bytes(byte for token in tokens for byte in token.bytes).decode() == choice.message.content == text
+        others = [each for token in tokens for each in token.top_logprobs if "\ufffd" in each.token]
+        assert all(bytes(each.bytes) != each.token.encode() for each in others)
 
     def test_stream_concatenates_to_whole_text(self, client: openai.OpenAI) -> None:
         whole = chat(client, logprobs=True, **GREEDY)
@@ -236,6 +245,19 @@ class TestTokens:
         assert answer.json() == {"prompt": PROMPT}
         named = server.client.post("/v1/tokenize", json={"model": MODEL, "prompt": PROMPT, "return_token_strs": True})
         assert len(named.json()["token_strs"]) == named.json()["count"] >= len(ids)
+
+
+class TestIgnoredFields:
+    def test_unread_template_fields_are_named(self, client: openai.OpenAI, server: RunningServer) -> None:
+        body = {"model": MODEL, "messages": MESSAGES, **GREEDY, "reasoning_effort": "low"}
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+        whole, streamed = (
+            server.client.post("/v1/chat/completions", json={**body, "stream": stream}) for stream in (False, True)
+        )
+        assert whole.json()["choices"][0]["message"]["content"] == chat(client, **GREEDY).choices[0].message.content
+        for response in (whole, streamed):
+            named = response.headers["x-roundhouse-ignored"]
+            assert named == "reasoning_effort, chat_template_kwargs.enable_thinking"
 
 
 class TestRefusals:

@@ -95,6 +95,9 @@ class ByteTokenizer:
     def text_of(self, token_id: int) -> str:
         return self.decode((token_id,))
 
+    def bytes_of(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
     def special_tokens(self, names: Iterable[str]) -> dict[int, str]:
         return {}
 

@@ -197,6 +197,7 @@ _token_texts = st.builds(
     st.none() | reals,
     st.lists(st.tuples(token_ids, texts, reals), max_size=2).map(tuple),
     rank=st.none() | counts,
+    parts=st.lists(st.tuples(token_ids, st.binary(max_size=4)), max_size=2).map(tuple),
 )
 pieces = st.builds(
     Piece,

@@ -36,7 +36,8 @@ class AnthropicCodec(BodyCodec):
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> EncodedResponse:
         body = self.write(decoded, answer, context)
-        return EncodedResponse(body, b"application/json", [(b"request-id", context.request_id.encode())])
+        headers = [(b"request-id", context.request_id.encode()), *self.headers_of(decoded)]
+        return EncodedResponse(body, b"application/json", headers)
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(self.renamed(error), request_id)

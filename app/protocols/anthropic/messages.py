@@ -18,7 +18,7 @@ from app.protocols.anthropic.requests import (
     MessagesRequest,
     NoTool,
 )
-from app.protocols.chat_turns import TurnText, check_has_template, effort_of, generation_of
+from app.protocols.chat_turns import TurnText, check_has_template, effort_of, generation_of, ignored_effort
 from app.protocols.codec import AnswerContext, NamedEvent
 from app.protocols.constraint_fields import json_schema_constraint
 from app.protocols.errors import ErrorReply
@@ -92,12 +92,7 @@ def _format_of(body: MessagesBody) -> Constraint | None:
 def _effort_of(body: MessagesBody, generation: GenerationSpec) -> str | None:
     """Return the reasoning effort for the chat template. Raises InvalidInput for thinking that the model lacks."""
     thinking = body.thinking
-    effort: str | None = None if body.output_config is None else body.output_config.effort
-    if effort is not None and not generation.has_reasoning_effort:
-        raise InvalidInput(
-            "output_config.effort",
-            f'expected nothing, got "{effort}"; the chat template of this model reads no effort: omit the field',
-        )
+    effort = effort_of(_sent_effort(body), generation)
     if isinstance(thinking, DisabledThinking):
         return effort_of("none", generation)
     if isinstance(thinking, EnabledThinking) and not generation.text_format.thinks:
@@ -105,6 +100,14 @@ def _effort_of(body: MessagesBody, generation: GenerationSpec) -> str | None:
     if isinstance(thinking, EnabledThinking) and generation.has_reasoning_effort:
         return effort or "medium"
     return effort
+
+
+def _sent_effort(body: MessagesBody) -> str | None:
+    return None if body.output_config is None else body.output_config.effort
+
+
+def _ignored(body: MessagesBody, spec: ModelSpec) -> tuple[str, ...]:
+    return ignored_effort(_sent_effort(body), generation_of(spec), "output_config.effort")
 
 
 def _check_tools(fields: dict[str, Any], spec: ModelSpec) -> None:
@@ -215,9 +218,10 @@ def _rename(field: str) -> str:
 
 
 MESSAGES_CODEC = AnthropicCodec(
-    "/v1/messages", ("generate",), MessagesRequest, _build, _write, MESSAGES, _Stream, _rename, _check_tools
-)
+    "/v1/messages", ("generate",), MessagesRequest, _build, _write, MESSAGES, _Stream, _rename, _check_tools,
+    ignored=_ignored,
+)  # fmt: skip
 COUNT_TOKENS_CODEC = AnthropicCodec(
     "/v1/messages/count_tokens", ("generate",), CountTokensRequest, _build_count, _write_count, COUNT_TOKENS,
-    rename=_rename, check=_check_tools,
+    rename=_rename, check=_check_tools, ignored=_ignored,
 )  # fmt: skip

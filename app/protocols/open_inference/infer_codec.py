@@ -153,6 +153,9 @@ class InferCodec:
     def stream_writer(self, decoded: InferRequest, context: AnswerContext) -> StreamWriter:
         raise AssertionError("decode refuses requests for a stream")
 
+    def headers_of(self, decoded: InferRequest) -> list[tuple[bytes, bytes]]:
+        return []
+
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(with_own_field(error))
 

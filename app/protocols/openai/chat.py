@@ -5,7 +5,14 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import check_has_template, effort_of, generation_of
+from app.protocols.chat_turns import (
+    check_has_template,
+    effort_of,
+    generation_of,
+    ignored_effort,
+    ignored_variables,
+    variables_of,
+)
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import to_sampling, to_stopping
@@ -31,6 +38,7 @@ from app.protocols.tools import ToolMode, ToolUse, use_tools
 from frameworks.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
+    Conversation,
     GenerateAnswer,
     GenerateRequest,
     GenerationSpec,
@@ -41,9 +49,6 @@ from frameworks.generation.types import (
 )
 from frameworks.types import ModelSpec
 
-# Stands for bytes that are no whole character.
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
 
 def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
@@ -52,7 +57,7 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     check_prompt_logprobs(body)
     use = _tool_use(body, generation)
     return GenerateRequest(
-        (to_conversation(body.messages, use.for_template, effort_of(body.reasoning_effort, generation)),),
+        (_conversation_of(body, use, generation),),
         to_sampling(body, generation, _num_top_logprobs(body)),
         _stopping_of(body, generation),
         use.constraint,
@@ -60,6 +65,17 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
         use.text_format,
         PromptOptions(top_logprobs=body.prompt_logprobs),
     )
+
+
+def _conversation_of(body: ChatRequest, use: ToolUse, generation: GenerationSpec) -> Conversation:
+    effort = effort_of(body.reasoning_effort, generation)
+    return to_conversation(body.messages, use.for_template, effort, variables_of(body.chat_template_kwargs, generation))
+
+
+def _ignored(body: ChatRequest, spec: ModelSpec) -> tuple[str, ...]:
+    generation = generation_of(spec)
+    effort = ignored_effort(body.reasoning_effort, generation, "reasoning_effort")
+    return effort + ignored_variables(body.chat_template_kwargs, generation)
 
 
 def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
@@ -195,19 +211,15 @@ def _logprobs(decoded: OpenAiRequest, tokens: Sequence[TokenText]) -> dict[str, 
 
 
 def _token_with_top(token: TokenText, body: ChatRequest) -> dict[str, Any]:
-    return {
-        **_token((token.token_id, token.text, token.logprob), body),
-        "top_logprobs": [_token(each, body) for each in token.top],
-    }
+    def shown(token_id: int, text: str, logprob: float | None) -> dict[str, Any]:
+        utf8 = list(token.bytes_of(token_id, text))
+        return {"token": token_name(token_id, text, body), "logprob": finite(logprob), "bytes": utf8}
 
-
-def _token(token: tuple[int, str, float | None], body: ChatRequest) -> dict[str, Any]:
-    """`token`: id, text and log probability. `bytes` is null for a token that holds part of a character."""
-    token_id, text, logprob = token
-    utf8 = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": token_name(token_id, text, body), "logprob": finite(logprob), "bytes": utf8}
+    own = shown(token.token_id, token.text, token.logprob)
+    return {**own, "top_logprobs": [shown(*each) for each in token.top]}
 
 
 CHAT_CODEC = OpenAiCodec(
-    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, rename_tool, check_tools
-)
+    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, rename_tool, check_tools,
+    ignored=_ignored,
+)  # fmt: skip

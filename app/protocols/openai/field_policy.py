@@ -98,9 +98,6 @@ CHAT = FieldPolicy(
         "echo": Refusal("the last message is not repeated: put it before the text", (False,)),
         "add_special_tokens": Refusal("the model's template writes the special tokens: omit the field", (False,)),
         "chat_template": Refusal("the model's own template is used: send a formatted prompt to /v1/completions"),
-        "chat_template_kwargs": Refusal(
-            "the model's template receives only messages: send a formatted prompt to /v1/completions", ({},)
-        ),
     }
 )
 _NO_STORE = "no response is stored: send the items of earlier turns in input, and omit the field"
@@ -251,7 +248,6 @@ TOKENIZE = FieldPolicy(
     {
         **_NEW_TURN,
         "chat_template": Refusal("the model's own template is used: send a formatted prompt"),
-        "chat_template_kwargs": Refusal("the model's template receives only messages: send a formatted prompt", ({},)),
         **_MEDIA,
         "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),
     }

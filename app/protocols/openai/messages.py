@@ -124,7 +124,7 @@ OpenAiMessages = Annotated[
 
 
 def to_conversation(
-    messages: Sequence[OpenAiMessage], tools: str = "", reasoning_effort: str | None = None
+    messages: Sequence[OpenAiMessage], tools: str = "", reasoning_effort: str | None = None, variables: str = ""
 ) -> Conversation:
     """Join the text parts of each message, and add the name of the function to the result of its call."""
     names: dict[str, str] = {}
@@ -138,4 +138,4 @@ def to_conversation(
         call_id = each.tool_call_id or ""
         name = each.name or names.get(call_id, "")
         turns.append(Message(each.role, content, calls, call_id, name, each.reasoning_content or ""))
-    return Conversation(tuple(turns), tools, reasoning_effort)
+    return Conversation(tuple(turns), tools, reasoning_effort, variables)

@@ -127,6 +127,15 @@ _Tools = Annotated[
 ]
 
 
+_TemplateKwargs = Annotated[
+    Annotated[dict[str, Any], Field(max_length=32)] | None,
+    Field(
+        description="Variables of the chat template. Those that it does not read are ignored.",
+        examples=[{"enable_thinking": False}],
+    ),
+]
+
+
 class NamedFunction(Body):
     """The name of a function."""
 
@@ -157,8 +166,9 @@ class ChatRequest(GenerationBody):
     )
     parallel_tool_calls: bool | None = Field(True, description="Whether a response may have several calls.")
     reasoning_effort: Effort | None = Field(
-        None, description="Passed to a chat template that reads it; other models accept none.", examples=["none"]
+        None, description="Passed to a chat template that reads it; others ignore it.", examples=["none"]
     )
+    chat_template_kwargs: _TemplateKwargs = None
 
 
 class PoolingBody(RequestBody):
@@ -309,6 +319,7 @@ class TokenizeRequest(RequestBody):
     )
     return_token_strs: bool | None = Field(False, description="Return the text of each token.")
     tools: _Tools = None
+    chat_template_kwargs: _TemplateKwargs = None
 
 
 class DetokenizeRequest(RequestBody):

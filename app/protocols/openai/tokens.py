@@ -2,7 +2,7 @@
 
 import orjson
 
-from app.protocols.chat_turns import check_has_template
+from app.protocols.chat_turns import check_has_template, ignored_variables, variables_of
 from app.protocols.codec import AnswerContext
 from app.protocols.generation_fields import check_token_ids
 from app.protocols.openai import requests
@@ -41,7 +41,15 @@ def _prompt_of(body: requests.TokenizeRequest, spec: ModelSpec) -> Prompt:
             "expected nothing with messages, got true; the chat template adds them: omit the field",
         )
     use = use_tools(tools_of(body.tools), "auto", None, True, spec.generation, None)
-    return to_conversation(body.messages, use.for_template)
+    return to_conversation(
+        body.messages, use.for_template, variables=variables_of(body.chat_template_kwargs, spec.generation)
+    )
+
+
+def _ignored(body: requests.TokenizeRequest, spec: ModelSpec) -> tuple[str, ...]:
+    if spec.generation is None or body.messages is None:
+        return ("chat_template_kwargs",) if body.chat_template_kwargs else ()
+    return ignored_variables(body.chat_template_kwargs, spec.generation)
 
 
 def _build_detokenize(body: requests.DetokenizeRequest, spec: ModelSpec) -> DetokenizeRequest:
@@ -66,8 +74,9 @@ def _write_detokenize(decoded: OpenAiRequest, answer: DetokenizeAnswer, context:
 
 
 TOKENIZE_CODEC = OpenAiCodec(
-    "/v1/tokenize", _TASKS, requests.TokenizeRequest, _build_tokenize, _write_tokenize, TOKENIZE, check=check_tools
-)
+    "/v1/tokenize", _TASKS, requests.TokenizeRequest, _build_tokenize, _write_tokenize, TOKENIZE, check=check_tools,
+    ignored=_ignored,
+)  # fmt: skip
 DETOKENIZE_CODEC = OpenAiCodec(
     "/v1/detokenize", _TASKS, requests.DetokenizeRequest, _build_detokenize, _write_detokenize
 )

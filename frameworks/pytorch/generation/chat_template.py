@@ -7,7 +7,7 @@ is not bounded, except products and powers: model folders are trusted so far.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import local
 from typing import Any
 
@@ -28,6 +28,8 @@ _LARGEST_POWER = 64
 _CHECKS_PER_READING = 64
 # Names of the variable in the templates of different families.
 _EFFORTS = ("reasoning_effort", "enable_thinking")
+# Each has a field of its own in a request, or one value.
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _CLOCK_CHECK = "look at the clock"
 
 
@@ -63,32 +65,43 @@ class ChatTemplate:
         self._max_characters = max_characters
 
     @property
+    def variables(self) -> frozenset[str]:
+        """The variables that a request may set: all that are neither the server's nor the folder's."""
+        return self.names - self._environment.globals.keys() - self._variables.keys() - _OWN_VARIABLES
+
+    @property
     def has_reasoning_effort(self) -> bool:
         """Whether the template reads how long the model shall think."""
         return not self.names.isdisjoint(_EFFORTS)
 
     def render(
-        self, messages: Sequence[Message], tools: str = "", reasoning_effort: str | None = None, in_parts: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: str = "",
+        reasoning_effort: str | None = None,
+        part_roles: Collection[str] = (),
+        variables: str = "",
     ) -> str:
-        """Return the prompt, up to where the model's response begins. `tools`: a JSON list, or empty.
+        """Return the prompt, up to where the model's response begins.
 
-        `in_parts`: the template gets each content as a list with one part, as templates of images and texts read it.
+        `tools`: a JSON list, or empty. `part_roles`: roles whose content is a list with one part of text. `variables`:
+        some of `self.variables`, a JSON object, or empty.
 
         Raises InvalidInput for the field `messages` if the template refuses them, or takes too long.
         """
         if not messages:
             raise InvalidInput("messages", "expected at least one message, got none")
-        variables: dict[str, Any] = {"documents": None, "add_generation_prompt": True, **self._variables}
+        known: dict[str, Any] = {"documents": None, "add_generation_prompt": True, **self._variables}
         if reasoning_effort is not None:
-            variables |= {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
+            known |= {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
+        if variables:
+            known |= json.loads(variables)
         self._environment.begin()
         try:
             parts, length = [], 0
-            turns = [_turn(message) for message in messages]
-            if in_parts:
-                turns = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
-            variables |= {"messages": turns, "tools": json.loads(tools) if tools else None}
-            for part in self._template.generate(variables):
+            turns = [_turn(message, message.role in part_roles) for message in messages]
+            known |= {"messages": turns, "tools": json.loads(tools) if tools else None}
+            for part in self._template.generate(known):
                 length += len(part)
                 if length > self._max_characters:
                     raise _LimitExceeded(f"it makes more than {self._max_characters} characters of them")
@@ -101,9 +114,10 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: Message, has_parts: bool) -> dict[str, Any]:
     """Return a message as templates know it: absent members are not there at all."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = [{"type": "text", "text": message.content}] if has_parts else message.content
+    turn: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}

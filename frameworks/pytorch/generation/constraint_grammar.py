@@ -1,6 +1,8 @@
 """Translate constraints into grammars of llguidance: a JSON schema, or its dialect of Lark."""
 
 import json
+from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher
 
@@ -16,6 +18,9 @@ _ANY_OBJECT = '{"type": "object"}'
 _NO_OPTIONS = "%llguidance {}"
 _MAX_DEFINITION_BYTES = 64 << 10
 _MAX_ERROR_CHARACTERS = 500
+# Keywords of a schema whose value has a schema for each name, and those whose value is data.
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"const", "enum", "default", "example", "examples"})
 
 
 def grammar_of_constraint(constraint: Constraint) -> str:
@@ -29,7 +34,7 @@ def grammar_of_constraint(constraint: Constraint) -> str:
                 return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides={"whitespace_pattern": WHITESPACE})
             case "json_schema":
                 return LLMatcher.grammar_from_json_schema(
-                    constraint.definition, overrides={"whitespace_pattern": WHITESPACE}
+                    _without_annotations(constraint.definition), overrides={"whitespace_pattern": WHITESPACE}
                 )
             case "regex":
                 return LLMatcher.grammar_from_regex(constraint.definition)
@@ -41,6 +46,46 @@ def grammar_of_constraint(constraint: Constraint) -> str:
         raise InvalidInput(FIELD, "not valid Unicode: it holds half of a surrogate pair") from error
     except ValueError as error:
         raise InvalidInput(FIELD, f"this {constraint.kind} cannot be read: {error_text(error)}") from error
+
+
+def drop_unknown_formats(schema: Any) -> None:
+    """Remove each `format` that the library does not know: in JSON Schema it is an annotation. Changes `schema`."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        if not isinstance(each, dict):
+            continue
+        if isinstance(form := each.get("format"), str) and not _knows_format(form):
+            del each["format"]
+        for keyword, value in each.items():
+            if keyword in _NAMED_SCHEMAS and isinstance(value, dict):
+                waiting += value.values()
+            elif keyword not in _DATA:
+                waiting.append(value)
+
+
+@lru_cache(maxsize=256)
+def _knows_format(name: str) -> bool:
+    """Return whether the library has a grammar for a format. It has no list of them."""
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "format": name}))
+        return not LLMatcher.validate_grammar(grammar)
+    except ValueError:
+        return False
+
+
+def _without_annotations(definition: str) -> str:
+    """Return a schema without formats that the library does not know; what is no JSON, as it is."""
+    if '"format"' not in definition:
+        return definition
+    try:
+        schema = json.loads(definition)
+    except (ValueError, RecursionError):
+        return definition
+    drop_unknown_formats(schema)
+    return json.dumps(schema)
 
 
 def _alternatives(definition: str) -> str:

@@ -152,5 +152,6 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             has_reasoning_effort=template is not None and template.has_reasoning_effort,
             unpaged_because=served.unpaged_because,
             can_infill=tokenizer.infill_tokens is not None,
+            template_variables=frozenset() if template is None else template.variables,
         ),
     )

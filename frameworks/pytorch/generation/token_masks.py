@@ -21,6 +21,7 @@ from frameworks.generation.types import Constraint, TokenMatcher
 from frameworks.pytorch.generation.constraint_grammar import (
     FIELD,
     WHITESPACE,
+    drop_unknown_formats,
     error_text,
     grammar_of_constraint,
     without_forcing,
@@ -115,9 +116,8 @@ class TokenMasks:
             is_token = token_id is not None and token_id < self._vocabulary_size and table.is_special_token(token_id)
             return f"<[{token_id}]>" if is_token else None
 
-        definition = ToolsDefinition.from_json(constraint.definition)
         try:
-            grammar = grammar_of(definition, mark, WHITESPACE, constraint.after_opening)
+            grammar = grammar_of(_tools_of(constraint), mark, WHITESPACE, constraint.after_opening)
             return LLMatcher.grammar_from_lark(grammar)
         except ToolSchemaError as error:
             raise InvalidInput(f"tools[{error.index}]", error.message) from error
@@ -128,7 +128,7 @@ class TokenMasks:
         """Raise InvalidInput for the field `tools[i]` if a grammar of tools failed because of one of them."""
         if constraint.kind != "tools":
             return
-        for tool in ToolsDefinition.from_json(constraint.definition).tools:
+        for tool in _tools_of(constraint).tools:
             if tool.schema is not None:
                 try:
                     grammar = LLMatcher.grammar_from_json_schema(json.dumps(tool.schema))
@@ -163,6 +163,13 @@ class TokenMasks:
                     FIELD, f"this model's tokenizer cannot be constrained: {error_text(error)}"
                 ) from error
         return self._table
+
+
+def _tools_of(constraint: Constraint) -> ToolsDefinition:
+    """Return the tools of a constraint, without the formats that no grammar knows."""
+    definition = ToolsDefinition.from_json(constraint.definition)
+    drop_unknown_formats([*(tool.schema for tool in definition.tools), definition.content])
+    return definition
 
 
 def _is_special(table: LLTokenizer, token_id: int) -> bool:

@@ -20,6 +20,7 @@ from frameworks.generation.infilling import find_infill_tokens
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.tokenizer import TokenStream
 from frameworks.generation.types import Conversation, Prompt
+from frameworks.pytorch.generation.chat_prompts import ChatPrompts
 from frameworks.pytorch.generation.chat_template import ChatTemplate
 from frameworks.text.truncation import count_special_tokens
 from frameworks.text_lengths import TextLengths, TextLimit
@@ -63,9 +64,11 @@ class HuggingFaceTokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.infill_tokens = find_infill_tokens(self._tokenizer.token_to_id, vocabulary_size)
         """The tokens of prompts with a suffix; None: the model cannot fill in the middle of a text."""
-        self._chat_template = _chat_template(self.pretrained, folder, "default")
-        # Some folders have a template of its own for tools.
-        self._tool_template = _chat_template(self.pretrained, folder, "tool_use") or self._chat_template
+        self._chat_prompts = _chat_prompts(self.pretrained, folder, "default")
+        self._tool_prompts = self._chat_prompts
+        if isinstance(self.pretrained.chat_template, dict):
+            # Some folders have a template of its own for tools.
+            self._tool_prompts = _chat_prompts(self.pretrained, folder, "tool_use") or self._chat_prompts
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -74,12 +77,12 @@ class HuggingFaceTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return self._chat_prompts is not None
 
     @property
     def tool_template(self) -> ChatTemplate | None:
         """The chat template of conversations with tools."""
-        return self._tool_template
+        return None if self._tool_prompts is None else self._tool_prompts.template
 
     def special_tokens(self, names: Iterable[str]) -> Mapping[int, str]:
         """As GenerationTokenizer.special_tokens."""
@@ -104,13 +107,13 @@ class HuggingFaceTokenizer:
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
-            template = self._tool_template if prompt.tools else self._chat_template
-            if template is None:
+            prompts = self._tool_prompts if prompt.tools else self._chat_prompts
+            if prompts is None:
                 raise InvalidInput(
                     "messages",
                     "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
                 )
-            text = template.render(prompt.messages, prompt.tools, prompt.reasoning_effort)
+            text = prompts.render(prompt)
             if limit is not None:
                 self._check_length(text, limit, "messages")
             return tuple(self._ids_of(text, False, "messages"))
@@ -140,6 +143,10 @@ class HuggingFaceTokenizer:
     def text_of(self, token_id: int) -> str:
         """As GenerationTokenizer.text_of: within a text, so with the space before it; a special token's name."""
         return self._detokenizer.text_of(token_id)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """As GenerationTokenizer.bytes_of."""
+        return self._detokenizer.bytes_of(token_id)
 
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
         """As GenerationTokenizer.stream."""
@@ -232,6 +239,11 @@ def _from_pretrained(folder: Path) -> Any:
             "tokenizer.json; is tokenizer_class in tokenizer_config.json right?"
         )
     return pretrained
+
+
+def _chat_prompts(pretrained: Any, folder: Path, name: str) -> ChatPrompts | None:
+    template = _chat_template(pretrained, folder, name)
+    return None if template is None else ChatPrompts(template)
 
 
 def _chat_template(

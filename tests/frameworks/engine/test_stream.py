@@ -1,7 +1,6 @@
 """Test that a reader of many tokens leaves the event loop to others in between."""
 
 import asyncio
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -14,15 +13,16 @@ from frameworks.generation.types import GeneratedToken
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.types import Timings
 from tests.support.loops import in_loop
-from tests.support.step_models import ByteStream
+from tests.support.step_models import ByteStream, ByteTokenizer
 
 
 def stream_of(num_tokens: int, top_logprobs: int | None, looked_up: list[int]) -> GenerationStream:
     """Return the stream of a text whose tokens have all arrived."""
 
-    def text_of(token_id: int) -> str:
-        looked_up.append(token_id)
-        return "a"
+    class Texts(ByteTokenizer):
+        def text_of(self, token_id: int) -> str:
+            looked_up.append(token_id)
+            return "a"
 
     feed = TokenFeed(lambda: None)
     feed.attach(7, lambda sequence_id: None)
@@ -30,8 +30,7 @@ def stream_of(num_tokens: int, top_logprobs: int | None, looked_up: list[int]) -
     for index in range(num_tokens):
         is_last = index == num_tokens - 1
         feed.push(GeneratedToken(7, 97, "length" if is_last else None, True, -0.5, alternatives), float(index))
-    lookup: Callable[[int], str] | None = None if top_logprobs is None else text_of
-    text = ChoiceText(0, ByteStream(), StopStrings(()), lookup)
+    text = ChoiceText(0, ByteStream(), StopStrings(()), None if top_logprobs is None else Texts())
     metrics = GenerationMetrics()
     return GenerationStream(feed, 7, [text], [(1,)], Timings(), metrics, top_logprobs)
 

@@ -223,6 +223,16 @@ class TestTokens:
     def test_text_of_token(self, kind: Kind, name: str, text: str) -> None:
         assert ours(kind).text_of(token(kind, name)) == text
 
+    @pytest.mark.parametrize(
+        ("kind", "name", "expected"),
+        [
+            ("gpt2", "Ã", b"\xc3"), ("gpt2", "Ġthe", b" the"), ("gpt2", "</s>", b""), ("llama2", "<0xE4>", b"\xe4"),
+            ("words", "the", b" the"), ("words", "</s>", b""),
+        ],
+    )  # fmt: skip
+    def test_bytes_of_token(self, kind: Kind, name: str, expected: bytes) -> None:
+        assert ours(kind).bytes_of(token(kind, name)) == expected
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_text_of_unknown_id(self, kind: Kind) -> None:
         assert ours(kind).text_of(99_999) == ""

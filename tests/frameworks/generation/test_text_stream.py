@@ -21,7 +21,7 @@ stop_strings = st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4)
 
 
 class BytesOfTokens:
-    """A TokenStream whose token i has the i-th of some byte strings."""
+    """A TokenStream, and TokenTexts, whose token i has the i-th of some byte strings."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
@@ -32,6 +32,12 @@ class BytesOfTokens:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def text_of(self, token_id: int) -> str:
+        return self._tokens[token_id].decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._tokens[token_id]
 
 
 def cut_anywhere(text: str, borders: set[int]) -> list[bytes]:
@@ -51,12 +57,11 @@ def pieces_of(
     min_tokens: int = 0,
 ) -> list[Piece]:
     """Return the pieces of a text whose tokens are all pushed, even those after its end."""
-    own_texts = [token.decode("utf-8", "replace") for token in tokens]
     choice = ChoiceText(
         3,
         BytesOfTokens(tokens),
         StopStrings(stops),
-        text_of=own_texts.__getitem__ if with_tokens else None,
+        texts=BytesOfTokens(tokens) if with_tokens else None,
         min_tokens=min_tokens,
     )
     pieces = []
@@ -74,6 +79,14 @@ def pieces_of(
         pieces.append(choice.push(token))
         assert choice.is_over == (was_over or pieces[-1].finish_reason is not None)
     return pieces
+
+
+@given(text=texts, borders=st.sets(st.integers(1, 60)))
+def test_bytes_of_tokens_are_those_of_text(text: str, borders: set[int]) -> None:
+    tokens = cut_anywhere(text, borders)
+    shown = [token for piece in pieces_of(tokens, with_tokens=True) for token in piece.tokens]
+    assert [token.bytes_of(token.token_id, token.text) for token in shown] == tokens
+    assert [token.bytes_of(*token.top[1][:2]) for token in shown] == tokens[:1] * len(tokens)
 
 
 def text_of(pieces: Sequence[Piece]) -> str:

@@ -12,7 +12,13 @@ from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RESPONSES
 from app.protocols.openai.respond import response
 from app.protocols.openai.respond.content_tokens import ContentTokens
-from app.protocols.openai.respond.conversation import check_fields, conversation_of, rename_field, tool_use_of
+from app.protocols.openai.respond.conversation import (
+    check_fields,
+    conversation_of,
+    ignored_fields,
+    rename_field,
+    tool_use_of,
+)
 from app.protocols.openai.respond.output import Output
 from app.protocols.openai.respond.requests import NamedFunctionTool, ResponsesRequest
 from frameworks.errors import InvalidInput
@@ -106,5 +112,6 @@ class _Stream:
 
 
 RESPONSES_CODEC = OpenAiCodec(
-    "/v1/responses", ("generate",), ResponsesRequest, _build, _write, RESPONSES, _Stream, rename_field, check_fields
-)
+    "/v1/responses", ("generate",), ResponsesRequest, _build, _write, RESPONSES, _Stream, rename_field, check_fields,
+    ignored=ignored_fields,
+)  # fmt: skip

@@ -10,9 +10,6 @@ from app.protocols.openai.generation import finite
 from frameworks.generation.tools.events import Event, TextPart
 from frameworks.generation.types import TokenText
 
-# Stands for bytes that are no whole character.
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
 
 class ContentTokens:
     """Assign the tokens of a text to its messages; tokens of reasoning, calls and marks belong to none.
@@ -72,10 +69,8 @@ class ContentTokens:
 
 
 def _shown(token: TokenText) -> orjson.Fragment:
-    top = [_token(text, logprob) for _, text, logprob in token.top]
-    return orjson.Fragment(orjson.dumps({**_token(token.text, token.logprob), "top_logprobs": top}))
+    def shown(token_id: int, text: str, logprob: float | None) -> dict[str, Any]:
+        return {"token": text, "logprob": finite(logprob), "bytes": list(token.bytes_of(token_id, text))}
 
-
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """`bytes` is empty for a token that holds part of a character."""
-    return {"token": text, "logprob": finite(logprob), "bytes": [] if _REPLACEMENT in text else list(text.encode())}
+    own = shown(token.token_id, token.text, token.logprob)
+    return orjson.Fragment(orjson.dumps({**own, "top_logprobs": [shown(*each) for each in token.top]}))

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from app.protocols.chat_turns import check_has_template, effort_of
+from app.protocols.chat_turns import check_has_template, effort_of, generation_of, ignored_effort
 from app.protocols.constraint_fields import (
     ConstraintFields,
     JsonObjectFormat,
@@ -61,8 +61,16 @@ def _check_tool(tool: dict[str, Any], within: str) -> None:
 def conversation_of(body: ConversationBody, use: ToolUse, generation: GenerationSpec) -> Conversation:
     """Return the conversation for the chat template. Raises InvalidInput for a model without one."""
     check_has_template(generation, body.model, "input")
-    effort = effort_of(body.reasoning.effort if body.reasoning else None, generation, "reasoning.effort")
-    return Conversation(_messages_of(body), use.for_template, effort)
+    return Conversation(_messages_of(body), use.for_template, effort_of(_effort(body), generation))
+
+
+def ignored_fields(body: ConversationBody, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the fields that have no effect on the model."""
+    return ignored_effort(_effort(body), generation_of(spec), "reasoning.effort")
+
+
+def _effort(body: ConversationBody) -> str | None:
+    return body.reasoning.effort if body.reasoning else None
 
 
 def _messages_of(body: ConversationBody) -> tuple[Message, ...]:

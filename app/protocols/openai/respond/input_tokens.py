@@ -6,7 +6,13 @@ from app.protocols.chat_turns import generation_of
 from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import INPUT_TOKENS
-from app.protocols.openai.respond.conversation import check_fields, conversation_of, rename_field, tool_use_of
+from app.protocols.openai.respond.conversation import (
+    check_fields,
+    conversation_of,
+    ignored_fields,
+    rename_field,
+    tool_use_of,
+)
 from app.protocols.openai.respond.requests import InputTokensRequest
 from frameworks.errors import InvalidInput
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
@@ -26,5 +32,5 @@ def _write(decoded: OpenAiRequest, answer: TokenizeAnswer, context: AnswerContex
 
 INPUT_TOKENS_CODEC = OpenAiCodec(
     "/v1/responses/input_tokens", ("generate",), InputTokensRequest, _build, _write, INPUT_TOKENS,
-    rename=rename_field, check=check_fields,
+    rename=rename_field, check=check_fields, ignored=ignored_fields,
 )  # fmt: skip

@@ -8,10 +8,19 @@ import pytest
 from app.protocols.anthropic.messages import COUNT_TOKENS_CODEC, MESSAGES_CODEC
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.formats import TextFormat
-from frameworks.generation.types import Constraint, Message, MessageCall, Sampling, Stopping
+from frameworks.generation.types import (
+    Choice,
+    Constraint,
+    GenerateAnswer,
+    Message,
+    MessageCall,
+    Sampling,
+    Stopping,
+    Usage,
+)
 from frameworks.text.tokens import TokenizeRequest
 from tests.app.protocols.anthropic.messages import SCHEMA, USER, ask, count, refusal, tool
-from tests.app.protocols.openai.decoding import decode
+from tests.app.protocols.openai.decoding import CONTEXT, decode
 
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bern"}}
 
@@ -123,8 +132,12 @@ class TestThinking:
         assert ask(model="llama", thinking={"type": "adaptive"})
         enabled = refusal(model="llama", thinking={"type": "enabled", "budget_tokens": 9})
         assert enabled["error"]["message"].startswith("thinking: expected a model that thinks")
-        effort = refusal(model="llama", output_config={"effort": "high"})
-        assert effort["error"]["message"].startswith("output_config.effort: expected nothing")
+
+    def test_effort_without_reader_is_ignored(self) -> None:
+        request = ask(model="llama", output_config={"effort": "high"})
+        assert (request.request.prompts[0].reasoning_effort, request.ignored) == (None, ("output_config.effort",))
+        headers = MESSAGES_CODEC.encode(request, GenerateAnswer([Choice("Hi", "stop")], Usage(1, 1)), CONTEXT).headers
+        assert headers == [(b"request-id", b"abc-1"), (b"x-roundhouse-ignored", b"output_config.effort")]
 
 
 class TestTools:

@@ -34,7 +34,14 @@ SPECS = {
     "caller": _spec(
         "generate",
         generation=GenerationSpec(
-            64, VOCABULARY_SIZE, frozenset({2}), True, Sampling(), TextFormat("hermes", thinks=True), True
+            64,
+            VOCABULARY_SIZE,
+            frozenset({2}),
+            True,
+            Sampling(),
+            TextFormat("hermes", thinks=True),
+            True,
+            template_variables=frozenset({"enable_thinking", "date_string"}),
         ),
     ),
     "coder": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE, can_infill=True)),

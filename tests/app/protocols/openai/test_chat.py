@@ -1,10 +1,12 @@
 """/v1/chat/completions: bodies decoded, and responses parsed by OpenAI's own client."""
 
+import json
 import math
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from app.protocols.codec import EncodedResponse
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiRequest
@@ -26,17 +28,20 @@ from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, check_i
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CONVERSATION = Conversation((Message("user", "Hello"),))
-TOKENS = (TokenText(7, "é", -0.5, ((7, "é", -0.5), (8, "\ufffd", -1.5))), TokenText(9, "\ufffd", -3.0))
+TOKENS = (
+    TokenText(7, "é", -0.5, ((7, "é", -0.5), (8, "\ufffd", -1.5)), parts=((8, b"\xf0\x9f"),)),
+    TokenText(9, "\ufffd", -3.0, parts=((9, b"\x98"),)),
+)
 LOGPROBS = {
     "content": [
         {
             "token": "é", "logprob": -0.5, "bytes": [195, 169],
             "top_logprobs": [
                 {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
-                {"token": "\ufffd", "logprob": -1.5, "bytes": None},
+                {"token": "\ufffd", "logprob": -1.5, "bytes": [240, 159]},
             ],
         },
-        {"token": "\ufffd", "logprob": -3.0, "bytes": None, "top_logprobs": []},
+        {"token": "\ufffd", "logprob": -3.0, "bytes": [152], "top_logprobs": []},
     ],
     "refusal": None,
 }  # fmt: skip
@@ -108,7 +113,6 @@ class TestRequest:
             ("modalities", ["text", "audio"], "only text"),
             ("prediction", {"type": "content", "content": "x"}, "omit the field"),
             ("web_search_options", {}, "message"),
-            ("reasoning_effort", "low", '"low"'),
             ("store", True, "expected false, got true; "),
             ("store", 0, "expected false, got 0; "),
             ("service_tier", "flex", 'expected "auto" or "default", got "flex"; there is one tier: send priority'),
@@ -118,6 +122,42 @@ class TestRequest:
     )
     def test_refused_field_is_named_with_remedy(self, field: str, value: object, word: str) -> None:
         refused(field, "expected ", word, **{field: value})
+
+    def test_variables_reach_template(self) -> None:
+        request = chat(model="caller", chat_template_kwargs={"enable_thinking": False, "color": 1, "tools": None})
+        assert json.loads(request.request.prompts[0].variables) == {"enable_thinking": False}
+        assert request.ignored == ("chat_template_kwargs.color",)
+
+    def test_unread_fields_are_named_in_header(self) -> None:
+        request = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False, "a b\r\nx: y": 1})
+        assert request.request == chat().request
+        named = [(b"x-roundhouse-ignored", b"reasoning_effort, chat_template_kwargs.enable_thinking")]
+        encoded = CHAT_CODEC.encode(request, GenerateAnswer([Choice("Hi", "stop")], Usage(1, 1)), CONTEXT)
+        assert isinstance(encoded, EncodedResponse)
+        assert (encoded.content_type, encoded.headers) == (b"application/json", named)
+        assert CHAT_CODEC.headers_of(request) == named
+        assert CHAT_CODEC.headers_of(chat(model="caller", reasoning_effort="low")) == []
+        (hidden,) = CHAT_CODEC.headers_of(chat(chat_template_kwargs={"é": 1}))
+        assert hidden == (b"x-roundhouse-ignored", b"others")
+
+    @pytest.mark.parametrize(
+        ("variables", "field", "words"),
+        [
+            ({"messages": []}, ".messages", "send the field messages"),
+            ({"add_generation_prompt": False}, ".add_generation_prompt", "in a new turn"),
+            ({"date_string": "x" * 20_000}, "", "at most 16384 bytes, got 20018"),
+            ({f"v{number}": 1 for number in range(33)}, "", "at most 32"),
+            ("no", "", "expected an object"),
+        ],
+    )
+    def test_variables_out_of_bounds_are_refused(self, variables: object, field: str, words: str) -> None:
+        refused(f"chat_template_kwargs{field}", words, model="caller", chat_template_kwargs=variables)
+
+    def test_deep_variable_is_refused(self) -> None:
+        deep = json.loads("[" * 300 + "]" * 300)
+        body = {"model": "caller", "messages": MESSAGES, "chat_template_kwargs": {"date_string": deep}}
+        error = decode_error(CHAT_CODEC, json.dumps(body).encode())
+        assert error.message.startswith("chat_template_kwargs: expected valid JSON, got an error: ")
 
     def test_unknown_field_names_nearest_known(self) -> None:
         error = decode_error(CHAT_CODEC, model="llama", messages=MESSAGES, temprature=1)

@@ -110,7 +110,6 @@ def test_fields_of_no_client_are_refused(path: str, field: str) -> None:
     [
         ("include_reasoning", False, "reasoning_content"),
         ("documents", [{"text": "a"}], "put the documents into a message"),
-        ("chat_template_kwargs", {"a": 1}, "formatted prompt"),
         ("mm_processor_kwargs", {"a": 1}, "only text"),
         ("return_prompt_text", True, "/v1/tokenize"),
         ("top_logprobs", 3, '"logprobs": true'),

@@ -144,7 +144,8 @@ class TestDecode:
     def test_effort_reaches_template(self) -> None:
         assert conversation(ask(reasoning={"effort": "low", "summary": "auto"})).reasoning_effort == "low"
         assert conversation(ask("llama", reasoning={"effort": "none"})).reasoning_effort is None
-        refused("reasoning.effort", "reads no effort", model="llama", reasoning={"effort": "low"})
+        unread = ask("llama", reasoning={"effort": "low"})
+        assert (conversation(unread).reasoning_effort, unread.ignored) == (None, ("reasoning.effort",))
 
 
 class TestTools:
@@ -332,6 +333,12 @@ class TestWhole:
             {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": top}
             for text in ("I", " look.")
         ]
+
+    def test_bytes_of_part_of_character(self) -> None:
+        request = ask("llama", include=["message.output_text.logprobs"])
+        tokens = [TokenText(i, "\ufffd", -0.5, parts=((i, bytes([byte])),)) for i, byte in enumerate("é".encode())]
+        (message,) = respond(request, "é", "stop", tokens)["output"]
+        assert [each["bytes"] for each in message["content"][0]["logprobs"]] == [[0xC3], [0xA9]]
 
     def test_long_texts_are_parsed_elsewhere(self) -> None:
         long = GenerateAnswer([Choice("x" * 20_000, "stop")], Usage(1, 1))

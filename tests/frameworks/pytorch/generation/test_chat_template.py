@@ -180,6 +180,16 @@ def test_reasoning_effort_reaches_template() -> None:
     assert not ChatTemplate("{{ messages }}", {}).has_reasoning_effort
 
 
+def test_variables_of_request_reach_template() -> None:
+    source = (
+        "{{ date_string }}|{{ enable_thinking }}|{{ bos_token }}{% if messages and tools %}{{ range(2) }}{% endif %}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.variables == {"date_string", "enable_thinking"}
+    variables = json.dumps({"date_string": "today", "enable_thinking": True})
+    assert template.render(TALK, reasoning_effort="none", variables=variables) == "today|True|<s>"
+
+
 def test_arguments_cut_off_stay_text() -> None:
     cut = Message("assistant", "", (MessageCall("1", "f", '{"a": "'),))
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {})

@@ -226,6 +226,26 @@ class TestWhitespace:
             assert not self.goes_on(tokenizer, masks.compile(constraint), text)
 
 
+class TestFormats:
+    def test_unknown_formats_are_annotations(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        word = {"type": "string", "pattern": "^[ab]{1,3}$", "format": "password"}
+        fields = {
+            "format": {"$ref": "#/$defs/word"},
+            "all": {"type": "array", "items": word, "maxItems": 2},
+            "one": {"anyOf": [{"const": {"format": "password"}}, {"type": "integer", "format": "int32"}]},
+        }
+        whole = schema(**{**PERSON, "$defs": {"word": word}, "properties": fields, "required": [*fields]})
+        for text in walks(tokenizer, [masks.compile(whole) for _ in range(10)], seed=5):
+            value = json.loads(text)
+            assert re.fullmatch("[ab]{1,3}", value["format"])
+            assert all(re.fullmatch("[ab]{1,3}", each) for each in value["all"])
+            assert isinstance(value["one"], int) or value["one"] == {"format": "password"}
+
+    def test_known_format_is_held(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        (text,) = walks(tokenizer, [masks.compile(schema(type="string", format="ipv4"))], seed=6)
+        assert re.fullmatch(r'"(\d{1,3}\.){3}\d{1,3}"', text)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("constraint", "words"),
@@ -237,6 +257,8 @@ class TestRefusals:
             (Constraint("json_schema", '{"$ref": "http://a.b/c"}'), "not present"),
             (Constraint("json_schema", '{"type": "string", "pattern": "("}'), "unclosed group"),
             (Constraint("json_schema", '{"a":' * 1000), "recursion limit"),
+            (Constraint("json_schema", '{"type": "string", "format": 3}'), "Expected string for 'format'"),
+            (Constraint("json_schema", '{"format":' * 5000), "recursion limit"),
             (Constraint("json_schema", '{"enum": []}'), "Unsatisfiable"),
             (Constraint("json_schema", '{"x": "' + "y" * 70_000 + '"}'), "at most 65536"),
             (Constraint("regex", "("), "unclosed group"),

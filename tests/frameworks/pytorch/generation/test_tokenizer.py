@@ -114,6 +114,13 @@ class TestEncode:
         with pytest.raises(InvalidInput, match=r"^messages: expected a chat template"):
             tokenizer.encode(TALK)
 
+    def test_content_is_in_form_of_template(self, made_once: FolderMaker) -> None:
+        loop = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+        tokenizer = ours(made_once(write_generation_tokenizer, chat_template=loop))
+        assert tokenizer.encode(Conversation((Message("user", "the cat"),))) == tuple(
+            tokenizer.ids_of("the cat", False)
+        )
+
     def test_messages_refused_by_template_raise(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer, chat_template=CHAT_TEMPLATE))
         with pytest.raises(InvalidInput, match=r"^messages: .*no role is named stoker"):

@@ -107,6 +107,14 @@ def test_arguments_may_hold_text_of_marks(mark: str, is_forced: bool) -> None:
 
 
 @pytest.mark.parametrize("tools", FORMATS)
+def test_unknown_format_is_no_constraint(tools: ToolFormat) -> None:
+    schema = {**ONE_OF_TWO, "properties": {"a": {"enum": [1, 22], "format": "password"}}, "format": "form"}
+    definition = ToolsDefinition(tools, [ToolSchema(0, "f", schema)], is_forced=True, is_parallel=False)
+    parsed = parse(TextFormat(tools), text_of(model_of(tools), definition), "f")
+    assert [json.loads(given) for _, given in parsed.calls] in ([{"a": 1}], [{"a": 22}])
+
+
+@pytest.mark.parametrize("tools", FORMATS)
 def test_several_forced_calls_follow_each_other(tools: ToolFormat) -> None:
     several = ToolsDefinition(tools, TOOLS, is_forced=True)
     text = text_of(model_of(tools), several, most=600, temperature=2.0, seed=1)
