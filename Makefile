@@ -4,7 +4,8 @@
 VENV        := .venv
 BIN         := $(VENV)/bin
 STAMPS      := $(VENV)/stamps
-CONSTRAINTS := docker/constraints.txt
+# Those of the images, and those of checks and tests.
+CONSTRAINTS := docker/constraints.txt tests/constraints.txt
 PINNED      := pyproject.toml $(CONSTRAINTS)
 CONFIG      ?= config.toml
 # The folder of `make gpu-kit`, and the Python of the machine for which it is made.
@@ -24,7 +25,7 @@ FIND_PYTHON = for python in python3.11 python3.12 python3.13 python3; do \
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # setuptools warns at length that an editable install is editable.
 PIP := env PYTHONWARNINGS=ignore $(BIN)/python -m pip
-PIP_INSTALL := $(PIP) install --progress-bar off --constraint $(CONSTRAINTS)
+PIP_INSTALL := $(PIP) install --progress-bar off $(CONSTRAINTS:%=--constraint %)
 
 # The install steps of each goal, in order; .ci/step numbers them and shows their progress.
 STEPS_install := python install

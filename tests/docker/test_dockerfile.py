@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from app.config import check_file
-from tests.docker.files import DOCKER
+from tests.docker.files import DOCKER, needed, pinned
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import ROOT, serving, wait_until
 
@@ -50,6 +51,16 @@ def test_image_record_matches_current_inputs(variant: str) -> None:
     words = ("--inputs", "ray") if variant == "ray" else ("--inputs",)
     today = run("docker/build-check.sh", *words, PYTHON=sys.executable).stdout.strip()
     assert recorded["inputs"] == today, f"the inputs of the images have changed: run docker/build-check.sh {variant}"
+
+
+@pytest.mark.parametrize("frameworks", ["all", "onnx"])
+def test_constraints_of_tests_pin_no_image(frameworks: str) -> None:
+    """The record of the images does not depend on the versions of checks and tests."""
+    packages: set[str] = set()
+    for line in requirements("cpu", frameworks):
+        needed(Requirement(line), packages)
+    assert {"numpy", "fastapi"} <= packages
+    assert packages.isdisjoint(pinned("constraints.txt", ROOT / "tests"))
 
 
 @pytest.mark.parametrize(("variant", "limit_mb"), [("cpu", 1600), ("onnx", 450)])

@@ -2,35 +2,14 @@
 
 import re
 import tomllib
-from importlib.metadata import distribution
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from tests.docker.files import DOCKER
+from tests.docker.files import DOCKER, needed, pinned
 from tests.e2e.server import ROOT
 
 DOCKERFILE = (DOCKER / "ray.Dockerfile").read_text(encoding="utf-8")
 _, PACKAGES, IMAGE = re.split(r"^FROM .*\n", DOCKERFILE, flags=re.MULTILINE)
-
-
-def pinned(file: str) -> set[str]:
-    """Return the names of the packages of a file of constraints. Each line has an exact version."""
-    lines = (DOCKER / file).read_text(encoding="utf-8").splitlines()
-    found = [line.partition("==") for line in lines if line and not line.startswith("#")]
-    assert all(name and version for name, _, version in found)
-    return {canonicalize_name(name) for name, _, _ in found}
-
-
-def needed(name: str, extras: frozenset[str], found: set[str]) -> set[str]:
-    """Return the names of a package and of all that it needs here."""
-    found.add(canonicalize_name(name))
-    for line in distribution(name).requires or ():
-        each = Requirement(line)
-        applies = each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in (*extras, ""))
-        if applies and canonicalize_name(each.name) not in found:
-            needed(each.name, frozenset(each.extras), found)
-    return found
 
 
 def test_image_installs_the_declared_extra() -> None:
@@ -45,7 +24,7 @@ def test_image_installs_the_declared_extra() -> None:
 
 def test_all_packages_of_ray_are_pinned() -> None:
     image, ray = pinned("constraints.txt"), pinned("ray-constraints.txt")
-    assert needed("ray", frozenset({"serve", "data"}), set()) <= image | ray
+    assert needed(Requirement("ray[serve,data]"), set()) <= image | ray
     assert not image & ray
 
 

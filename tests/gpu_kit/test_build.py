@@ -19,7 +19,7 @@ SCRIPT = FOLDER / "gpu-check.sh"
 def test_wheels_complete_the_given_packages() -> None:
     """Every direct dependency is carried or given, at the pinned version, and nothing of CUDA is carried."""
     carried = dict(each.split("==") for each in requirements("3.12"))
-    constraints = (build.ROOT / "docker" / "constraints.txt").read_text()
+    constraints = "".join((build.ROOT / each / "constraints.txt").read_text() for each in ("docker", "tests"))
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", constraints, re.MULTILINE))
     pins = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert {"fastapi", "uvicorn", "grpcio", "orjson", "pysimdjson", "llguidance", "structlog", "pytest"} <= set(carried)
