@@ -87,6 +87,7 @@ async def test_process_has_niceness_of_entry(graph: Path) -> None:
         assert psutil.Process(pid).nice() == min(own + 3, 19)
 
 
+@pytest.mark.extended
 @in_loop
 async def test_model_is_failed_until_its_restart(graph: Path) -> None:
     async with managed(graph) as manager:
