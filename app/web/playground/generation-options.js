@@ -59,6 +59,7 @@ export const CHAT_OPTIONS = [
     { name: "tool_choice", kind: "json", hint: '"auto", "none", "required", or a function' },
     { name: "parallel_tool_calls", kind: "choice", values: ["true", "false"] },
     { name: "reasoning_effort", kind: "choice", values: ["none", "minimal", "low", "medium", "high", "xhigh", "max"] },
+    { name: "chat_template_kwargs", kind: "json", hint: 'variables of the template: {"enable_thinking": false}' },
   ]],
   ["Request", REQUEST],
 ];

@@ -25,7 +25,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     running_dispatcher,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, soon, task, worker_threads_end
+from tests.support.loops import in_loop, settle, soon, task, worker_threads_end
 
 
 class TestInterruptions:
@@ -49,8 +49,9 @@ class TestInterruptions:
         async with running_dispatcher(model) as harness:
             requests = [harness.send(i) for i in range(8)]
             await first_run(gate)
-            # One row runs and one is handed over; the others are queued after the last failure, alone or not yet split.
-            await soon(lambda: harness.dispatcher.queue_depth >= 2)
+            # One row runs, and one half is handed over. On a busy machine row 0 may be first and alone: then the others
+            # are handed over together, and none is queued.
+            await settle()
             for each in requests[1:]:
                 each.cancel()
             await asyncio.wait(requests[1:])
