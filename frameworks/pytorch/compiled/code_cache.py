@@ -5,22 +5,23 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import structlog
 
+from frameworks.pytorch.compiled.code_files import SUFFIX, DamagedCode, read_code
 from frameworks.pytorch.compiled.vectors import has_matrix_tiles, lanes
 
 log = structlog.get_logger(__name__)
 
 _DIGEST_CHARACTERS = 16
-_MARK = ".made"
+_WHOLE_PART = "._region"
 _folder: Path | None = None
 # The folder of this code, of this process alone or of the one that compiles for it; None: below `_folder`.
 _own: Path | None = None
+_only_to_keep = False
 
 
 def set_cache_folder(folder: Path) -> None:
@@ -34,7 +35,7 @@ def code_folder() -> Path:
 
     Raises OSError where that one cannot be made either.
     """
-    return _usable() or use_temporary_folder()
+    return current_folder() or use_temporary_folder()
 
 
 def use_temporary_folder() -> Path:
@@ -45,10 +46,13 @@ def use_temporary_folder() -> Path:
     return folder
 
 
-def use_folder(folder: Path) -> None:
-    """Keep compiled code in this folder, which exists, and nowhere else."""
-    global _own  # noqa: PLW0603 - as in set_cache_folder
-    _own = folder
+def use_folder(folder: Path, *, only_to_keep: bool = False) -> None:
+    """Keep compiled code in this folder, which exists, and nowhere else.
+
+    `only_to_keep`: this process has no other use for the code, so it fails where the folder does not take it.
+    """
+    global _own, _only_to_keep
+    _own, _only_to_keep = folder, only_to_keep
 
 
 def is_temporary() -> bool:
@@ -56,43 +60,60 @@ def is_temporary() -> bool:
     return _own is not None
 
 
-def mark_made(function: str) -> None:
-    """Note that the code of a function is kept: a process that needs it need not compile."""
-    folder = _usable()
-    if folder is not None:
-        with suppress(OSError):
-            (folder / f"{function}{_MARK}").touch()
+def is_only_to_keep() -> bool:
+    """Whether this process compiles only to keep the code."""
+    return _only_to_keep
 
 
 def missing(functions: Iterable[str]) -> list[str]:
-    """Return those functions whose code is not kept."""
-    folder = _usable()
-    return [each for each in functions if folder is None or not (folder / f"{each}{_MARK}").exists()]
+    """Return those functions whose code is not kept, or is damaged."""
+    kept_in = current_folder()
+    return [each for each in functions if kept_in is None or not _is_kept(kept_in, each)]
 
 
-@contextmanager
-def cache_folder() -> Iterator[bool]:
-    """Set numba's folder within the block; False if there is none that can be written."""
-    import numba
+def _is_kept(kept_in: Path, function: str) -> bool:
+    """Whether the code is whole. With that of a part, the code of all functions of its module."""
+    files = [code_file(kept_in, function)]
+    if function.endswith(_WHOLE_PART):
+        # The last function of its module that is compiled.
+        files += sorted(set(kept_in.glob(f"{function.removesuffix(_WHOLE_PART)}.*{SUFFIX}")) - set(files))
+    whole = [_is_whole(each) for each in files]  # of all, so that the log names each damaged file
+    return all(whole)
 
-    folder = _usable()
-    before = numba.config.CACHE_DIR
-    if folder is not None:
-        numba.config.CACHE_DIR = str(folder)
+
+def _is_whole(file: Path) -> bool:
     try:
-        yield folder is not None
-    finally:
-        numba.config.CACHE_DIR = before
+        return read_code(file, code_key(file.name.removesuffix(SUFFIX))) is not None
+    except DamagedCode as error:
+        warn_of_damage(file, str(error))
+        return False
 
 
-def _usable() -> Path | None:
+@cache
+def warn_of_damage(file: Path, reason: str) -> None:
+    """Log once that a file is not used."""
+    log.warning("damaged compiled code is compiled again", file=str(file), reason=reason)
+
+
+def code_file(kept_in: Path, function: str) -> Path:
+    """Return the file of a function's code."""
+    return kept_in / f"{function}{SUFFIX}"
+
+
+def code_key(function: str) -> str:
+    """Return what a file must have been written for: the function, all code and the CPU."""
+    return f"{function} {_digest()}"
+
+
+def current_folder() -> Path | None:
+    """Return the folder that the code is kept in, None where none can be written."""
     if _own is not None:
         return _own
     own = os.environ.get("NUMBA_CACHE_DIR")
     base = Path(own) if own else _folder
     if base is None:
         return None
-    return _made(base / _digest())
+    return _made(base / _digest()[:_DIGEST_CHARACTERS])
 
 
 @cache
@@ -115,9 +136,7 @@ def _made(folder: Path) -> Path | None:
 
 @cache
 def _digest() -> str:
-    """Return a name for all that the code is made of, and for the CPU. numba looks at the file of one function alone;
-    a file with another time is a new one to it.
-    """
+    """Return a name for all that the code is made of, and for the CPU."""
     import llvmlite
     import numba
     from numba.core.registry import cpu_target
@@ -127,5 +146,4 @@ def _digest() -> str:
     found = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {vectors} {cpu}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.read_bytes())
-        found.update(str(path.stat().st_mtime_ns).encode())
-    return found.hexdigest()[:_DIGEST_CHARACTERS]
+    return found.hexdigest()

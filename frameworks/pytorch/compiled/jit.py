@@ -4,14 +4,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
-import structlog
 from llvmlite import ir
 from numba import types
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from frameworks.pytorch.compiled.code_cache import cache_folder, is_temporary, mark_made
-
-log = structlog.get_logger(__name__)
+from frameworks.pytorch.compiled.kept_function import KeptFunction
 
 _LINE_BYTES = 64
 """Of the CPU's caches: a vector that crosses lines is read and written as two."""
@@ -58,15 +56,10 @@ def address_of(function: Callable[[Any], None], *, keeps_order: bool = False) ->
     """
     signature = types.void(types.CPointer(types.int64))
     options = {"fastmath": False if keeps_order else _MATH, "error_model": "numpy"}
-    with cache_folder() as is_cached:
-        try:
-            made = numba.cfunc(signature, cache=is_cached, **options)(function)
-            mark_made(code_name(function.__module__, function.__name__))
-        except OSError as error:
-            if not is_cached or is_temporary():
-                raise  # it was compiled only to be kept
-            log.warning("compiled code could not be kept", error=str(error), remedy="make room in models.cache_dir")
-            made = numba.cfunc(signature, **options)(function)
+    made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+    # numba's own cache unpickles and links whatever its files hold.
+    made._cache = KeptFunction(function, code_name(function.__module__, function.__name__))
+    made.compile()
     _kept.append(made)
     return int(made.address)
 

@@ -36,7 +36,7 @@ def _compile(folder: Path, parts: list[str]) -> None:
     from frameworks.pytorch.compiled import code_cache
     from frameworks.pytorch.compiling.parts import compile_part, missing_parts
 
-    code_cache.use_folder(folder)
+    code_cache.use_folder(folder, only_to_keep=True)
     for part in missing_parts(parts):
         compile_part(part)
     left = missing_parts(parts)
