@@ -79,8 +79,8 @@ def _of_batches(size: int, executions: BatchCounts) -> dict[str, Any]:
 
 
 def _memory(version: ModelVersion) -> list[dict[str, Any]]:
-    """Return a list of MemoryUsage, one for each device; empty while the version is not loaded."""
-    if version.spec is None:
+    """Return a list of MemoryUsage, one for each device; empty while the version is not loaded, and for a pipeline."""
+    if version.spec is None or not version.process_bytes:
         return []
     sizes: dict[tuple[str, int], int] = {}
     for (kind, number), size in zip(devices_of(version.spec), version.process_bytes, strict=True):
