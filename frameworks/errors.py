@@ -23,7 +23,9 @@ RoundhouseError
     └── EvictionNeeded           the model fits only if others are evicted
 """
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -35,12 +37,31 @@ MAX_SHOWN_CHARACTERS = 200
 """Longer names are cut in messages."""
 
 
-class RoundhouseError(Exception):
-    """An error whose message is written for the caller."""
+# Names of graph nodes and routes look like paths: only those below a folder at this machine's root are replaced.
+_ROOTS = "|".join(map(re.escape, os.listdir("/")))
+_PATH = re.compile(rf"(?<![\w.])/(?:{_ROOTS})(?![\w.-])(?:/[^\s/\"'`<>|:;,()\[\]]+)*/?")
 
-    def __init__(self, message: str) -> None:
+
+def without_paths(text: str) -> str:
+    """Return a text of a library or of the system with the last part of each path of this machine in its place."""
+    return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], text)
+
+
+class RoundhouseError(Exception):
+    """An error with two messages: `message` for the log and for keys with the scope `manage`, `public` for all callers.
+
+    Only `message` may have paths of the machine, or texts of libraries about its files.
+    """
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        """`public`: None: the message itself is for all callers."""
         super().__init__(message)
         self.message = message
+        self.public = message if public is None else public
+
+    def rewrite(self, change: Callable[[str], str]) -> None:
+        """Change both messages."""
+        self.message, self.public = change(self.message), change(self.public)
 
 
 class RequestError(RoundhouseError):
@@ -171,15 +192,28 @@ class ModelFailed(ModelUnavailable):
     retry_after_s: float | None = None
     """Seconds after which a request is likely to be accepted; None where this is unknown."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after_s: float | None = None, public: str | None = None) -> None:
+        super().__init__(message, public)
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
+
+    @classmethod
+    def because(cls, what: str, error: RoundhouseError, retry_after_s: float | None = None) -> "ModelFailed":
+        """Return the error for what another error caused. `what`: such as `model "m" failed to load`."""
+        return cls(f"{what}: {error.message}", retry_after_s, f"{what}: {error.public}")
 
     @classmethod
     def thread_ended(cls, model: str) -> "ModelFailed":
         """Return the error for a model whose device thread has ended."""
         return cls(f'model "{model}": {cls.THREAD_ENDED}; load the model again')
+
+
+def as_failed(error: Exception, what: str) -> RoundhouseError:
+    """Return an error of ours as it is, and ModelFailed for another one; callers get its type. `what` raised it."""
+    if isinstance(error, RoundhouseError):
+        return error
+    kind = type(error).__name__
+    return ModelFailed(f"{kind}: {error}", public=f"{what} raised {kind}; the log of the server has the reason")
 
 
 class SourceUnavailable(ModelFailed):
@@ -214,7 +248,12 @@ class DeadlineExceeded(RoundhouseError):
 
 
 class InvalidModel(RoundhouseError):
-    """The model's files cannot be served; the message names the file, the reason and the remedy."""
+    """The model's files cannot be served; the message names the file, the reason and the remedy, `public` the kind."""
+
+    PUBLIC: ClassVar = "its files are damaged or not supported; the log of the server has the reason"
+
+    def __init__(self, message: str, public: str = PUBLIC) -> None:
+        super().__init__(message, public)
 
 
 class OutOfMemory(RoundhouseError):

@@ -339,7 +339,7 @@ class MLFrameworkManager:
                 except EvictionNeeded as error:
                     log.warning("model is not loaded at start-up", model=slot.name, reason=error.message)
                 except RoundhouseError as error:
-                    log.error("model failed to load", model=slot.name, version=version, reason=error.message)
+                    log.debug("model is not loaded at start-up", model=slot.name, reason=error.message)  # logged above
                 except Exception:
                     log.exception("model failed to load", model=slot.name, version=version)
 

@@ -150,7 +150,9 @@ class VersionDetail(ResponseBody):
     max_batch_size: int
     instances: int
     queue_depth: int
-    path: str = Field(description="Path or address, as in the entry of the model.")
+    path: str | None = Field(
+        description="Path or address, as in the entry of the model. Null: a path, and the key lacks the scope `manage`."
+    )
     revision: str | None = Field(description="Commit of the files from a hub; null for other files.")
     download: DownloadProgress | None = Field(description="The download for a load; null while none runs.")
 
@@ -231,7 +233,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "framework": slot.framework,
         "task": spec.task if spec else None,
         "state": slot.state.value,
-        "reason": printable(slot.reason) if slot.reason else None,
+        "reason": reason_of(slot, counts.sees_paths),
         "versions": list(slot.versions),
         "device": spec.device if spec else None,
         "dtype": spec.dtype if spec else None,
@@ -294,7 +296,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
     max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
     return {
         "state": version.state.value,
-        "reason": printable(version.reason) if version.reason else None,
+        "reason": reason_of(version, counts.sees_paths),
         "memory_bytes": version.total_bytes if spec else None,
         "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
@@ -308,7 +310,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
         "queue_depth": counts.queue_depth(slot),
-        "path": printable(_path_of(slot, version)),
+        "path": _path_of(slot, version, counts.sees_paths),
         "revision": None if version.fetched is None else version.fetched.revision,
         "download": describe_download(version),
     }
@@ -333,11 +335,20 @@ def _warm_up(spec: ModelSpec | None) -> str | None:
     return None if spec is None else printable(spec.unwarmed_because or "done")
 
 
-def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
-    """Return the path of the entry with the folder of the version; it is relative if the entry's path is."""
+def _path_of(slot: ModelSlot, version: ModelVersion, sees_paths: bool) -> str | None:
+    """Return the address, or the path of the entry with the folder of the version, which is relative if the entry's is.
+
+    None: a path that the reader may not see.
+    """
     if isinstance(slot.entry.path, SourceAddress):
         return str(slot.entry.path)
-    return str(slot.entry.path / version.path.relative_to(slot.path))
+    return printable(str(slot.entry.path / version.path.relative_to(slot.path))) if sees_paths else None
+
+
+def reason_of(failed: ModelSlot | ModelVersion, sees_paths: bool) -> str | None:
+    """Return the reason of the state `failed` for a reader; None in other states."""
+    reason = failed.reason if sees_paths else failed.public_reason
+    return printable(reason) if reason else None
 
 
 def printable(text: str) -> str:

@@ -180,7 +180,7 @@ def as_failed_model(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidModel as error:
-        raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
+        raise ModelFailed.because(f'model "{name}" failed to load', error) from error
 
 
 def _draft_folders(slots: Iterable[ModelSlot]) -> dict[str, Path]:

@@ -26,7 +26,8 @@ class Principal:
     """The sender of requests with one key. Immutable, and shared by all requests with that key."""
 
     __slots__ = (
-        "_by_name", "collections", "counts_of", "is_signed", "key_id", "patterns", "scopes", "sees_all", "tenant",
+        "_by_name", "collections", "counts_of", "is_signed", "key_id", "patterns", "scopes", "sees_all", "sees_paths",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,8 @@ class Principal:
         self.collections = tuple(collections)
         self.sees_all = all("*" in each for each in self.patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""
+        self.sees_paths = Scope.MANAGE in scopes
+        """Whether messages and descriptions may have paths of the machine."""
         self.counts_of = None if is_operator else tenant.name
         """The tenant whose requests are counted in statistics and metrics; None: all tenants."""
         # Names are the caller's: the number of remembered ones is bounded.

@@ -14,6 +14,7 @@ from app.observability.metrics import RequestRecord, checked_id, server_timing, 
 from app.protocols.codec import ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
 from app.protocols.openai.rate_limits import rate_limit_headers
+from frameworks.errors import RoundhouseError
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
@@ -122,11 +123,11 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
-    """Return the reply to an error, and note its code and its text on the record.
+    """Return the reply to an error, and note its code and its public text on the record, which other keys may see.
 
     An internal error (500) is logged with its traceback, which no response contains.
     """
-    reply = to_http(error)
+    reply = to_http(error, record.principal.sees_paths)
     if reply.status == 500:
         log.error(
             "internal error",
@@ -135,7 +136,7 @@ def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
             path=shown_path(record.path),
             exc_info=error,
         )
-    record.code, record.error = reply.code, reply.message
+    record.code, record.error = reply.code, error.public if isinstance(error, RoundhouseError) else reply.message
     return reply
 
 

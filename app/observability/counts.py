@@ -29,6 +29,8 @@ class Counts:
         """The tenant whose requests are counted; None: all tenants."""
         self.are_of_server = self.tenant is None and principal.sees_all
         """Whether nothing is left out."""
+        self.sees_paths = principal.sees_paths
+        """Whether the principal may see paths of the machine."""
 
     async def refresh(self) -> None:
         """Update the counts. Call it before they are shown."""

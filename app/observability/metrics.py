@@ -95,7 +95,7 @@ class RequestRecord:
     """The collection that the request names, if its sender may see it. Counted with `operation`."""
     operation: str = ""
     error: str = ""
-    """Text of the error that the response has."""
+    """Text of the error, without paths of the machine."""
     request_bytes: int = 0
     """Size of the body, or of the message."""
     response_bytes: int = 0

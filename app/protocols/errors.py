@@ -139,13 +139,16 @@ class ErrorReply(NamedTuple):
         return self._replace(message=f"{field}: {self.reason}", field=field)
 
 
-def to_http(error: BaseException) -> ErrorReply:
-    """Return the reply to an error. Other exceptions are `internal`; only the log has their text."""
+def to_http(error: BaseException, sees_paths: bool = False) -> ErrorReply:
+    """Return the reply to an error. Other exceptions are `internal`; only the log has their text.
+
+    `sees_paths`: whether the caller may see paths of the machine.
+    """
     for kind, status, code, _ in _TABLE:
         if isinstance(error, kind):
             if isinstance(error, FieldError):
-                return ErrorReply(status, code, *map(_encodable, (error.message, error.field, error.reason)))
-            return ErrorReply(status, code, _encodable(error.message))
+                return ErrorReply(status, code, *map(_encodable, (error.public, error.field, error.reason)))
+            return ErrorReply(status, code, _encodable(error.message if sees_paths else error.public))
     return ErrorReply(_INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_MESSAGE)
 
 

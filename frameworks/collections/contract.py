@@ -62,6 +62,10 @@ class CollectionFailed(ModelFailed):
 class InvalidCollection(InvalidModel):
     """The files are damaged, or do not match the configured dimensions and metric."""
 
+    def __init__(self, message: str) -> None:
+        """`message`: without paths; callers get it."""
+        super().__init__(message, message)
+
 
 class StorageFull(OutOfMemory):
     """The disk is full: no part of the write was applied. Searches and deletes go on."""

@@ -273,7 +273,7 @@ class EngineGroup:
                 self._check_outage()
             except ModelFailed as error:
                 failure = error
-                self._fail_waiting(lambda: ModelFailed(failure.message, failure.retry_after_s))
+                self._fail_waiting(lambda: ModelFailed(failure.message, failure.retry_after_s, failure.public))
 
     def _fail_waiting(self, error: Callable[[], Exception]) -> None:
         for job in self._queue.waiting():

@@ -40,12 +40,12 @@ class LoadFailures:
         """Forget all failures."""
         self.last, self._failures = None, 0
 
-    def check_retry(self, model: str, reason: str | None) -> None:
+    def check_retry(self, model: str, reason: str | None, public_reason: str | None) -> None:
         """Raise ModelFailed or OutOfMemory while a request may not retry the load. `reason`: of the failed state."""
         left_s = self.retry_in_s
         if left_s > 0:
-            message = (
-                f'model "{model}" failed: {reason}; its load is retried in {left_s:.1f} s, or '
-                f"by POST /models/{model}/load"
-            )
-            raise OutOfMemory(message) if isinstance(self.last, OutOfMemory) else ModelFailed(message, left_s)
+            retry = f"its load is retried in {left_s:.1f} s, or by POST /models/{model}/load"
+            message, public = (f'model "{model}" failed: {each}; {retry}' for each in (reason, public_reason))
+            if isinstance(self.last, OutOfMemory):
+                raise OutOfMemory(message, public)
+            raise ModelFailed(message, left_s, public)

@@ -18,6 +18,7 @@ from frameworks.errors import (
     ModelUnloaded,
     OutOfMemory,
     RoundhouseError,
+    as_failed,
 )
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.ledger import LoadOptions, MemoryLedger
@@ -98,7 +99,7 @@ class ModelResidency:
                 await self._join_load(version)
         except (InvalidModel, ModelFailed) as error:
             permit.release_version()
-            raise ModelFailed(f"{version} failed to load: {error.message}", version.retry_in_s or None) from error
+            raise ModelFailed.because(f"{version} failed to load", error, version.retry_in_s or None) from error
         except BaseException:
             permit.release_version()
             raise
@@ -243,7 +244,9 @@ class ModelResidency:
             version.defer_load()
             raise
         except RoundhouseError as error:
-            error.message = _without_cache_path(version, error.message)
+            error.rewrite(lambda message: _without_cache_path(version, message))
+            # Callers do not get the paths in it.
+            log.error("model failed to load", model=version.model.name, version=version.version, reason=error.message)
             self._fail(version, error)
             raise
         except asyncio.CancelledError:
@@ -252,9 +255,10 @@ class ModelResidency:
         except Exception as error:
             # The errors of libraries on damaged files are not ours; the caller gets our own.
             log.exception("model failed to load", model=version.model.name, version=version.version)
-            kind = _without_cache_path(version, f"{type(error).__name__}: {error}")
-            self._fail(version, InvalidModel(kind))
-            raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
+            failure = as_failed(error, "its load")
+            kind = _without_cache_path(version, failure.message)
+            self._fail(version, InvalidModel(kind, failure.public))
+            raise InvalidModel(f"{version} cannot be loaded: {kind}", failure.public) from error
         finally:
             self._loader.discard(version)
         version.files = loaded.files

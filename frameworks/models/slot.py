@@ -88,6 +88,11 @@ class ModelSlot:
         return self.active.reason
 
     @property
+    def public_reason(self) -> str | None:
+        """As ModelVersion.public_reason."""
+        return self.active.public_reason
+
+    @property
     def spec(self) -> ModelSpec | None:
         """The spec of the active version; None while it is not loaded."""
         return self.active.spec

@@ -60,7 +60,7 @@ def reason_of_runs(instances: LoadedModel) -> str | None:
     try:
         fastest_s = _fastest_run_s(model)
     except RoundhouseError as error:
-        return f"its runs cannot be measured: {error.message}"
+        return f"its runs cannot be measured: {error.public}"
     if fastest_s < LIGHT_S:
         return None
     return f"a run takes {1000 * fastest_s:.2f} ms, that of a small model less than {1000 * LIGHT_S:g} ms"

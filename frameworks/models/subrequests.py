@@ -184,7 +184,7 @@ def _named(error: RoundhouseError, names: tuple[str, ...], step: str) -> Roundho
             if isinstance(named, ModelFailed) and isinstance(error, ModelFailed):
                 named.retry_after_s = error.retry_after_s
             return named
-    error.message = f"{step}: {_without(error.message, names)}"
+    error.rewrite(lambda message: f"{step}: {_without(message, names)}")
     return error
 
 

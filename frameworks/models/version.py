@@ -131,13 +131,22 @@ class ModelVersion:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the state `failed`."""
+        """The reason of the state `failed`, which may have paths of the machine."""
+        failure = self._failures.last
+        return self._failed_because(None if failure is None else failure.message)
+
+    @property
+    def public_reason(self) -> str | None:
+        """The reason of the state `failed` for all callers."""
+        failure = self._failures.last
+        return self._failed_because(None if failure is None else failure.public)
+
+    def _failed_because(self, load_failure: str | None) -> str | None:
         if self.has_died:
             return ModelFailed.THREAD_ENDED
         if self._outage is not None:
             return self._outage
-        failure = self._failures.last
-        return failure.message if failure is not None and self._state is ModelState.FAILED else None
+        return load_failure if self._state is ModelState.FAILED else None
 
     @property
     def has_died(self) -> bool:
@@ -302,7 +311,7 @@ class ModelVersion:
             case ModelState.FAILED:
                 if self.has_died:
                     self._record_failure(ModelFailed(ModelFailed.THREAD_ENDED))
-                self._failures.check_retry(self.model.name, self.reason)
+                self._failures.check_retry(self.model.name, self.reason, self.public_reason)
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(
                     f'model "{self.model.name}" is {self.state}; try again when GET /health/ready returns 200'

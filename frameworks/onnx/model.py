@@ -11,7 +11,7 @@ import structlog
 
 from frameworks.batches.comparison import reason_not_batchable, trial_inputs
 from frameworks.batches.padding import missing_mask
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.batching import reason_not_batched
 from frameworks.onnx.binding import OutputBinding
@@ -123,7 +123,7 @@ class OnnxModel:
         """Run the session once, as `infer`."""
         session = self._session
         if session is None:
-            raise ModelFailed(f"{self._path}: the session is closed")
+            raise ModelFailed("the session of the model is closed")
         if self._sequence is not None and (mask := missing_mask(inputs, self._sequence)) is not None:
             inputs = {**inputs, **mask}
         try:
@@ -137,12 +137,14 @@ class OnnxModel:
             return dict(zip(output_names, session.run(list(output_names), inputs, self._run_options), strict=True))
         except Exception as error:
             message = plain_message(error)
+            public = without_paths(message)
             if isinstance(error, MemoryError) or is_out_of_memory(message):
-                raise OutOfMemory(f"the batch does not fit into memory: {message}") from error
+                what = "the batch does not fit into memory"
+                raise OutOfMemory(f"{what}: {message}", f"{what}: {public}") from error
             if self.spec.device != "cpu" and is_device_failure(message):
-                raise ModelFailed(f"the device failed: {message}") from error
+                raise ModelFailed(f"the device failed: {message}", public=f"the device failed: {public}") from error
             # A graph is a pure function: its refusals are caused by the inputs.
-            raise InvalidInput("inputs", f"the graph refuses these values: {message}") from error
+            raise InvalidInput("inputs", f"the graph refuses these values: {public}") from error
 
     def warm_up(self) -> None:
         """Run on the values of the model's entry, else once on made-up ones. A graph that refuses made-up values is
@@ -187,11 +189,11 @@ class OnnxModel:
             try:
                 self.run_graph(values, self._output_names)
             except InvalidInput as error:
-                reasons.append(error.message)
+                reasons.append(error.public)
             except ModelFailed as error:
                 if is_proof:
                     raise InvalidModel(f"{self._path}: the graph does not run: {error.message}") from error
-                reasons.append(error.message)
+                reasons.append(error.public)
             else:
                 return values
         if self._entry.input_shape is not None and is_proof:
@@ -214,7 +216,7 @@ class OnnxModel:
         try:
             because = reason_not_batched(self.spec, shapes, run)
         except RoundhouseError as error:
-            because, learns = f"a trial with two rows failed: {error.message}{_COMPARED}", True
+            because, learns = f"a trial with two rows failed: {error.public}{_COMPARED}", True
         batched = frozenset(spec.name for spec in trial_inputs(self.spec)) if because is None else frozenset()
         self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because, learns_batching=learns)
         self.spec = replace(self.spec, sequence=try_padding(self.spec, shapes, run))

@@ -81,7 +81,7 @@ def try_padding(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -
         except RoundhouseError as error:
             if side:  # values that the graph refuses occur in no response
                 continue
-            return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.message}")
+            return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.public}")
         if not side:
             padded = replace(padded, output_axes=find_sequence_axes(apart, lengths))
         because = _padding_failure(spec, padded, rows, lengths, apart, run)
@@ -104,7 +104,7 @@ def _padding_failure(
     try:
         outputs = run(together.inputs)
     except RoundhouseError as error:
-        return f"a trial with a padded row failed: {error.message}"
+        return f"a trial with a padded row failed: {error.public}"
     for got, alone in zip(split_outputs(outputs, [1, 1], lengths, padded), apart, strict=True):
         for name, value in got.items():
             if not is_close(value, alone[name], tolerance_of(spec, name)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.types import Array, TensorType, Value, ValueSpec
 
@@ -66,7 +66,8 @@ def open_session(
     except Exception as error:
         message = plain_message(error)
         if is_out_of_memory(message):
-            raise OutOfMemory(f"{path}: the graph does not fit into memory: {message}") from error
+            what = "the graph does not fit into memory"
+            raise OutOfMemory(f"{path}: {what}: {message}", f"{what}: {without_paths(message)}") from error
         raise InvalidModel(f"{path}: onnxruntime cannot load it: {message}") from error
 
 

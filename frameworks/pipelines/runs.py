@@ -229,7 +229,7 @@ class Runner:
         """Return the error of a step with the name of the step."""
         if isinstance(error, FieldError):
             return InvalidInput(error.field, f"{error.reason} ({step.label})")
-        error.message = f"{step.label}: {error.message}"
+        error.rewrite(lambda message: f"{step.label}: {message}")
         return error
 
 

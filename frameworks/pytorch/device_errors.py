@@ -2,7 +2,7 @@
 
 import torch
 
-from frameworks.errors import ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.errors import ModelFailed, OutOfMemory, RoundhouseError, without_paths
 
 # The message of torch's CPU allocator; it has no type of its own.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
@@ -19,5 +19,5 @@ def map_device_error(error: Exception, what: str, device: torch.device) -> Round
         return OutOfMemory(f"{what} does not fit on {device}")
     if device.type != "cpu":
         first_line, _, _ = str(error).partition("\n")
-        return ModelFailed(f"the device failed: {first_line}")
+        return ModelFailed(f"the device failed: {first_line}", public=f"the device failed: {without_paths(first_line)}")
     return None

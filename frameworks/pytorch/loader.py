@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from frameworks.devices import Device
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.files import read_json
 from frameworks.pytorch import kernels
 from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
@@ -132,7 +132,8 @@ def _loaded(
             )
         return model.eval().requires_grad_(False).to(device.id), list(info["missing_keys"])
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"{folder}: the weights do not fit on {device.id}: {error}") from error
+        what = f"the weights do not fit on {device.id}"
+        raise OutOfMemory(f"{folder}: {what}: {error}", f"{what}: {without_paths(str(error))}") from error
     except InvalidModel:
         raise
     except Exception as error:

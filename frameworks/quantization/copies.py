@@ -57,7 +57,8 @@ class QuantizedCopies:
         except OSError as error:
             raise InvalidModel(
                 f"models.cache_dir = {self._cache_dir}: the quantised copy cannot be written there ({error}); free "
-                "disk space, make it writable, name another folder, or remove quantisation from the model's entry"
+                "disk space, make it writable, name another folder, or remove quantisation from the model's entry",
+                "its quantised copy cannot be written to models.cache_dir; the log of the server has the reason",
             ) from error
         return folder, report
 

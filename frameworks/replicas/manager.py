@@ -108,7 +108,7 @@ class ReplicaManager:
             await self._loads.join(version)
         except InvalidModel as error:
             permit.release_version()
-            raise ModelFailed(f"{version} failed to load: {error.message}") from error
+            raise ModelFailed.because(f"{version} failed to load", error) from error
         except BaseException:
             permit.release_version()
             raise

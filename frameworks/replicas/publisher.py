@@ -11,7 +11,7 @@ from frameworks.engine.process.elapsed import Elapsed
 from frameworks.engine.process.messages import Counts
 from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.process.suspects import MAX_SUSPECTS, REFUSED_S
-from frameworks.errors import ModelFailed, RoundhouseError
+from frameworks.errors import ModelFailed, RoundhouseError, as_failed
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import slot_of
 from frameworks.models.loader import Loaded
@@ -143,9 +143,7 @@ class Publisher:
         peer = self._peers.connected[link]
         peer.applied = max(peer.applied, message.number)
         error = error_from_plain(message.error)
-        if not isinstance(error, RoundhouseError):
-            error = ModelFailed(str(error))
-        self._end_prepare(peer, message.number, error)
+        self._end_prepare(peer, message.number, as_failed(error, "its load"))
         self._peers.signal.notify()
 
     def _end_prepare(self, peer: Peer, number: int, error: RoundhouseError | None) -> None:

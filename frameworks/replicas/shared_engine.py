@@ -251,8 +251,11 @@ class SharedEngine:
         """Return the error of a request whose worker cannot get the engine."""
         if not isinstance(failure, ModelFailed):
             return failure
-        message = f'model "{self.version.model.name}" failed: {failure.message}; try again later'
-        return ModelFailed(message, failure.retry_after_s)
+        message, public = (
+            f'model "{self.version.model.name}" failed: {each}; try again later'
+            for each in (failure.message, failure.public)
+        )
+        return ModelFailed(message, failure.retry_after_s, public)
 
     def _retry(self, peer: Peer) -> None:
         if self.is_ready and self._peers.is_connected(peer) and self._engine.outage is None:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from frameworks.engine.process.plain import error_from_plain
-from frameworks.errors import ModelFailed, RoundhouseError
+from frameworks.errors import as_failed
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.replicas.messages import VersionState
@@ -29,9 +29,8 @@ class ReplicaVersion(ModelVersion):
         """Enter the published state of a version that has no engine here."""
         self._state, self._next_state = ModelState(published.state), ModelState(published.next_state)
         self.waits_for_load = published.waits_for_load
-        error = None if published.failure is None else error_from_plain(published.failure)
-        if error is not None and not isinstance(error, RoundhouseError):
-            error = ModelFailed(str(error))
+        failure = published.failure
+        error = None if failure is None else as_failed(error_from_plain(failure), "its load")
         self._failures.follow(error, published.retry_in_s)
 
     def note_change(self) -> None:

@@ -202,7 +202,8 @@ class LiveFeed:
         return models
 
     def _models_event(self, principal: Principal) -> bytes:
-        return event("models", {"models": list(map(describe_model, self._sources.views.of(principal).models.slots))})
+        slots = self._sources.views.of(principal).models.slots
+        return event("models", {"models": [describe_model(slot, principal.sees_paths) for slot in slots]})
 
     def _sample_event(self, principal: Principal) -> bytes:
         sources, latest = self._sources, self.ring.samples[-1]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from app.admin.model_descriptions import describe_download, printable, share_of
+from app.admin.model_descriptions import describe_download, reason_of, share_of
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 
 
-def describe_model(slot: ModelSlot) -> dict[str, Any]:
-    """Return the state of a model and of its versions, without counts."""
+def describe_model(slot: ModelSlot, sees_paths: bool) -> dict[str, Any]:
+    """Return the state of a model and of its versions, without counts. `sees_paths`: of the reader."""
     spec, entry = slot.spec, slot.entry
     answering = slot.answering
     return {
@@ -16,7 +16,7 @@ def describe_model(slot: ModelSlot) -> dict[str, Any]:
         "framework": slot.framework,
         "task": spec.task if spec else None,
         "state": slot.state.value,
-        "reason": printable(slot.reason) if slot.reason else None,
+        "reason": reason_of(slot, sees_paths),
         "active_version": slot.version,
         "previous_version": slot.previous.version if slot.previous else None,
         "canary": share_of(slot.canary),
@@ -34,15 +34,15 @@ def describe_model(slot: ModelSlot) -> dict[str, Any]:
         "instances": entry.instances,
         "queue_limit": slot.requests.max_queue_size,
         "adapters": [each.name for each in slot.adapters],
-        "versions": {name: _version(version, name in answering) for name, version in slot.versions.items()},
+        "versions": {name: _version(version, name in answering, sees_paths) for name, version in slot.versions.items()},
     }
 
 
-def _version(version: ModelVersion, answers: bool) -> dict[str, Any]:
+def _version(version: ModelVersion, answers: bool, sees_paths: bool) -> dict[str, Any]:
     spec = version.spec
     return {
         "state": version.state.value,
-        "reason": printable(version.reason) if version.reason else None,
+        "reason": reason_of(version, sees_paths),
         "answers": answers,
         "memory_bytes": version.total_bytes if spec else None,
         "device": spec.device if spec else None,

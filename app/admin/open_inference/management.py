@@ -89,7 +89,7 @@ class Management:
     def repository_index(self, view: View, ready_only: bool = False) -> list[dict[str, str]]:
         """Return the `models` of RepositoryIndexResponse: all versions, or only those that accept requests."""
         versions = [(slot, version) for slot in view.models.slots for version in slot.versions.values()]
-        entries = [_index_entry(slot, version) for slot, version in versions]
+        entries = [_index_entry(slot, version, view.counts.sees_paths) for slot, version in versions]
         return [entry for entry in entries if entry["state"] == _READY or not ready_only]
 
     async def load(self, view: View, name: str, parameters: Mapping[str, Any]) -> None:
@@ -144,8 +144,8 @@ def _check_load_parameters(parameters: Mapping[str, Any]) -> None:
             )
 
 
-def _index_entry(slot: ModelSlot, version: ModelVersion) -> dict[str, str]:
-    state, reason = _state_of(slot, version)
+def _index_entry(slot: ModelSlot, version: ModelVersion, sees_paths: bool) -> dict[str, str]:
+    state, reason = _state_of(slot, version, sees_paths)
     return {
         "name": slot.name,
         "version": version.version,
@@ -155,7 +155,7 @@ def _index_entry(slot: ModelSlot, version: ModelVersion) -> dict[str, str]:
     }
 
 
-def _state_of(slot: ModelSlot, version: ModelVersion) -> tuple[str, str]:
+def _state_of(slot: ModelSlot, version: ModelVersion, sees_paths: bool) -> tuple[str, str]:
     """Return Triton's name of the state, and its reason."""
     if version.version not in slot.answering:
         return "UNAVAILABLE", "not selected by version_policy"
@@ -164,5 +164,6 @@ def _state_of(slot: ModelSlot, version: ModelVersion) -> tuple[str, str]:
     except ModelUnloaded:
         return "UNLOADING" if version.state is ModelState.DRAINING else "UNAVAILABLE", "unloaded"
     except RoundhouseError as error:
-        return "LOADING" if version.state is ModelState.LOADING else "UNAVAILABLE", error.message
+        reason = error.message if sees_paths else error.public
+        return "LOADING" if version.state is ModelState.LOADING else "UNAVAILABLE", reason
     return _READY, "" if version.is_ready else _ON_DEMAND

@@ -28,7 +28,7 @@ from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.process.watch import HangWatch
-from frameworks.errors import Draining, ModelFailed, RoundhouseError
+from frameworks.errors import Draining, ModelFailed, as_failed
 from frameworks.generation.types import GenerateRequest, StepStats
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
@@ -109,7 +109,7 @@ class ProcessEngine:
     def open_later(self, spec: ModelSpec, error: ModelFailed) -> None:
         """Begin with a process that is down, and start it as after a crash. `error`: of `open`."""
         self.model = RemoteModel(spec)
-        self.outage = error.message
+        self.outage = error.public
         self._policy.crashed()
         self._restart = asyncio.get_running_loop().create_task(self._restart_process())
 
@@ -286,13 +286,13 @@ class ProcessEngine:
             try:
                 started = await self._start(self)
             except Exception as error:  # noqa: BLE001 - tried again
-                reason = error.message if isinstance(error, RoundhouseError) else f"{type(error).__name__}: {error}"
+                failure = as_failed(error, "its start")
+                reason, self.outage = failure.message, failure.public
                 self._policy.crashed()
-                self.outage = reason
                 self._calls.fail_held(self._failure)
                 wait_s = round(self._policy.start_in_s(), 1)
                 log.error("engine process not restarted", model=self._name, reason=reason, restart_in_s=wait_s)
-                self.on_start_failed(reason)
+                self.on_start_failed(self.outage)
                 continue
             log.info("engine process restarted", model=self._name, load_s=round(started.loaded.load_s, 3))
             self._serve(started)

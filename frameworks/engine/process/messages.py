@@ -130,13 +130,17 @@ class Close(EngineMessage, frozen=True):
 
 
 class ErrorState(Struct, frozen=True, array_like=True, gc=False):
-    """An error: the name of its class, its message, and the attributes that its class has."""
+    """An error: the name of its class, its messages, and the attributes that its class has.
+
+    `public` None: as `message`.
+    """
 
     name: str
     message: str
     field: str | None = None
     reason: str | None = None
     retry_after_s: float | None = None
+    public: str | None = None
 
 
 class Needs(EngineMessage, frozen=True):

@@ -121,7 +121,8 @@ def error_to_plain(error: BaseException) -> ErrorState:
     name = next(each.__name__ for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
     state = vars(error)
     texts = {key: _sendable(str(state[key])) for key in ("field", "reason") if key in state}
-    return ErrorState(name, _sendable(error.message), **texts, retry_after_s=state.get("retry_after_s"))
+    public = None if error.public == error.message else _sendable(error.public)
+    return ErrorState(name, _sendable(error.message), **texts, retry_after_s=state.get("retry_after_s"), public=public)
 
 
 def error_from_plain(state: ErrorState) -> Exception:
@@ -131,7 +132,7 @@ def error_from_plain(state: ErrorState) -> Exception:
     kind = _ERRORS.get(state.name, ModelFailed)
     # Some classes make their message of other arguments, which are not known here.
     error = kind.__new__(kind)
-    RoundhouseError.__init__(error, state.message)
+    RoundhouseError.__init__(error, state.message, state.public)
     if isinstance(error, FieldError) and state.field is not None and state.reason is not None:
         error.field, error.reason = state.field, state.reason
     elif isinstance(error, Overloaded) and state.retry_after_s is not None:
@@ -140,7 +141,7 @@ def error_from_plain(state: ErrorState) -> Exception:
         if state.retry_after_s is not None:
             error.retry_after_s = state.retry_after_s
     elif isinstance(error, FieldError | Overloaded):
-        return ModelFailed(state.message, state.retry_after_s)
+        return ModelFailed(state.message, state.retry_after_s, state.public)
     return error
 
 

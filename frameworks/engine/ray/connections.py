@@ -201,7 +201,7 @@ class Connections:
                         try:
                             return await self._connect(address, listener)
                         except RoundhouseError as error:
-                            failure = ModelFailed(error.message)
+                            failure = ModelFailed(error.message, public=error.public)
                     try:
                         async with asyncio.timeout(_MAX_RETRY_S if self._addresses else None):
                             await changed.wait()

@@ -66,7 +66,8 @@ class HostedVersions(VersionTotals):
         if version.task is not None:
             await asyncio.shield(version.task)
         if isinstance(version.reply, LoadFailed):
-            raise InvalidModel(version.reply.error.message)
+            error = version.reply.error
+            raise InvalidModel(error.message, error.public or error.message)
 
     def accept(self, hello: Hello) -> Channel[ToEngine]:
         """Return the channel of a new client; its version is loaded where it is not."""

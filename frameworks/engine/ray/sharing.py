@@ -14,7 +14,7 @@ from frameworks.engine.ray.hello import Address
 from frameworks.engine.ray.residents import GroupResidents, VersionKey
 from frameworks.engine.ray.routing import LeastSeconds
 from frameworks.engine.ray.running import RunningReplicas
-from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
 
 log = structlog.get_logger(__name__)
 
@@ -203,7 +203,6 @@ class SharedGroup(ReplicaGroup):
 
 
 def _failure(model: str, error: Exception) -> RoundhouseError:
-    message = error.message if isinstance(error, RoundhouseError) else f"{type(error).__name__}: {error}"
     if isinstance(error, OutOfMemory):
-        return OutOfMemory(message)
-    return ModelFailed(f'model "{model}" failed to load: {message}', 1.0)
+        return OutOfMemory(error.message, error.public)
+    return ModelFailed.because(f'model "{model}" failed to load', as_failed(error, "its load"), 1.0)

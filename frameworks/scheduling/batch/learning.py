@@ -114,7 +114,7 @@ class RowPair:
             apart = [infer(each) for each in self._requests]
             together = infer(merge(self._requests))
         except RoundhouseError as error:
-            self.reason = f"a trial with rows of two requests failed: {error.message}"
+            self.reason = f"a trial with rows of two requests failed: {error.public}"
             return {}
         counts = [each.rows for each in self._requests]
         for outputs, rows in ((together, sum(counts)), *zip(apart, counts, strict=True)):

@@ -55,7 +55,7 @@ class LengthPair:
             except RoundhouseError as error:
                 if side:  # values that the graph refuses occur in no response
                     continue
-                self.reason = f"a trial with two lengths failed: {error.message}"
+                self.reason = f"a trial with two lengths failed: {error.public}"
                 return {}
             if not side:
                 self.output_axes = find_sequence_axes(apart, self._lengths)
@@ -70,7 +70,7 @@ class LengthPair:
         try:
             together = infer(merge(rows, padded))
         except RoundhouseError as error:
-            return f"a trial with a padded row failed: {error.message}"
+            return f"a trial with a padded row failed: {error.public}"
         if not follow_rows(together, sum(counts)):
             return "the outputs of a padded batch do not have one row for each input row"
         for got, alone in zip(split_outputs(together, counts, self._lengths, padded), apart, strict=True):

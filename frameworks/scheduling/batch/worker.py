@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.batch.cpu_wait import CpuWait
 from frameworks.scheduling.idle import next_message
@@ -194,5 +194,7 @@ def for_callers(error: Exception) -> Exception:
 def without_frames(error: OutOfMemory | MemoryError) -> OutOfMemory:
     """Return a new error: the frames of the old one would keep the tensors of the batch while its halves run."""
     if isinstance(error, OutOfMemory):
-        return OutOfMemory(error.message)
-    return OutOfMemory(f"the batch does not fit into memory: {str(error) or type(error).__name__}")
+        return OutOfMemory(error.message, error.public)
+    reason = str(error) or type(error).__name__
+    what = "the batch does not fit into memory"
+    return OutOfMemory(f"{what}: {reason}", f"{what}: {without_paths(reason)}")

@@ -71,7 +71,8 @@ class GgufFolders:
             except OSError as error:
                 raise InvalidModel(
                     f"models.cache_dir = {self._cache_dir}: the tokenizer of {file.path.name} cannot be written there "
-                    f"({error}); free disk space, make it writable or name another folder"
+                    f"({error}); free disk space, make it writable or name another folder",
+                    "its tokenizer cannot be written to models.cache_dir; the log of the server has the reason",
                 ) from error
         return folder
 

@@ -27,7 +27,7 @@ def leaves(kind: type[RoundhouseError]) -> Iterator[type[RoundhouseError]]:
 @pytest.mark.parametrize("kind", sorted(set(leaves(RoundhouseError)), key=str))
 def test_to_http_knows_every_error(kind: type[RoundhouseError]) -> None:
     error = kind.__new__(kind)
-    error.message = "x: wrong"
+    RoundhouseError.__init__(error, "x: wrong")
     if isinstance(error, FieldError):
         error.field, error.reason = "x", "wrong"
     reply = to_http(error)

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from frameworks.devices import Device
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.pytorch.generation.packed.modules import PackedEmbedding, PackedModule
 from frameworks.pytorch.generation.packed.weight import PackedWeight, WeightSource, dense
 from frameworks.pytorch.lean_imports import import_shape_kernels
@@ -30,7 +30,8 @@ def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: D
         source.adjust(model)
         return model.eval().requires_grad_(False)
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"{source.name}: the weights do not fit on {device.id}: {error}") from error
+        what = f"the weights do not fit on {device.id}"
+        raise OutOfMemory(f"{source.name}: {what}: {error}", f"{what}: {without_paths(str(error))}") from error
     except InvalidModel:
         raise
     except Exception as error:
