@@ -6,7 +6,7 @@ One thread writes. A row number is given once and never changes its vector, so a
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -33,10 +33,10 @@ _IN_ONE_QUERY = 500
 _PAGE_BYTES = 16_384
 """Of the file: a vector is not split over pages, and little of a page stays empty."""
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (
+CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (
     row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, text TEXT, metadata BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL);
+CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
 
 T = TypeVar("T")
@@ -132,6 +132,7 @@ class Store:
         self._lock = _locked(settings)
         try:
             with disk_errors(settings.name):
+                _create_or_check(settings.name, self.file)
                 self._connection = _connected(self.file)
                 _sync_folder(settings.folder)
                 self._check()
@@ -277,12 +278,33 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _create_or_check(name: str, file: Path) -> None:
+    """Create the file of a new collection. Raises InvalidCollection for a file that lost its content.
+
+    A new file gets its name with its tables in it. So an empty file, in which SQLite would begin again, and a log
+    without its file are what is left of records.
+    """
+    if file.exists():
+        is_damaged = not file.stat().st_size
+    else:
+        log = file.with_name(f"{FILE}-wal")
+        is_damaged = log.exists() and log.stat().st_size > 0
+    if is_damaged:
+        raise InvalidCollection(f'collection "{name}": its file is damaged; restore its folder')
+    if not file.exists():
+        new = file.with_suffix(".new")
+        for left in (new, file.with_suffix(".new-journal")):
+            left.unlink(missing_ok=True)
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            connection.executescript(_SCHEMA)
+        new.replace(file)
+
+
 def _connected(file: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.executescript(_SCHEMA)
     return connection
 
 

@@ -179,6 +179,41 @@ def test_open_of_damaged_file_is_refused(tmp_path: Path) -> None:
         Opened(settings_of(tmp_path, 4))
 
 
+@pytest.mark.parametrize("rows", [0, 5])
+def test_file_without_content_is_damaged(tmp_path: Path, rows: int) -> None:
+    opened = Opened(settings_of(tmp_path, 4))
+    opened.run(opened.collection.upsert(records_of(random_vectors(rows, 4))))
+    opened.close()
+    file = tmp_path / "notes" / FILE
+    file.write_bytes(b"")
+    with pytest.raises(InvalidCollection, match="damaged"):
+        Opened(settings_of(tmp_path, 4))
+    assert not file.stat().st_size
+
+
+def test_log_without_its_file_is_damaged(tmp_path: Path) -> None:
+    opened = Opened(settings_of(tmp_path, 4))
+    opened.run(opened.collection.upsert(records_of(random_vectors(5, 4))))
+    log = tmp_path / "notes" / f"{FILE}-wal"
+    content = log.read_bytes()
+    opened.close()
+    (tmp_path / "notes" / FILE).unlink()
+    log.write_bytes(content)
+    with pytest.raises(InvalidCollection, match="damaged"):
+        Opened(settings_of(tmp_path, 4))
+
+
+def test_interrupted_creation_is_repeated(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name in ("records.new", "records.new-journal"):
+        (folder / name).write_bytes(b"incomplete")
+    opened = Opened(settings_of(tmp_path, 4))
+    opened.run(opened.collection.upsert(records_of(random_vectors(5, 4))))
+    opened.close()
+    assert not list(folder.glob("records.new*"))
+
+
 def test_vector_of_wrong_size_is_refused(tmp_path: Path) -> None:
     opened = Opened(settings_of(tmp_path, 4))
     opened.run(opened.collection.upsert(records_of(random_vectors(5, 4))))

@@ -14,9 +14,12 @@ DISK = "4m"
 SCRIPT = """
 import os, shutil, signal, sys
 from pathlib import Path
+import structlog
 from frameworks.collections.contract import StorageFull
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of
 
+# An index that does not fit is logged at any moment, and standard output is for the test.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 disk, kept = Path(sys.argv[1]), Path(sys.argv[2])
 settings = settings_of(disk, 64, index_rows=500)
 opened = Opened(settings)
