@@ -32,6 +32,7 @@ from tests.e2e.server import ROOT
 FULL_NAME = f"{RELEASE}-roundhouse"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", VALUES)
 def test_helm_lint_accepts_chart(case: str) -> None:
     report = ask_helm("lint", VALUES[case])
@@ -40,6 +41,7 @@ def test_helm_lint_accepts_chart(case: str) -> None:
     assert [found["error"] for found in report["messages"]] == ["icon is recommended"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", VALUES)
 def test_objects_follow_schemas_of_kubernetes(case: str) -> None:
     objects = render(VALUES[case])

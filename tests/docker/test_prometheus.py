@@ -9,6 +9,8 @@ from tests.docker.files import dashboard, filled_in, metrics_in, panels, rules
 from tests.docker.overloaded import Watched, watched_servers
 from tests.e2e.server import wait_until
 
+pytestmark = pytest.mark.extended
+
 EXPRESSIONS = [
     pytest.param(target["expr"], target["legendFormat"], id=f"{panel['title']}-{target['refId']}")
     for panel in panels()

@@ -9,6 +9,8 @@ from app.cli.commands import main
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer
 
+pytestmark = pytest.mark.extended
+
 TEXTS = ["Bread rises overnight.", "Locomotives are kept in a shed.", "A roundhouse is where engines wait."]
 ROWS = 40
 

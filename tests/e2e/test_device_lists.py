@@ -16,6 +16,8 @@ from tests.e2e.server import WAIT_S, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 from tests.support.models.causal_folders import save_causal_model
 
+pytestmark = pytest.mark.extended
+
 BOTH = 'device = ["cpu", "cpu"]\n'
 SHORT = {"input_data": [1.0, 2.0, 3.0, 4.0]}
 SIDE = onnx_costly_graphs.side(0.1)

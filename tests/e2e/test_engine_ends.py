@@ -126,6 +126,7 @@ def test_killed_server_leaves_no_process(start: Start, tmp_path: Path, is_busy: 
         wait_ended(processes)
 
 
+@pytest.mark.extended
 def test_killed_server_ends_halted_process(start: Start, tmp_path: Path) -> None:
     """A stopped process reads no end of its connection: the kernel ends it."""
     server = start(entries(tmp_path)).wait_ready()

@@ -99,6 +99,7 @@ def requests_of(server: RunningServer, key: MadeKey, query: str = "") -> list[An
     return found
 
 
+@pytest.mark.extended
 def test_tenant_sees_its_own_only(shared: RunningServer) -> None:
     with ExitStack() as stack:
         keys = {"red": RED, "blue": BLUE, "reader": READER, "ops": OPERATOR}

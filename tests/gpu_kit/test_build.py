@@ -12,6 +12,8 @@ from app.embedded.copy_minilm import TEXT_FILES
 from tests.gpu_kit import build
 from tests.gpu_kit.build import GIVEN, KitError, requirements
 
+pytestmark = pytest.mark.extended
+
 FOLDER = Path(build.__file__).parent
 SCRIPT = FOLDER / "gpu-check.sh"
 

@@ -13,6 +13,8 @@ from tests.e2e.server import RunningServer, serving
 from tests.web.runtime import has_npm, is_present
 from tests.web.tabs import Open, Tab
 
+pytestmark = pytest.mark.extended
+
 PROBABILITY_TOLERANCE = 1e-5
 COSINE_TOLERANCE = 1e-5
 INT8_COSINE = 0.99

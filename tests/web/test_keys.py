@@ -11,6 +11,8 @@ from tests.e2e.server import RunningServer, serving
 from tests.support.keyring import make_key, write_keys
 from tests.web.tabs import Open
 
+pytestmark = pytest.mark.extended
+
 OPERATOR = make_key("default")
 READER = make_key("search", Scope.READ)
 WRONG = "rh_0123456789ab_" + "x" * 43

@@ -12,6 +12,8 @@ from tests.e2e.server import MODELS, RunningServer, serving, wait_until
 from tests.web.conftest import versioned_entry
 from tests.web.tabs import Open
 
+pytestmark = pytest.mark.extended
+
 PIXELS = {"batch_size": 1, "input_data": [8] * 64}
 NAME = "two-versions"
 

@@ -83,6 +83,7 @@ def test_digit_drawn_by_mouse_moves_probabilities(tab: Tab) -> None:
     expect(page.get_by_role("table", name="Phases of the request")).to_contain_text("Compute")
 
 
+@pytest.mark.extended
 def test_digit_drawn_by_keyboard_is_read(tab: Tab) -> None:
     tab.show("#/playground/digits")
     pad = tab.page.get_by_role("application")
@@ -152,6 +153,7 @@ def test_chat_streams_and_stops(tab: Tab, playground: RunningServer) -> None:
     assert sent["max_tokens"] == 4
 
 
+@pytest.mark.extended
 def test_tokens_show_log_probabilities_by_keyboard(tab: Tab, playground: RunningServer) -> None:
     tab.show("#/playground/writer?tool=completion")
     page = tab.page
@@ -175,6 +177,7 @@ def test_tokens_show_log_probabilities_by_keyboard(tab: Tab, playground: Running
     expect(card).to_have_count(0)
 
 
+@pytest.mark.extended
 def test_two_models_answer_side_by_side(tab: Tab) -> None:
     tab.show("#/playground/writer")
     page = tab.page
@@ -202,6 +205,7 @@ WEATHER = {
 }
 
 
+@pytest.mark.extended
 def test_result_of_called_tool_is_sent(tab: Tab) -> None:
     tab.show("#/playground/writer")
     page = tab.page
@@ -229,6 +233,7 @@ def test_result_of_called_tool_is_sent(tab: Tab) -> None:
     assert sent[2] == {"role": "tool", "tool_call_id": called["id"], "content": '{"degrees": 21}'}
 
 
+@pytest.mark.extended
 def test_chat_shows_refusals_with_their_advice(tab: Tab) -> None:
     tab.allowed = ("400",)
     tab.show("#/playground/writer")
@@ -238,6 +243,7 @@ def test_chat_shows_refusals_with_their_advice(tab: Tab) -> None:
     expect(tab.page.get_by_role("button", name="Send")).to_be_visible()
 
 
+@pytest.mark.extended
 def test_similarities_are_cosines_nearest_first(tab: Tab, playground: RunningServer) -> None:
     tab.show("#/playground/encoder")
     page = tab.page
@@ -255,6 +261,7 @@ def test_similarities_are_cosines_nearest_first(tab: Tab, playground: RunningSer
     assert bars(page, "Nearest to text 3, by similarity") == [texts[at] for at in nearest]
 
 
+@pytest.mark.extended
 def test_pipelines_have_tools_of_their_task(tab: Tab, playground: RunningServer) -> None:
     page = tab.page
     expect(page.locator(".pg-card").filter(has=page.get_by_text("unit", exact=True))).to_contain_text(
@@ -346,6 +353,7 @@ def test_tensors_from_form_files_and_json_arrive(tab: Tab) -> None:
     expect(page.get_by_role("button", name="Run")).to_be_disabled()
 
 
+@pytest.mark.extended
 def test_wrong_values_are_explained_in_form(tab: Tab) -> None:
     page = tab.page
     tab.show("#/playground/digits?tool=tensors")
@@ -379,6 +387,7 @@ def test_picture_is_scaled_and_shown_as_image(tab: Tab) -> None:
     expect(page.locator(".pg-picture canvas")).to_be_visible()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
 def test_tools_are_accessible_and_fit(open_tab: Open, playground: RunningServer, width: int, scheme: str) -> None:
     tab = open_tab(f"{playground.url}/#/playground", width=width, scheme=scheme)

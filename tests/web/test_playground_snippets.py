@@ -152,6 +152,7 @@ def test_key_is_never_in_snippets_but_used(open_tab: Open, tmp_path: Path, monke
         assert json.loads(refused)["error"]["code"] == "unauthenticated"
 
 
+@pytest.mark.extended
 def test_openai_snippets_name_parameters_of_client(tab: Tab) -> None:
     import inspect
 

@@ -45,6 +45,7 @@ def test_draw_is_deterministic_and_varies(label: str) -> None:
     assert (first != other).any()
 
 
+@pytest.mark.extended
 def test_training_writes_graph_of_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

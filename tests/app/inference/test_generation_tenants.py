@@ -12,6 +12,8 @@ from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
 from tests.support.loops import in_loop, soon
 
+pytestmark = pytest.mark.extended
+
 HEAVY, LIGHT, THIRD = Tenant("heavy", 3.0), Tenant("light"), Tenant("third")
 CALLERS = 24
 _SETTLED_TOKENS = 500

@@ -42,6 +42,7 @@ def test_tensors_fill_two_batches_per_instance() -> None:
     assert asyncio.run(queued_rows(load("digits"), "digits")) == 4 * 32
 
 
+@pytest.mark.extended
 def test_server_bounds_do_not_end_run(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(ROWS)))

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e.server import ROOT
+
+pytestmark = pytest.mark.extended
 
 CODE = """
 import sys

@@ -33,6 +33,7 @@ def test_processes_share_rate() -> None:
     assert sum(done["granted"]) == pytest.approx(done["expected"], abs=4), "each may take one after the end"
 
 
+@pytest.mark.extended
 def test_killed_processes_leave_zeros() -> None:
     done = run("kills")
     assert (done["rest"], done["inflight"]) == (True, 0)

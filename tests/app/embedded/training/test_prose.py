@@ -9,6 +9,8 @@ import pytest
 from app.embedded.training import prose as prose_module
 from app.embedded.training.prose import Document, documents, prose, without_markup
 
+pytestmark = pytest.mark.extended
+
 MODULES = frozenset({"argparse", "asyncio", "collections", "email", "json", "logging", "shlex", "threading"})
 ALL = pytest.param((sys.stdlib_module_names, 1_000_000), id="all modules", marks=pytest.mark.nightly)
 FOUND = pytest.mark.parametrize("found", [pytest.param((MODULES, 400_000), id="some modules"), ALL], indirect=True)

@@ -23,6 +23,8 @@ from app.embedded.training.train_tiny_llama import Recipe, loss_of
 from app.embedded.training.train_tiny_llama import make as make_first
 from app.embedded.training.train_tiny_llama_tools import ToolRecipe, make
 
+pytestmark = pytest.mark.extended
+
 ENTRY = Entry("list", "class", ("A list is a sequence of items.",))
 CHANCES = st.integers(0, 2**32).map(random.Random)
 FIRST = Recipe(

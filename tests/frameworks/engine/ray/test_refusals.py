@@ -10,6 +10,8 @@ from tests.frameworks.engine.ray.replicas import Cluster, Replica, ask, serving
 from tests.frameworks.engine.ray.test_group import HeldModel
 from tests.support.loops import in_loop, soon, task
 
+pytestmark = pytest.mark.extended
+
 
 async def end_replicas(there: Cluster, number: int, end: Callable[[Replica], Awaitable[None]]) -> None:
     """End the replica that runs a request, this number of times."""

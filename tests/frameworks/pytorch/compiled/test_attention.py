@@ -19,6 +19,7 @@ def check(text: Text) -> None:
     assert float((text.whole() - expected).abs().max()) < TOLERANCE * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 20, 7])
 def test_attention_of_head_sizes_matches_reference(head_size: int, dtype: torch.dtype) -> None:

@@ -64,6 +64,7 @@ def multiplied(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor) -
         return linear(rows)
 
 
+@pytest.mark.extended
 @given(outputs=st.integers(1, 100), inputs=st.integers(1, 130), rows=st.integers(1, 70))
 @example(outputs=33, inputs=65, rows=300)
 @example(outputs=1, inputs=1, rows=1)

@@ -67,6 +67,7 @@ def drafted(folder: Path, draft_folder: Path) -> GeneratingModel:
     return drafting(folder, draft_folder)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
 @pytest.mark.parametrize("callers", [1, 8])
 def test_texts_equal_those_without_draft_model(
