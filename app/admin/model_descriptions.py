@@ -145,7 +145,8 @@ class VersionDetail(ResponseBody):
     warm_up: str | None = Field(description="done, or the reason why this version was not run at warm-up.")
     batching: str = Field(description="on, or the reason why tensor requests are not batched.")
     padding: str | None = Field(
-        description="on, or the reason why only tensors of one length are batched; null without a sequence_axis."
+        description="on, or the reason why only texts or tensors of one length are batched; null for tensors without a "
+        "sequence_axis."
     )
     max_batch_size: int
     instances: int
@@ -306,7 +307,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "load_seconds": round(version.load_s, 3),
         "warm_up": _warm_up(spec),
         "batching": (spec.unbatched_because if spec else None) or "on",
-        "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
+        "padding": _padding(spec),
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
         "queue_depth": counts.queue_depth(slot),
@@ -322,6 +323,13 @@ def describe_download(version: ModelVersion) -> dict[str, Any] | None:
     if download is None:
         return None
     return {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes}
+
+
+def _padding(spec: ModelSpec | None) -> str | None:
+    if spec is None or (spec.sequence is None and spec.text is None):
+        return None
+    reasons = [each.unpadded_because for each in (spec.sequence, spec.text) if each is not None]
+    return next((reason for reason in reasons if reason is not None), "on")
 
 
 def _attention(spec: ModelSpec | None) -> str | None:

@@ -87,6 +87,12 @@ def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
     return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
 
 
+def text_tolerance(spec: ModelSpec) -> Tolerance:
+    """Return how far the rows of texts may be off, relative to the largest number of each."""
+    relative = _QUANTIZED[2] if spec.quantization is not None else _COARSE.get(spec.dtype, _FINE)[0]
+    return (0, 0, relative)
+
+
 def is_close(one: Value, other: Value, tolerance: Tolerance) -> bool:
     """Return whether two values of an output are equal within the tolerance."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

@@ -9,7 +9,7 @@ import numpy as np
 
 from frameworks.batches.padding import cut_to_length, missing_mask, pad_and_join
 from frameworks.errors import InvalidInput
-from frameworks.types import Batch, SequenceSpec, TensorBatch, TokenBatch, Value
+from frameworks.types import Batch, SequenceSpec, TensorBatch, TextSpec, TokenBatch, Value
 from memory.pooled_arrays import PooledArrays
 
 
@@ -18,13 +18,14 @@ class BatchSignature(NamedTuple):
 
     `length`: the cost of a row, as tokens of a text, size of the sequence axis, or elements of other rows. `shape`:
     dtypes, dimensions without the first (and without a padded sequence), requested outputs. Batches of equal shape may
-    share a run where `shares` is True.
+    share a run where `shares` is True. `by_length`: only parts of equal length may.
     """
 
     rows: int
     length: int
     shape: Hashable
     shares: bool
+    by_length: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,17 @@ def signature_of(
     batched_inputs: frozenset[str],
     sequence: SequenceSpec | None = None,
     all_outputs: tuple[str, ...] = (),
+    text: TextSpec | None = None,
 ) -> BatchSignature:
-    """Return the signature of a batch. Texts always share a run.
+    """Return the signature of a batch. Texts share a run, unless padding changes those of the model of `text`.
 
     `batched_inputs`: tensors share a run only if all of them are named here and have equal numbers of rows. A
     broadcast tensor has no rows of its own. `all_outputs`: those of the model, which a batch without names has too.
     """
     if isinstance(batch, TokenBatch):
-        return BatchSignature(batch.rows, max(1, max(map(len, batch.token_ids), default=1)), TokenBatch, shares=True)
+        longest = max(1, max(map(len, batch.token_ids), default=1))
+        by_length = text is not None and text.unpadded_because is not None
+        return BatchSignature(batch.rows, longest, TokenBatch, shares=True, by_length=by_length)
     if sequence is not None:
         return _signature_of_sequences(batch, batched_inputs, sequence, all_outputs)
     rows = -1

@@ -1,11 +1,15 @@
 """An encoder of transformers, or a decoder in its place, with its tokenizer: texts in, embeddings or logits out."""
 
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import structlog
 import torch
 
+from frameworks.batches.text_padding import TRIAL_TEXTS, run_by_length, try_text_padding
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
@@ -15,6 +19,8 @@ from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
+
+log = structlog.get_logger(__name__)
 
 TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
 
@@ -54,23 +60,47 @@ class EncoderModel(DeviceModel):
             raise InvalidInput("inputs", "expected text for this model, got tensors; send the field text")
 
         def run(model: torch.nn.Module) -> dict[str, Value]:
-            rows = [self._run(model, part) for part in self._runs(batch)]
-            return {TEXT_OUTPUT: np.concatenate(rows) if len(rows) > 1 else rows[0]}
+            return {TEXT_OUTPUT: self._rows_of(model, batch)}
 
         return self._run_on_device(run, lambda: _described(batch))
 
     def warm_up(self) -> None:
-        """Run an empty text and a longer one, which includes padding. Raises InvalidModel."""
+        """Run an empty text and a longer one, which includes padding, and try whether padding changes a text.
+
+        Raises InvalidModel.
+        """
         assert self.tokenizer is not None
         try:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+            because = self._reason_not_padded(self.tokenizer)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
-    def _runs(self, batch: TokenBatch) -> list[TokenBatch]:
-        if self._pad_token_id is not None or batch.rows <= 1:
-            return [batch]
-        return [batch.part(at, 1) for at in range(batch.rows)]
+        assert self.spec.text is not None
+        self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
+        if because is not None:
+            log.warning("texts of different lengths are not batched together", reason=because)
+
+    def _reason_not_padded(self, tokenizer: TextTokenizer) -> str | None:
+        if self._pad_token_id is None:
+            return "the model has no padding token; each text runs alone"
+
+        def run(batch: TokenBatch) -> Array:
+            rows = self._run_on_device(lambda model: {TEXT_OUTPUT: self._run(model, batch)}, lambda: _described(batch))[
+                TEXT_OUTPUT
+            ]
+            assert isinstance(rows, np.ndarray)
+            return rows
+
+        return try_text_padding(self.spec, tokenizer.tokenize([*TRIAL_TEXTS], truncate=True), run)
+
+    def _rows_of(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        if self._pad_token_id is None and batch.rows > 1:
+            return np.concatenate([self._run(model, batch.part(at, 1)) for at in range(batch.rows)])
+        assert self.spec.text is not None
+        if self.spec.text.unpadded_because is None:
+            return self._run(model, batch)
+        return run_by_length(batch, partial(self._run, model))
 
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         # The copies from pinned memory are complete when the result arrives.

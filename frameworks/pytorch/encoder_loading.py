@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from frameworks.batches.text_padding import TRIAL_TEXTS
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.packed_files import PackedFiles
+from frameworks.pytorch.positions import usable_positions
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
@@ -22,6 +24,9 @@ from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
+
+# Fewer token ids may follow each other by chance.
+_FEWEST_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,11 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     pooling = _pooling(config, files.weights)
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
+    usable = _usable_positions(model, tokenizer)
+    if usable is not None and usable < config.max_tokens:
+        config = replace(config, max_tokens=usable)
+        files = replace(files, config=config)
+        tokenizer = _tokenizer(files)
     spec = _spec(model, config, pooling, device, dtype)
     threads, pad_token_id = loading.intra_op_threads, _pad_token_id(model, config)
     if copies is not None:
@@ -96,6 +106,24 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
         return AnswerScorer(causal, ids[0], ids[1]).eval()
     except InvalidModel as error:
         raise InvalidModel(f"{folder}: {error.message}") from error
+
+
+def _usable_positions(model: torch.nn.Module, tokenizer: TextTokenizer) -> int | None:
+    """Return the largest number of tokens that the model has positions for; None where nothing bounds it."""
+    token_ids = tokenizer.tokenize([TRIAL_TEXTS[0]], truncate=True)
+    if len(token_ids[0]) < _FEWEST_TOKENS:
+        return None
+    input_ids = torch.tensor(token_ids, device=next(model.parameters()).device)
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+
+    try:
+        return usable_positions(model, run, input_ids.shape[1])
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        # The warm-up names the error.
+        return None
 
 
 def _answer_id(answer: int | str | None, tokenizer: TextTokenizer, folder: Path) -> int | None:

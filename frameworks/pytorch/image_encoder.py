@@ -1,11 +1,14 @@
 """A vision model of transformers: images in, embeddings or logits out; beside it perhaps a tower of texts."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from frameworks.batches.text_padding import TRIAL_TEXTS, run_by_length, try_text_padding
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device_model import DeviceModel
@@ -29,6 +32,11 @@ class TextTower:
         self._pad_token_id = pad_token_id
         self._length = length
         self._reads_mask = reads_mask
+
+    @property
+    def pads_to_longest(self) -> bool:
+        """Whether the padding of a text depends on those beside it."""
+        return not self._length
 
     def inputs(self, batch: TokenBatch, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the inputs of the model."""
@@ -83,12 +91,27 @@ class ImageModel(DeviceModel):
             output = self.infer(TensorBatch({PIXELS: pixels}))[self.spec.outputs[0].name]
             if self.tokenizer is not None:
                 self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+                self._try_padding(self.tokenizer)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on images: {error}") from error
         assert isinstance(output, np.ndarray)
         expected = self.spec.outputs[0].shape
         if expected is not None and output.shape[1:] != expected[1:]:
             raise InvalidModel(f"the model has outputs of {output.shape[1:]}, expected {expected[1:]} by its config")
+
+    def _try_padding(self, tokenizer: TextTokenizer) -> None:
+        if self._texts is None or not self._texts.pads_to_longest or self.spec.text is None:
+            return
+
+        def run(batch: TokenBatch) -> Array:
+            rows = self._run_on_device(
+                lambda model: {TEXT_OUTPUT: self._run_texts(model, batch)}, lambda: f"a batch of {batch.rows} texts"
+            )[TEXT_OUTPUT]
+            assert isinstance(rows, np.ndarray)
+            return rows
+
+        because = try_text_padding(self.spec, tokenizer.tokenize([*TRIAL_TEXTS], truncate=True), run)
+        self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
 
     def close(self) -> None:
         # It holds the module too.
@@ -130,7 +153,15 @@ class ImageModel(DeviceModel):
     def _embed_texts(self, model: Any, batch: TokenBatch) -> Array:
         if self._texts is None:
             raise InvalidInput("text", "expected images for this model, got text; send the field image")
-        rows: Array = pooled(model.get_text_features(**self._texts.inputs(batch, self._device))).float().cpu().numpy()
+        if self.spec.text is not None and self.spec.text.unpadded_because is not None:
+            return run_by_length(batch, partial(self._run_texts, model))
+        return self._run_texts(model, batch)
+
+    def _run_texts(self, model: Any, batch: TokenBatch) -> Array:
+        assert self._texts is not None
+        with torch.inference_mode():
+            output = model.get_text_features(**self._texts.inputs(batch, self._device))
+        rows: Array = pooled(output).float().cpu().numpy()
         return rows
 
 

@@ -106,7 +106,8 @@ class Dispatcher:
         parts that have not begun never run. The future fails with ModelFailed if no worker is left, and with what the
         model raises.
         """
-        signature = signature_of(batch, self._spec.batched_inputs, self._spec.sequence, self._all_outputs)
+        spec = self._spec
+        signature = signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)

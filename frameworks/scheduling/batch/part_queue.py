@@ -32,11 +32,13 @@ class PartQueue(FairQueue):
     def feed(self, request: Request, progress: Progress) -> None:
         """Queue parts of the backlog. Parts of similar length follow each other, and so share batches."""
         now_s = time.perf_counter()
-        group = request.signature.shape if request.signature.shares else request
+        signature = request.signature
+        shared = signature.shape if signature.shares else request
         # Parts that run again, or were cut again, may exceed the bound.
         for part in islice(progress.backlog, max(0, _MAX_QUEUED_PARTS - len(progress.queued))):
             item = BatchItem(request, progress, part)
-            entry = QueueEntry(item, request.share, part.rows, part.length, group, request.signature.shares)
+            group = (shared, part.length) if signature.by_length else shared
+            entry = QueueEntry(item, request.share, part.rows, part.length, group, signature.shares)
             self.add(entry, request.priority, now_s)
             progress.queued.add(entry)
 

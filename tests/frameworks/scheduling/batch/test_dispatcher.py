@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import Draining, InvalidInput, ModelFailed
-from frameworks.types import Batch, TensorBatch, Value
+from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TextSpec, TokenBatch, Value
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     RowModel,
@@ -64,6 +65,18 @@ class TestBatches:
             answers = await answers_of(harness.send(9), *(harness.send(i, width=1 + i % 2) for i in range(6)))
         assert answers == [[9], *([i] for i in range(6))]
         assert sorted(map(sorted, model.executed)) == [[0, 2, 4, 9], [1, 3, 5]]
+
+    @in_loop
+    async def test_unpadded_texts_share_batches_by_length(self) -> None:
+        model = RowModel()
+        model.spec = replace(model.spec, text=TextSpec(100, unpadded_because="padding changes rows"))
+        texts = TokenBatch([[1], [2, 2], [3], [4, 4], [5]])
+        async with running_dispatcher(model) as harness:
+            outputs = await asyncio.gather(harness.run(texts), harness.run(TokenBatch([[6, 6]])))
+        assert sorted(map(sorted, model.executed)) == [[1, 3, 5], [2, 4, 6]]
+        first = outputs[0][TEXT_OUTPUT]
+        assert isinstance(first, np.ndarray)
+        assert first.tolist() == [[1, 1], [2, 2], [3, 1], [4, 2], [5, 1]]
 
     @in_loop
     async def test_large_request_is_split_and_reassembled(self) -> None:

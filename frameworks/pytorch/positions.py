@@ -1,0 +1,67 @@
+"""Find out by a trial how many positions of a text a model has embeddings for."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_EMBEDDING = torch.ops.aten.embedding.default
+_SELECT = torch.ops.aten.index_select.default
+_INDEX = torch.ops.aten.index.Tensor
+
+
+def usable_positions(model: torch.nn.Module, run: Callable[[], object], num_tokens: int) -> int | None:
+    """Return the largest number of tokens of a text, by the tables of positions that a run reads; None without one.
+
+    `run`: computes one text of `num_tokens` tokens, at least 2, without padding. A table of positions is read at
+    consecutive rows. The first of these rows shows how many are never used: families differ in it.
+    """
+    reads = _TableReads(_addresses(model), num_tokens)
+    with reads:
+        run()
+    return min(reads.usable, default=None)
+
+
+class _TableReads(TorchDispatchMode):
+    """Note the tables that are read at one row after another."""
+
+    def __init__(self, addresses: set[int], num_tokens: int) -> None:
+        """`addresses`: of the tensors that may be tables."""
+        super().__init__()
+        self._addresses = addresses
+        self._num_tokens = num_tokens
+        self.usable: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        indices = None
+        if func is _EMBEDDING:
+            indices = args[1]
+        elif func is _SELECT and args[1] == 0:
+            indices = args[2]
+        elif func is _INDEX:
+            indices = args[1][0]
+        if indices is not None and args[0].data_ptr() in self._addresses:
+            self._note(int(args[0].shape[0]), indices)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, num_rows: int, indices: torch.Tensor) -> None:
+        if indices.numel() != self._num_tokens:
+            return
+        rows = indices.flatten().tolist()
+        if all(following == row + 1 for row, following in pairwise(rows)):
+            self.usable.append(num_rows - rows[0])
+
+
+def _addresses(model: torch.nn.Module) -> set[int]:
+    """Return the addresses of the tensors that the modules hold, also of those that are no parameters."""
+    held = (
+        value
+        for module in model.modules()
+        for values in (module._parameters, module._buffers, vars(module))
+        for value in values.values()
+    )
+    return {tensor.data_ptr() for tensor in held if isinstance(tensor, torch.Tensor)}
