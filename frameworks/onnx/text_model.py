@@ -54,9 +54,13 @@ def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
     config = read_text_config(folder)
     if config.answers is not None:
         raise InvalidModel(f"{folder}: LogitScore: expected a PyTorch model, got a graph; serve the original weights")
-    head = _find_head(instances[0].spec, config)
+    head = _find_head(instances[0].spec, config) if config.has_task else None
     if head is None:
-        log.warning("tokenizer.json found, but the graph is not a text encoder: serving tensors", folder=str(folder))
+        log.warning(
+            "tokenizer.json found, but the graph is not a text encoder: serving tensors",
+            folder=str(folder),
+            architecture=config.architecture,
+        )
         return [*instances]
     first = OnnxTextModel(instances[0], folder, config, head)
     return [first, *(OnnxTextModel(other, folder, config, head, first.tokenizer) for other in instances[1:])]

@@ -125,6 +125,7 @@ class TorchRegistry:
             from frameworks.pytorch.image_loading import load_image_models
 
             return load_image_models(files, images, loading, copies)
+        _check_task(files)
         return load_encoders(files, loading, copies)
 
     def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
@@ -266,6 +267,16 @@ def _check_kind(files: ModelFiles) -> None:
     if files.entry.score_tokens is not None and config.answers is None:
         found = config.architecture or config.model_type
         raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")
+
+
+def _check_task(files: ModelFiles) -> None:
+    """Raise InvalidModel for a class of another task: of tokens, of answers in a text, of choices."""
+    if not files.config.has_task:
+        raise InvalidModel(
+            f"{files.folder}: architectures: expected a class that embeds (…Model, …ForMaskedLM, …ForPreTraining), "
+            f"classifies (…ForSequenceClassification) or generates text (…ForCausalLM), got "
+            f"{files.config.architecture}: its task is not served"
+        )
 
 
 def _check_packed(files: ModelFiles) -> None:

@@ -32,6 +32,9 @@ _POOLING_FLAGS: dict[str, str] = {
 _CLASSIFIES = "ForSequenceClassification"
 GENERATES = ("ForCausalLM", "LMHeadModel")
 """Ends of the architectures that generate text."""
+# Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
+_EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
+_EMBEDS_NOT = ("DoubleHeadsModel",)
 _MODULES_SERVED = ("Transformer", "Pooling", "Normalize", "LogitScore", "CLIPModel")
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
@@ -80,6 +83,15 @@ class TextConfig:
     @property
     def classifies(self) -> bool:
         return self.architecture.endswith(_CLASSIFIES) or self.answers is not None
+
+    @property
+    def has_task(self) -> bool:
+        """Whether the model embeds, classifies, scores or generates texts. Classes of other tasks end otherwise.
+
+        An encoder with a module for its pooling embeds, whatever its class, as in sentence-transformers.
+        """
+        embeds = self.architecture.endswith(_EMBEDS) and not self.architecture.endswith(_EMBEDS_NOT)
+        return embeds or not self.architecture or self.pooling is not None or self.classifies or self.generates
 
     @property
     def generates(self) -> bool:

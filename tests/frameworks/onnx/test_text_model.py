@@ -144,6 +144,10 @@ class TestHeads:
         graph = onnx_encoders.encoder(("token_logits",))
         check_tensors(tmp_path, graph, architectures=["BertForSequenceClassification"])
 
+    @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])
+    def test_class_of_other_task_serves_tensors(self, tmp_path: Path, head: str) -> None:
+        check_tensors(tmp_path, onnx_encoders.encoder(), architectures=[f"Bert{head}"])
+
     @pytest.mark.parametrize(
         "graph",
         [

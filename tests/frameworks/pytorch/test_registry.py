@@ -156,6 +156,12 @@ class TestRefusals:
         change_json(folder / "config.json", architectures=["T5Model"])
         assert "causal language model (generate), got T5Model" in refusal(folder)
 
+    @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])
+    def test_class_of_other_task_is_refused(self, copied: FolderMaker, head: str) -> None:
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", architectures=[f"Bert{head}"])
+        assert f"got Bert{head}: its task is not served" in refusal(folder)
+
     def test_encoder_with_llama_entry_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_embedder), model_type="llama")
         assert 'model_type: expected "bert" as in config.json, got "llama"' in message

@@ -282,6 +282,18 @@ class TestLabels:
             assert config_of(architectures=[architecture]).classifies is classifies
         assert not config_of().classifies
 
+    @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "Reader"])
+    def test_class_of_other_task_has_none(self, config_of: Read, head: str) -> None:
+        assert not config_of(architectures=[f"Bert{head}"]).has_task
+        assert not config_of(architectures=["GPT2DoubleHeadsModel"]).has_task
+
+    @pytest.mark.parametrize(
+        "architecture",
+        ["BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification", "LlamaForCausalLM", ""],
+    )
+    def test_class_of_served_task_has_one(self, config_of: Read, architecture: str) -> None:
+        assert config_of(architectures=[architecture]).has_task
+
     @pytest.mark.parametrize("names", ["BertModel", 5, [5], [None], {"0": "BertModel"}])
     def test_invalid_architectures_are_refused(self, config_of: Read, names: object) -> None:
         with pytest.raises(InvalidModel, match=r"config\.json: architectures is not a list of class names"):

@@ -18,6 +18,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+# As safetensors names them.
+_DTYPES = ("F32", "F16", "BF16", "F64")
 # Files of a tokenizer that an adapter's folder may repeat.
 _TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "chat_template.json")
 _MAX_TEXT_BYTES = 64 << 20
@@ -55,7 +57,13 @@ def read_adapter(folder: Path) -> AdapterFiles:
     try:
         with safe_open(str(file), framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping
-                found[name] = tuple(tensors.get_slice(name).get_shape())
+                header = tensors.get_slice(name)
+                if header.get_dtype() not in _DTYPES:
+                    raise InvalidModel(
+                        f"{file}: {name}: expected the dtype {', '.join(_DTYPES)}, got {header.get_dtype()}; "
+                        "save the adapter as floating point"
+                    )
+                found[name] = tuple(header.get_shape())
     except (SafetensorError, OSError, ValueError) as error:
         raise InvalidModel(
             f"{file}: not a readable safetensors file ({error}); check that the copy is complete"

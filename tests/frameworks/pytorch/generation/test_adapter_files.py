@@ -97,8 +97,9 @@ Q_A = "base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight"
             {Q_A.replace("lora_A__weight", "lora_magnitude_vector"): torch.zeros(64)},
             r"lora_magnitude_vector \[64\]; such adapters are not served",
         ),
+        ({Q_A: torch.zeros(4, 64, dtype=torch.int32)}, r"expected the dtype F32, F16, BF16, F64, got I32; save the"),
     ],
-    ids=["rank", "half", "head", "dora"],
+    ids=["rank", "half", "head", "dora", "integers"],
 )
 def test_unexpected_tensors_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
     folder = saved(tmp_path)
