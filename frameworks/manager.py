@@ -194,7 +194,7 @@ class MLFrameworkManager:
                 version = slot.find(share.version)
                 if version is slot.active:
                     raise InvalidInput(kind, f'version "{share.version}" is the active version; name another one')
-                await self.residency.load(version, keep=slot.active)
+                await self._rollout.load_for_share(slot, version, kind)
             slot.set_share(kind, share)
             if before is not None and before.version in slot.versions:
                 await self._rollout.retire_unless_kept(slot, slot.versions[before.version])

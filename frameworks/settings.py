@@ -148,7 +148,7 @@ class ModelEntry(BaseModel):
     Linux, and only with `isolation = "process"`. None: no bound."""
     niceness: Annotated[int, Field(ge=0, le=19)] | None = None
     """Added to the niceness of the server, for the model's process: with 10 or more any busy process on its cores goes
-    first. Only with `isolation = "process"`. None: 0."""
+    first. Only with `isolation = "process"`. None: 0, and 10 for `roundhouse run` and for shadow versions."""
     replicas: (
         Annotated[
             int | ReplicaRange, PlainValidator(checked_replicas), PlainSerializer(as_replicas, return_type=int | dict)

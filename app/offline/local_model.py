@@ -19,6 +19,7 @@ from app.protocols.native.codec import NativeRequest, decode
 from app.server.build import Host, build_inference
 from frameworks.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
 from frameworks.generation.types import GenerateAnswer
+from frameworks.models.processes import BACKGROUND_NICENESS
 from frameworks.models.slot import ModelSlot
 from frameworks.pipeline_settings import PipelineModelEntry
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -35,7 +36,7 @@ _NO_BOUND = 2**31 - 1
 @asynccontextmanager
 async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["LocalModel"]:
     """Load the model `name` of the settings, and unload it at the end. Raises RunFailed for a model that fails."""
-    loaded = _without_bounds(loaded)
+    loaded = _at_low_priority(_without_bounds(loaded))
     observer = Observer("none", loaded.settings.logging.slow_ms)
     limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
     inference = build_inference(loaded, observer, Host(), limit)
@@ -173,6 +174,20 @@ def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
         "scheduling": settings.scheduling.model_copy(update=scheduling),
     }
     return replace(loaded, settings=settings.model_copy(update=update))
+
+
+def _at_low_priority(loaded: LoadedSettings) -> LoadedSettings:
+    """Return the settings with a low priority of engine processes, where the entry of a model names none."""
+    models = loaded.settings.models
+    update = {
+        table: tuple(
+            entry.model_copy(update={"niceness": BACKGROUND_NICENESS if entry.niceness is None else entry.niceness})
+            for entry in getattr(models, table)
+        )
+        for table in ("onnx_models", "torch_models")
+    }
+    lowered = loaded.settings.model_copy(update={"models": models.model_copy(update=update)})
+    return replace(loaded, settings=lowered)
 
 
 def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_request: int) -> int:

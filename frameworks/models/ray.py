@@ -40,6 +40,7 @@ class RayStarter:
     async def load(self, version: ModelVersion, devices: Sequence[Device]) -> tuple[ReplicaGroup, list[Started]]:
         """Wait until a replica has loaded the version. Raises InvalidModel, OutOfMemory, ModelFailed."""
         model = version.model
+        version.is_background = False  # replicas have the priority that Ray gives to its workers
         group, started = await open_group(
             self._deployment(version),
             model.engine_settings,

@@ -52,6 +52,7 @@ class Rollout:
         if version is old:
             await self._residency.load(version)
             return
+        shadow, version = version, _for_callers(slot, version)
         await self._residency.load(version, keep=old if old.is_ready else None)
         if old is slot.active:
             slot.activate(version)
@@ -59,6 +60,21 @@ class Rollout:
             slot.replace(version)
         log.info("model version activated", model=slot.name, version=version.version, before=old.version)
         await self.retire_unless_kept(slot, old)
+        if shadow is not version:
+            await self.retire_unless_kept(slot, shadow)
+
+    async def load_for_share(self, slot: ModelSlot, version: ModelVersion, kind: str) -> None:
+        """Load a version beside the active one. `kind`: of its share, `canary` or `shadow`.
+
+        The process of a version that is only a shadow has a low priority, as long as no caller waits for it.
+        """
+        is_loaded = version.spec is not None
+        if kind == "shadow" and not is_loaded:
+            version.is_background = version.version not in slot.answering
+        elif kind == "canary" and (copy := _for_callers(slot, version)) is not version:
+            await self.switch_to(slot, copy, instead_of=version)
+            return
+        await self._residency.load(version, keep=slot.active)
 
     async def retire_unless_kept(self, slot: ModelSlot, version: ModelVersion) -> None:
         """Drain and unload a version without traffic. The unload continues if the caller is cancelled."""
@@ -68,7 +84,8 @@ class Rollout:
     def replace_unloaded(self, slot: ModelSlot) -> None:
         """Activate the newest ready version where the active one was unloaded."""
         if slot.active.state is ModelState.UNLOADED:
-            ready = [slot.versions[name] for name in slot.served if slot.versions[name].is_ready]
+            served = [slot.versions[name] for name in slot.served]
+            ready = [each for each in served if each.is_ready and not each.is_background]
             if ready:
                 slot.activate(ready[-1])
 
@@ -87,3 +104,15 @@ class Rollout:
 
 def _unloaded_copy(slot: ModelSlot, version: ModelVersion) -> ModelVersion:
     return ModelVersion(slot.identity, version.version, version.path)
+
+
+def _for_callers(slot: ModelSlot, version: ModelVersion) -> ModelVersion:
+    """Return the version, or an unloaded copy where its process runs with the low priority of a shadow.
+
+    The priority of a running process cannot be raised without a privilege.
+    """
+    has_low_priority = version.is_background and version.isolation == "process" and version.model.entry.niceness is None
+    if has_low_priority and version.spec is not None:
+        return _unloaded_copy(slot, version)
+    version.is_background = False
+    return version

@@ -63,6 +63,7 @@ class ModelVersion:
         self.path = path
         self.isolation = model.isolation
         """Where it runs: of a model of several workers this is known after its first load."""
+        self.is_background = False  # whether its process has the low priority of a shadow
         self._clock = clock
         self._state = ModelState.REGISTERED
         self._next_state = ModelState.UNLOADED
@@ -98,8 +99,7 @@ class ModelVersion:
         self.load_task: asyncio.Task[None] | None = None
         """The running load; None while there is none."""
         self.waits_for_load = model.entry.load == "lazy"
-        """Whether requests wait for a load. They do not wait for the first load of a start-up model: the server is not
-        ready before it."""
+        """Whether requests wait for a load: not for the first one of a start-up model, which the server awaits."""
 
     def __str__(self) -> str:
         return f'model "{self.model.name}", version "{self.version}"'

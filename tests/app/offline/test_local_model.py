@@ -65,6 +65,21 @@ def test_server_bounds_do_not_end_run(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == ROWS
 
 
+@pytest.mark.parametrize(("named", "used"), [(None, 10), (0, 0), (3, 3)])
+def test_engine_process_has_low_priority(named: int | None, used: int) -> None:
+    loaded = load("digits")
+    models = loaded.settings.models
+    entries = tuple(entry.model_copy(update={"niceness": named}) for entry in models.onnx_models)
+    models = models.model_copy(update={"onnx_models": entries})
+    loaded = replace(loaded, settings=loaded.settings.model_copy(update={"models": models}))
+
+    async def niceness() -> int | None:
+        async with open_local_model(loaded, "digits") as model:
+            return model.slot.entry.niceness
+
+    assert asyncio.run(niceness()) == used
+
+
 def test_pipeline_with_search_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(

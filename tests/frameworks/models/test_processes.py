@@ -87,6 +87,19 @@ async def test_process_has_niceness_of_entry(graph: Path) -> None:
         assert psutil.Process(pid).nice() == min(own + 3, 19)
 
 
+@pytest.mark.parametrize(
+    ("entry", "is_background", "niceness"), [({}, False, 0), ({}, True, 10), ({"niceness": 0}, True, 0)]
+)
+@in_loop
+async def test_background_version_has_low_priority(
+    entry: dict[str, int], is_background: bool, niceness: int, graph: Path
+) -> None:
+    async with managed(graph, **entry) as manager:
+        version = manager.slot("m").active
+        version.is_background = is_background
+        assert ProcessStarter(None)._options(version, 0).niceness == niceness
+
+
 @pytest.mark.extended
 @in_loop
 async def test_model_is_failed_until_its_restart(graph: Path) -> None:

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, ModelUnloaded, VersionNotFound
+from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.models.traffic import Share
 from tests.frameworks.models.sized_registry import error_of, infer, loaded_versions, make_versions, versioned_model
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
+
+
+def backgrounds(manager: MLFrameworkManager) -> list[str]:
+    """Return the loaded versions whose process has a low priority."""
+    return [name for name, each in manager.slot("m").versions.items() if each.is_ready and each.is_background]
 
 
 class TestShares:
@@ -77,6 +83,43 @@ class TestShares:
             assert loaded_versions(manager) == ["1", "2"]
             await manager.split("m", "shadow", None)
             assert loaded_versions(manager) == ["1"]
+
+    @in_loop
+    async def test_only_shadow_is_background(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2, 3) as (_, manager):
+            await manager.load("m", "1")
+            await manager.split("m", "canary", Share("2", 5))
+            await manager.split("m", "shadow", Share("2", 100))
+            assert backgrounds(manager) == []
+            await manager.split("m", "shadow", Share("3", 100))
+            assert backgrounds(manager) == ["3"]
+
+    @pytest.mark.parametrize("command", ["load", "canary", "rollback"])
+    @in_loop
+    async def test_background_process_reloads_before_answers(self, command: str, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (registry, manager):
+            await manager.load("m", "2")
+            await manager.load("m", "1")
+            await manager.split("m", "shadow", Share("2", 100))
+            manager.slot("m").versions["2"].isolation = "process"
+            if command == "canary":
+                await manager.split("m", "canary", Share("2", 100))
+            elif command == "load":
+                await manager.load("m", "2")
+            else:
+                await manager.rollback("m")
+            assert (await infer(manager), backgrounds(manager)) == ("2", [])
+            assert registry.loads[-2:] == ["m/2", "m/2"]
+            assert loaded_versions(manager) == (["1", "2"] if command == "canary" else ["2"])
+
+    @in_loop
+    async def test_shadow_replaces_no_unloaded_version(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (_, manager):
+            await manager.load("m", "1")
+            await manager.split("m", "shadow", Share("2", 100))
+            await manager.unload("m", "1")
+            with pytest.raises(ModelUnloaded):
+                await infer(manager)
 
     @pytest.mark.parametrize("kind", ["canary", "shadow"])
     @in_loop
