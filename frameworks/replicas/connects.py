@@ -1,4 +1,8 @@
-"""Connect the workers to one engine process, and again after its loss: those with suspects first, one by one."""
+"""Connect the workers to one engine process, and again after its loss: those with suspects first, one by one.
+
+The suspects of one worker run beside each other. A worker knows only its own, so those of two workers never do: a crash
+would count for a worker's only suspect, which another worker's may have caused.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -127,7 +127,7 @@ class ProcessEngine:
 
     @property
     def num_suspects(self) -> int:
-        """Number of requests that may have ended the process, and have no outcome yet: each runs again alone."""
+        """Number of requests that may have ended the process, and have no outcome yet: they run before all others."""
         return self._calls.num_suspects
 
     def attach(self) -> list[int]:

@@ -51,6 +51,7 @@ class GenerationCall:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_accepted = False
+        self._is_withheld = False
         self.on_over: Callable[[], None] = _ignore
         """Called once, when it needs the process no longer, unless it is set later."""
         self._max_unread = MAX_UNREAD_TOKENS * len(request.prompts) * request.num_choices
@@ -108,7 +109,7 @@ class GenerationCall:
         self._pieces.extend(message.pieces)
         if message.is_over:
             self._stop()
-        elif len(self._pieces) > self._max_unread and self._waiter is None:
+        elif len(self._pieces) > self._max_unread and self._waiter is None and not self._is_withheld:
             self.fail(
                 Overloaded(
                     f"the reader is {len(self._pieces)} tokens behind, so generation was stopped; read faster",
@@ -129,7 +130,7 @@ class GenerationCall:
 
     async def __anext__(self) -> Piece:
         try:
-            while not self._pieces:
+            while not self._is_readable:
                 if self.is_over and self._error is None:
                     raise StopAsyncIteration
                 await self._wait()
@@ -140,7 +141,9 @@ class GenerationCall:
         return self._pieces.popleft()
 
     def ready(self) -> list[Piece]:
-        self.has_streamed |= bool(self._pieces)
+        if not self._is_readable:
+            return []
+        self.has_streamed = True
         pieces = list(self._pieces)
         self._pieces.clear()
         return pieces
@@ -167,11 +170,20 @@ class GenerationCall:
         assert not self.has_streamed
         self._pieces.clear()
         self._usage = Usage(0, 0)
-        self.has_begun = False
+        self.has_begun = self._is_withheld = False
+
+    def withhold(self) -> None:
+        """Deliver no text of this run before its end: the request can run again until then."""
+        self._is_withheld = True
 
     def begin(self) -> None:
         """Note that its sequences begin to run; each is counted by `push`."""
         self.has_begun = True
+
+    @property
+    def _is_readable(self) -> bool:
+        """Whether a piece can be read now."""
+        return bool(self._pieces) and (self.is_over or not self._is_withheld)
 
     async def _wait(self) -> None:
         """Wait for a message. Raises the error of the request, and one that ended it."""

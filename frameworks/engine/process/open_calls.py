@@ -38,8 +38,9 @@ class OpenCalls:
     """Sends requests, hands their answers to the callers, and sends requests again after a crash. Owned by the event
     loop.
 
-    A request that is held stays so over further crashes: each of them ends a run of another request, which has two. A
-    request runs again after a crash unless a part of its text was read.
+    A request that is held stays so over further crashes: each of them ends a run of another request, which has few. A
+    request runs again after a crash unless a part of its text was read. The text of a suspect that runs beside others
+    is therefore delivered at its end.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class OpenCalls:
         self._retries = RetryQueue(suspects, lambda number: _digest(self._calls[number]))
         self._charging: set[asyncio.Task[None]] = set()
         self._is_settling = False
+        self._is_sending = False
         self.link: Link | None = None
         """The process; None while it is down."""
         self.has_ended_requests = False
@@ -152,9 +154,19 @@ class OpenCalls:
 
     def send_due(self) -> None:
         """Send the requests that no longer wait for a suspect."""
-        while self.link is not None and (due := self._retries.due()):
-            for number in due:
-                self._send_again(self.link, self._calls[number])
+        if self._is_sending:
+            return  # a request failed as it was sent; those after it follow
+        self._is_sending = True
+        try:
+            while self.link is not None and (due := self._retries.due()):
+                runs_beside = self._retries.runs_beside
+                for number in due:
+                    call = self._calls[number]
+                    if runs_beside and isinstance(call, GenerationCall):
+                        call.withhold()
+                    self._send_again(self.link, call)
+        finally:
+            self._is_sending = False
         if self._is_settling and self.link is not None and not self._retries.num_suspects:
             self._is_settling = False
             self._on_settled()

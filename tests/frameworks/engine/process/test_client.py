@@ -139,8 +139,8 @@ async def test_request_runs_again_after_crash(harness: Harness) -> None:
     harness.link.lose()
     assert harness.engine.outage == "the engine process ended by SIGSEGV"
     link = await harness.restarted()
-    # The requests that had begun run alone, and the others after them.
-    assert harness.numbers(link) == [first]
+    # The requests that had begun run first, and the others after them.
+    assert harness.numbers(link) == [first, second]
     link.complete(first)
     assert harness.numbers(link) == [first, second]
     late = harness.submit()
@@ -158,12 +158,16 @@ async def test_poison_request_fails_alone(harness: Harness) -> None:
     harness.link.begin(poison, innocent)
     harness.link.lose()
     link = await harness.restarted()
+    assert harness.numbers(link) == [poison, innocent]
+    link.begin(poison, innocent)
+    link.lose()
+    link = await harness.restarted(3)
     assert harness.numbers(link) == [poison]
     link.begin(poison)
     link.lose()
     assert is_failed((await outcomes(futures[:1]))[0])
-    # The second crash in a row, and the innocent request is still held.
-    link = await harness.restarted(3)
+    # The third crash in a row, and the innocent request is still held.
+    link = await harness.restarted(4)
     assert harness.numbers(link) == [innocent]
     link.complete(innocent)
     assert await outcomes(futures[1:]) == [innocent]
@@ -175,21 +179,38 @@ async def test_copies_of_poison_request_are_refused(harness: Harness) -> None:
     *poison, innocent = harness.numbers()
     harness.link.begin(*poison, innocent)
     harness.link.lose()
-    for count, number in enumerate(poison[:2], 2):
-        link = await harness.restarted(count)
-        assert harness.numbers(link) == [number]
-        link.begin(number)
-        link.lose()
+    link = await harness.restarted()
+    assert harness.numbers(link) == [poison[0], innocent]
+    link.begin(poison[0], innocent)
+    link.lose()
+    link = await harness.restarted(3)
+    assert harness.numbers(link) == [poison[0]]
+    link.lose()
     link = await harness.restarted(4)
-    # The third one is refused before it is sent.
     assert harness.numbers(link) == [innocent]
     link.complete(innocent)
+    assert harness.numbers(link) == [innocent, poison[1]]
+    link.lose()
+    # The third one is refused before it is sent.
+    assert harness.numbers(await harness.restarted(5)) == []
     *failed, answered = await outcomes(futures)
     assert all(map(is_failed, failed))
     assert "the same request ended its process twice" in str(failed[2])
     assert answered == innocent
     with pytest.raises(ModelFailed, match="the same request ended its process twice"):
         harness.submit(1.0)
+
+
+@opened
+async def test_many_copies_are_refused_together(harness: Harness) -> None:
+    futures = [harness.submit(1.0) for _ in range(500)]
+    harness.link.begin(*harness.numbers())
+    harness.link.lose()
+    for count in (2, 3):
+        (await harness.restarted(count)).lose()
+    await harness.restarted(4)
+    assert all(map(is_failed, await outcomes(futures)))
+    assert not harness.engine._calls.holds_any
 
 
 @opened
