@@ -160,11 +160,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name in _running:
             terminalreporter.write_line(f"  {name}")
     passed = {report.nodeid for report in terminalreporter.stats.get("passed", ())}
-    unstable = dict.fromkeys(each.nodeid for each in terminalreporter.stats.get("rerun", ()) if each.nodeid in passed)
+    unstable = {each.nodeid: each for each in terminalreporter.stats.get("rerun", ()) if each.nodeid in passed}
     if unstable:
         terminalreporter.section("unstable: passed at the second attempt only")
-        for name in unstable:
-            terminalreporter.write_line(f"  {name}")
+        for name, report in unstable.items():
+            crash = getattr(report.longrepr, "reprcrash", None)
+            terminalreporter.write_line(f"  {name}: {crash or 'no reason is known'}")
         terminalreporter.write_line("find the cause of each, and append both to tests/unstable.md")
 
 

@@ -59,6 +59,7 @@ def test_unstable_test_passes_and_is_named(tmp_path: Path) -> None:
     assert code == 0, output
     summary = output.partition("unstable: ")[2]
     assert "test_here.py::test_unstable" in summary
+    assert "AssertionError: busy" in summary
     assert "test_stable" not in summary
 
 

@@ -268,7 +268,7 @@ def test_collection_that_cannot_open_leaves_server_degraded(start: Start, tmp_pa
     assert (health["status"], health["collections"]) == ("degraded", {"numbers": "ready", "broken": "failed"})
     answer = server.client.post("/v1/collections/broken/search", json={"query": [1] * 8})
     assert_refused(answer, 503, "model_failed", 'collection "broken" could not be opened')
-    assert server.events("collection failed to open", collection="broken")
+    server.wait_for_log("collection failed to open", collection="broken")
     assert ask(server, "numbers/search", query=[1] * 8)["results"] == []
 
 
