@@ -24,12 +24,12 @@ def usable_positions(model: torch.nn.Module, run: Callable[[], object], num_toke
     return min(reads.usable, default=None)
 
 
-class _TableReads(TorchDispatchMode):
+class _TableReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Note the tables that are read at one row after another."""
 
     def __init__(self, addresses: set[int], num_tokens: int) -> None:
         """`addresses`: of the tensors that may be tables."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._addresses = addresses
         self._num_tokens = num_tokens
         self.usable: list[int] = []
