@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 
 from tests.e2e.server import READY_WITHIN_S, ROOT, WAIT_S, RunningServer, check_frame, free_port, wait_until
+
+NODE_CPUS = 8.0
+"""That each node of the shared cluster claims. Replicas of tests reserve 0.01 to 1."""
 
 
 class RayCluster:
@@ -198,3 +201,34 @@ def deployment(cluster: RayCluster, folder: Path, models: str, name: str) -> Ite
         yield deployed.wait_ready()
     finally:
         deployed.client.close()
+
+
+class SharedCluster:
+    """A cluster and its deployments, from their first use until `close`."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._cluster: RayCluster | None = None
+        self._deployed: dict[str, DeployedServer] = {}
+
+    def get(self) -> RayCluster:
+        """Return the cluster, with three nodes; start it if it does not run."""
+        if self._cluster is None:
+            self._cluster = self._running.enter_context(cluster_of(3, NODE_CPUS))
+        return self._cluster
+
+    def deployed(self, application: str, folder: Path, models: str) -> DeployedServer:
+        """Return the deployment of this name. `folder`, `models`: of a new one."""
+        if application not in self._deployed:
+            one = self._running.enter_context(deployment(self.get(), folder, models, application))
+            self._deployed[application] = one
+        return self._deployed[application]
+
+    def close(self) -> None:
+        """End the deployments and the cluster, if they run."""
+        self._cluster = None
+        self._deployed.clear()
+        self._running.close()
+
+
+SHARED = SharedCluster()

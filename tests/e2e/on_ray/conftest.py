@@ -1,26 +1,34 @@
 """The cluster that all tests on Ray share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
-from tests.e2e.on_ray.cluster import DeployedServer, RayCluster, cluster_of, deployment
+from tests.e2e.on_ray.cluster import SHARED, DeployedServer, RayCluster
 
-CPUS = 8.0
-"""That each node claims. Replicas of tests reserve 0.01 to 1."""
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[RayCluster]:
-    with cluster_of(3, CPUS) as running:
-        yield running
+FOLDER = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedServer]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the cluster before other tests run: its processes compute when they are idle, too."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or FOLDER not in nextitem.path.parents:
+            SHARED.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> RayCluster:
+    return SHARED.get()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> DeployedServer:
     """A deployment in place of the server that contract tests share: the embedded models, and those of texts."""
     folder = tmp_path_factory.mktemp("contract")
     models = EMBEDDED + onnx_entries(folder, {"slow": ALL_KINDS["slow"]}) + text_entries(folder)
-    with deployment(cluster, folder, models, "contract") as deployed:
-        yield deployed
+    return SHARED.deployed("contract", folder, models)
