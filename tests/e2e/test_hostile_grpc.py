@@ -73,6 +73,7 @@ def test_hostile_message_refused_beside_other_requests(channel: grpc.Channel, se
         wait_until(lambda: answered() > before)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("path", "message", "code"),
     [

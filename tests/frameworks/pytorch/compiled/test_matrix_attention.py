@@ -44,6 +44,7 @@ def test_attention_of_windows_matches_reference(window: int) -> None:
     check(Text(40, 60, form(window=window), IN_ROW))
 
 
+@pytest.mark.extended
 @settings(max_examples=10)
 @given(
     start=st.integers(0, 100),

@@ -101,6 +101,7 @@ def in_blocks(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor, st
     return blocks[:, :count].transpose(0, 1).reshape(count, outputs)
 
 
+@pytest.mark.extended
 @given(blocks=st.integers(1, 3), inputs=st.integers(1, 600), rows=st.integers(1, 70))
 @example(blocks=2, inputs=1100, rows=530)
 @settings(max_examples=10)
