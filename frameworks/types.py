@@ -106,8 +106,7 @@ class TextSpec:
     which embeddings may be truncated (Matryoshka), ascending; empty for other models. `pooling`: how an embedding is
     computed from the hidden states of its tokens: `mean`, `cls`, `max`, `lasttoken`, or `pooler` for BERT's own.
     `prompts`: by name, those that requests may put before their texts. `scores_are_logits`: of pairs, with one label;
-    else a sigmoid is applied. `unpadded_because`: why only texts of one length share a batch;
-    None where texts of different lengths do.
+    else a sigmoid is applied. `unpadded_because`: why only texts of one length share a batch; None where others do.
     """
 
     max_tokens: int

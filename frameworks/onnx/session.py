@@ -74,7 +74,7 @@ def open_session(
 def _is_utf8(path: Path) -> bool:
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # a byte of a name on the file system is no UTF-8
+    except UnicodeEncodeError:  # a name on the file system is not UTF-8
         return False
     return True
 

@@ -275,7 +275,7 @@ def _check_task(files: ModelFiles) -> None:
         raise InvalidModel(
             f"{files.folder}: architectures: expected a class that embeds (…Model, …ForMaskedLM, …ForPreTraining), "
             f"classifies (…ForSequenceClassification) or generates text (…ForCausalLM), got "
-            f"{files.config.architecture}: its task is not served"
+            f"{files.config.architecture}: its task is not served; serve a model of such a class"
         )
 
 
