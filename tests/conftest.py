@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +42,9 @@ _SEARCHED_MARKS = ("isa", "gpu")
 # Groups that take minutes start first, so that no worker is left alone with one in the end.
 _SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/")
 
+_LONGEST_ID = 200
+"""Characters or bytes of a parameter that stands in the name of its test."""
+
 _running: dict[str, None] = {}
 
 
@@ -63,6 +67,14 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long value by its size and digest: each worker makes, keeps and sends the names of all tests."""
+    if not isinstance(val, bytes | str) or len(val) <= _LONGEST_ID:
+        return None
+    content = val if isinstance(val, bytes) else val.encode("utf-8", "surrogatepass")
+    return f"{len(val)}-{zlib.crc32(content):08x}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 _SECRETS = {"AWS_ACCESS_KEY_ID": "AKIDFORTESTS", "AWS_SECRET_ACCESS_KEY": "not-to-be-shown"}
 
@@ -39,6 +38,7 @@ class S3Server:
 def running_s3() -> Iterator[S3Server]:
     """Run a server on a free port."""
     import boto3
+    from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()

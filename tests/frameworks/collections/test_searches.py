@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import util
 
 from frameworks.collections import passes, products
 from frameworks.collections.contract import CollectionFull, Hit, Metric, Record
@@ -19,15 +18,17 @@ from tests.frameworks.collections.model import Opened, random_vectors, records_o
 
 @pytest.mark.parametrize(
     ("metric", "score"),
-    [(Metric.COSINE, util.cos_sim), (Metric.DOT, util.dot_score), (Metric.EUCLID, util.euclidean_sim)],
+    [(Metric.COSINE, "cos_sim"), (Metric.DOT, "dot_score"), (Metric.EUCLID, "euclidean_sim")],
 )
-def test_hits_equal_those_of_semantic_search(tmp_path: Path, metric: Metric, score: Any) -> None:
+def test_hits_equal_those_of_semantic_search(tmp_path: Path, metric: Metric, score: str) -> None:
+    from sentence_transformers import util
+
     vectors, queries = random_vectors(3000, 64), random_vectors(40, 64, seed=1)
     opened = Opened(settings_of(tmp_path, 64, metric))
     opened.run(opened.collection.upsert(records_of(vectors)))
     found = opened.run(opened.collection.search(queries, 10))
     expected = util.semantic_search(
-        torch.from_numpy(queries), torch.from_numpy(vectors), top_k=10, score_function=score
+        torch.from_numpy(queries), torch.from_numpy(vectors), top_k=10, score_function=getattr(util, score)
     )
     for own, other in zip(found, expected, strict=True):
         assert [hit.id for hit in own] == [str(each["corpus_id"]) for each in other]
