@@ -2,7 +2,7 @@
 
 A test whose sums have an order that a library chooses passes on one CPU and fails on another. Variables of the
 environment make the libraries choose as on another CPU. No failed test runs a second time. Properties are tried with
-fewer examples than by `make test`: one core runs all variants in minutes.
+fewer examples than by `make test-all`: one core runs all variants in minutes.
 
 Usage: python -m tests.support.cpus [VARIANT...]
 """
@@ -39,9 +39,8 @@ OLDER_CPU = {
 }
 """The instruction sets of a CPU without AVX-512, for torch, oneDNN and compiled code: one with fused multiply-add."""
 _NEWER_FLAGS = {"avx512f", "avx_vnni"}
-_EXAMPLES = 8
-"""Of a property that does not name another number."""
-_PLUGIN = "tests.support.cpus"
+_EXAMPLES = 0.2
+"""Factor of the examples of each property."""
 _LIMIT_S = 1200.0
 _HOG_S = 1800
 _HOG = f"""
@@ -61,16 +60,11 @@ class Variant:
     is_busy: bool = False
 
 
-def pytest_configure() -> None:
-    """Try fewer examples, as this module is a plugin of each run."""
-    from hypothesis import settings
-
-    settings.register_profile("cpus", settings.get_profile("roundhouse"), max_examples=_EXAMPLES)
-    settings.load_profile("cpus")
-
-
 def variants(flags: set[str], numpy_features: Sequence[str]) -> list[Variant]:
-    """Return the runs for a CPU with these flags. `numpy_features`: those of AVX-512 for which NumPy has loops."""
+    """Return the runs for a CPU with these flags. `numpy_features`: those of AVX-512 for which NumPy has loops.
+
+    Each run of other kernels is on one thread.
+    """
     one, two = _threads(1), _threads(2)
     found = [
         Variant(f"OpenBLAS for {name}", one | {"OPENBLAS_CORETYPE": name})
@@ -81,7 +75,8 @@ def variants(flags: set[str], numpy_features: Sequence[str]) -> list[Variant]:
         found.append(Variant("NumPy without AVX-512", one | {"NPY_DISABLE_CPU_FEATURES": " ".join(numpy_features)}))
     if "avx2" in flags and flags & _NEWER_FLAGS:
         found.append(Variant("AVX2", one | OLDER_CPU))
-    return [*found, Variant("one thread", one), Variant("two threads", two), Variant("busy cores", two, is_busy=True)]
+    found = found or [Variant("one thread", one)]
+    return [*found, Variant("two threads", two), Variant("busy cores", two, is_busy=True)]
 
 
 def _threads(count: int) -> dict[str, str]:
@@ -169,7 +164,7 @@ def main(names: Sequence[str]) -> int:
     if any(OLDER_CPU.items() <= each.environ.items() for each in chosen):
         compiling.append(Variant("compiling for AVX2", OLDER_CPU))
     failed = run(compiling, [sys.executable, "-m", "tests.support.compiled_code"], cores)
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", _PLUGIN, "-m", "isa", *isa_files()]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--examples", str(_EXAMPLES), "-m", "isa", *isa_files()]
     failed = failed or run(chosen, [sys.executable, *tests], cores)
     left_out = CORE_TYPES.keys() - {each.environ.get("OPENBLAS_CORETYPE") for each in known}
     if left_out:

@@ -1,7 +1,6 @@
 """Registers of matrix tiles (Intel AMX) in NumPy, called by compiled code in place of the instructions."""
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,17 +49,17 @@ class MatrixTiles:
         self._registers[register] = 0
 
     def _load(self, register: int, address: int, stride: int) -> None:
-        self._for_rows(address, stride, lambda row, memory: np.copyto(self._registers[register, row], memory))
+        np.copyto(self._registers[register], self._rows_at(address, stride))
 
     def _store(self, register: int, address: int, stride: int) -> None:
-        self._for_rows(address, stride, lambda row, memory: np.copyto(memory, self._registers[register, row]))
+        np.copyto(self._rows_at(address, stride), self._registers[register])
 
-    def _for_rows(self, address: int, stride: int, move: Callable[[int, Any], None]) -> None:
+    def _rows_at(self, address: int, stride: int) -> Any:
+        """Return the memory of all rows of a register, uint8 [rows, bytes]."""
         if not self.is_configured:
             self.errors.append("registers are used before they are configured")
-        for row in range(_ROWS):
-            memory = (ctypes.c_uint8 * _ROW_BYTES).from_address(address + stride * row)
-            move(row, np.ctypeslib.as_array(memory))
+        memory = (ctypes.c_uint8 * (stride * (_ROWS - 1) + _ROW_BYTES)).from_address(address)
+        return np.ndarray((_ROWS, _ROW_BYTES), np.uint8, memory, strides=(stride, 1))
 
     def _add_products(self, sums: int, rows: int, weights: int) -> None:
         own, *given = (self._registers[each] for each in (sums, rows, weights))

@@ -3,13 +3,12 @@
 import sys
 
 import pytest
-from hypothesis import settings
 
-from tests.support.cpus import ROOT, Variant, hogs, isa_files, pytest_configure, run, variants
+from tests.support.cpus import ROOT, Variant, hogs, isa_files, run, variants
 
 AVX2 = {"sse4_2", "avx2", "fma"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-OF_EVERY_CPU = ["one thread", "two threads", "busy cores"]
+OF_EVERY_CPU = ["two threads", "busy cores"]
 
 
 def names(flags: set[str], numpy_features: list[str]) -> list[str]:
@@ -25,7 +24,14 @@ def test_variants_of_newer_cpu_show_older_ones() -> None:
 
 def test_variants_of_older_cpu_need_its_instructions() -> None:
     assert names(AVX2, []) == ["OpenBLAS for Haswell", "OpenBLAS for Zen", "OpenBLAS for Nehalem", *OF_EVERY_CPU]
-    assert names(set(), []) == OF_EVERY_CPU
+    assert names(set(), []) == ["one thread", *OF_EVERY_CPU]
+
+
+@pytest.mark.parametrize("flags", [set(), AVX2, AVX512])
+def test_all_but_two_variants_take_one_thread(flags: set[str]) -> None:
+    threads = [each.environ["OMP_NUM_THREADS"] for each in variants(flags, [])]
+    assert set(threads[:-2]) == {"1"}
+    assert threads[-2:] == ["2", "2"]
 
 
 def test_isa_files_hold_the_marker() -> None:
@@ -48,13 +54,3 @@ def test_hogs_end_with_their_block() -> None:
     with hogs(2) as processes:
         assert [each.poll() for each in processes] == [None, None]
     assert None not in [each.poll() for each in processes]
-
-
-def test_properties_try_fewer_examples() -> None:
-    default = settings()
-    pytest_configure()
-    try:
-        assert settings().max_examples < default.max_examples
-        assert settings().derandomize
-    finally:
-        settings.load_profile("roundhouse")

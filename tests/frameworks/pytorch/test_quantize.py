@@ -17,8 +17,6 @@ from tests.support.alike import check_alike
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import save_classifier, save_embedder
 
-pytestmark = pytest.mark.isa
-
 
 def linear(bias: bool = True) -> torch.nn.Linear:
     torch.manual_seed(5)
@@ -29,6 +27,7 @@ def int8_of(layer: torch.nn.Linear, kernel: Int8Kernel) -> Int8Linear:
     return Int8Linear(layer.weight, layer.bias, kernel)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
 def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) -> None:
@@ -43,6 +42,7 @@ def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) 
     torch.testing.assert_close(int8_of(layer, kernel)(x).double(), expected, rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
 def test_int8_row_independent_of_neighbours(kernel: Int8Kernel) -> None:
     layer = linear()
@@ -52,12 +52,14 @@ def test_int8_row_independent_of_neighbours(kernel: Int8Kernel) -> None:
     torch.testing.assert_close(int8(x)[2], layer.bias)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_int8_output_keeps_input_dtype(dtype: torch.dtype) -> None:
     for kernel in exact_kernels():
         assert int8_of(linear().to(dtype), kernel)(torch.randn(2, 48, dtype=dtype)).dtype == dtype
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_int8_model_near_original_and_smaller(made_once: FolderMaker, tmp_path: Path, family: str) -> None:
     folder = made_once(save_embedder, family=family)
@@ -117,6 +119,7 @@ def test_device_without_int8_refused_with_remedy() -> None:
         check_bits_run_on("int8", Device("mps", 0, "Apple", 1, 1), Path("m"))
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_16_bit_cast_near_original(made_once: FolderMaker, dtype: str) -> None:
     folder = made_once(save_embedder)

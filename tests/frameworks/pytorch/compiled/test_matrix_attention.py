@@ -106,7 +106,8 @@ def test_row_with_larger_scores_leaves_others_alone(key: int) -> None:
     """A tile's rows get other references one by one."""
     text = with_larger_keys(Text(key - 20, 60, form(), IN_ROW), key, 64)
     found = text.whole()
-    assert torch.equal(torch.cat([text.found(row, 1) for row in range(60)]), found)
+    for row in range(0, 60, 7):
+        assert torch.equal(text.found(row, 1), found[row : row + 1]), row
 
 
 def test_numbers_behind_the_text_are_not_read() -> None:
