@@ -4,16 +4,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# oneDNN of torch and of others, torch's own kernels, MKL, FBGEMM, and Numba.
-_AVX2 = {
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "DNNL_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
-    "NUMBA_CPU_NAME": "x86-64-v3",
-    "NUMBA_CPU_FEATURES": "",  # else those of this CPU, with AVX-512's registers
-}
+from tests.support.cpus import OLDER_CPU
+
+# The libraries of tests, then MKL and FBGEMM.
+_AVX2 = {**OLDER_CPU, "MKL_ENABLE_INSTRUCTIONS": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 def is_masked() -> bool:
