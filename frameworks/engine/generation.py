@@ -17,6 +17,7 @@ from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.bad_words import TokenIds, bad_sequences
+from frameworks.generation.forced_tokens import NOT_FORCED
 from frameworks.generation.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
@@ -221,6 +222,8 @@ def _sequences(
     """
     stopping = request.stopping
     stop_token_ids = stopping.token_ids if stopping.ignore_eos else stopping.token_ids | spec.eos_token_ids
+    # A constraint, or a text that no end token ends, decides itself which tokens it has.
+    is_free = prepared.matcher is None and not stopping.ignore_eos
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
     for i, prompt_ids in enumerate(prepared.prompts):
@@ -241,6 +244,7 @@ def _sequences(
             prompt_logprobs=request.prompt_options.top_logprobs,
             adapter_id=adapter_id,
             bad_sequences=prepared.bad_sequences,
+            forced_tokens=spec.forced_tokens if is_free else NOT_FORCED,
         )
         sequences += [
             replace(

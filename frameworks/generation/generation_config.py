@@ -1,4 +1,4 @@
-"""Read the end-of-text tokens and default sampling of a generating model's files.
+"""Read the end-of-text tokens, forced tokens and default sampling of a generating model's files.
 
 Sources: Hugging Face `generation_config.json` and `config.json`.
 """
@@ -11,10 +11,14 @@ from typing import Any
 
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json, refuse_settings
+from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.types import Sampling
 
 _GENERATION_CONFIG = "generation_config.json"
+_CONFIG = "config.json"
 _EOS = "eos_token_id"
+# Names of the part of a config.json that describes the text model, as transformers looks for it.
+_TEXT_PARTS = ("decoder", "generator", "text_config")
 # Of settings that are not served, the values without effect. The manual lists every key: docs/model-files.md.
 _UNSERVED: dict[str, tuple[object, ...]] = {
     "bad_words_ids": ([],),
@@ -28,8 +32,6 @@ _UNSERVED: dict[str, tuple[object, ...]] = {
     "eta_cutoff": (0, 0.0),
     "exponential_decay_length_penalty": (),
     "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
     "guidance_scale": (1, 1.0),
     "max_time": (),
     "min_length": (0,),
@@ -51,27 +53,37 @@ _UNSERVED: dict[str, tuple[object, ...]] = {
 def eos_token_ids(folder: Path) -> frozenset[int]:
     """Return the tokens that end a text; empty if the files name none.
 
-    As transformers' own `generate`: generation_config.json decides, and config.json (or the part for its text model) if
-    the former names none. Raises InvalidModel for a value that is not a token id or a list of them.
+    generation_config.json decides, and config.json (or the part for its text model) if the former names none, as in
+    vLLM. Raises InvalidModel for a value that is not a token id or a list of them.
     """
-    config_file = folder / "config.json"
-    config = read_json(config_file)
-    parts = [(folder / _GENERATION_CONFIG, read_json(folder / _GENERATION_CONFIG)), (config_file, config)]
-    if isinstance(config.get("text_config"), dict):
-        parts.append((config_file, config["text_config"]))
-    for file, content in parts:
-        named = content.get(_EOS)
-        if named is None:
-            continue
-        ids = named if isinstance(named, list) else [named]
-        if not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
-            raise InvalidModel(f"{file}: {_EOS}: expected a token id or a list of token ids, got {_shown_value(named)}")
-        return frozenset(ids)
-    return frozenset()
+    file = folder / _GENERATION_CONFIG
+    ids = _token_ids(file, read_json(file), _EOS)
+    if ids is None:
+        ids = _token_ids(folder / _CONFIG, _settings_of_config(folder), _EOS)
+    return frozenset(ids or ())
+
+
+def forced_tokens(folder: Path, vocabulary_size: int) -> ForcedTokens:
+    """Return the tokens that are forced at the beginning and at the limit of a text.
+
+    Raises InvalidModel for a value that is not a token id below `vocabulary_size`, or a list of them.
+    """
+    file, settings = _settings(folder)
+    found = []
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        ids = _token_ids(file, settings, name) or ()
+        if any(token_id >= vocabulary_size for token_id in ids):
+            raise InvalidModel(
+                f"{file}: {name}: expected token ids below {vocabulary_size}, the size of the vocabulary, got "
+                f"{max(ids)}; correct or remove it"
+            )
+        found.append(ids)
+    return ForcedTokens(*found)
 
 
 def default_sampling(folder: Path) -> Sampling:
-    """Return the sampling for requests that set none, from the folder's generation_config.json.
+    """Return the sampling for requests that set none, from the folder's generation_config.json; without that file,
+    from its config.json.
 
     As vLLM's `--generation-config auto`: temperature, top_k, top_p, min_p and repetition_penalty apply as they stand,
     whatever `do_sample` says; absent ones are as in Sampling. So a file with `do_sample` false and no temperature does
@@ -79,8 +91,7 @@ def default_sampling(folder: Path) -> Sampling:
 
     Raises InvalidModel for a value of a wrong type or range, and for a setting that is not served.
     """
-    file = folder / _GENERATION_CONFIG
-    config = read_json(file)
+    file, config = _settings(folder)
     refuse_settings(file, config, _UNSERVED)
     values = {
         name: _read(file, name, config[name], rule)
@@ -88,6 +99,36 @@ def default_sampling(folder: Path) -> Sampling:
         if config.get(name) is not None
     }
     return Sampling(**values)
+
+
+def _settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the settings of generation and their file, as transformers' `from_pretrained` finds them.
+
+    Those of generation_config.json alone; only without that file those of config.json. Defaults of transformers' class
+    for config.json have no effect.
+    """
+    file = folder / _GENERATION_CONFIG
+    if file.is_file():
+        return file, read_json(file)
+    return folder / _CONFIG, _settings_of_config(folder)
+
+
+def _settings_of_config(folder: Path) -> dict[str, Any]:
+    """Return the keys of config.json, and for those without a value there the keys of the part for its text model."""
+    config = read_json(folder / _CONFIG)
+    part = next((config[name] for name in _TEXT_PARTS if config.get(name)), None)
+    own = {key: value for key, value in config.items() if value is not None}
+    return part | own if isinstance(part, dict) else own
+
+
+def _token_ids(file: Path, settings: dict[str, Any], name: str) -> tuple[int, ...] | None:
+    named = settings.get(name)
+    if named is None:
+        return None
+    ids = named if isinstance(named, list) else [named]
+    if not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
+        raise InvalidModel(f"{file}: {name}: expected a token id or a list of token ids, got {_shown_value(named)}")
+    return tuple(ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions, PromptScores
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.tenants import DEFAULT_TENANT, Tenant
@@ -150,7 +151,7 @@ class GenerationSpec:
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
     runs with transformers' own caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
     tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
-    template that requests may set.
+    template that requests may set. `forced_tokens`: of each text without a constraint.
     """
 
     max_context_tokens: int
@@ -164,6 +165,7 @@ class GenerationSpec:
     can_infill: bool = False
     adapters: tuple[AdapterSpec, ...] = ()
     template_variables: frozenset[str] = frozenset()
+    forced_tokens: ForcedTokens = NOT_FORCED
 
 
 class TokenMatcher(Protocol):
@@ -197,6 +199,7 @@ class SequenceRequest:
     the computed tokens. `is_seeded`: the caller chose the seed, so that it has to give the same text each time.
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
     `adapter_id`: the number of an adapter; 0 for the base. `bad_sequences`: the tokens of `sampling.bad_words`.
+    `forced_tokens`: are not sampled; empty with a matcher.
     """
 
     sequence_id: int
@@ -214,6 +217,7 @@ class SequenceRequest:
     adapter_id: int = 0
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     is_seeded: bool = True
+    forced_tokens: ForcedTokens = NOT_FORCED
 
     @property
     def cache_scope(self) -> str:

@@ -18,6 +18,7 @@ from frameworks.engine.process.plain import (
     tenant_to_plain,
 )
 from frameworks.engine.process.specs import spec_to_plain
+from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (
     Constraint,
@@ -279,7 +280,14 @@ specs: st.SearchStrategy[ModelSpec] = st.builds(
     sequence=st.none() | _sequences,
     quantization=st.none() | _reports,
     generation=st.none()
-    | st.builds(GenerationSpec, counts, counts, st.frozensets(token_ids, max_size=3), sampling=samplings),
+    | st.builds(
+        GenerationSpec,
+        counts,
+        counts,
+        st.frozensets(token_ids, max_size=3),
+        sampling=samplings,
+        forced_tokens=st.builds(ForcedTokens, last=st.tuples(token_ids)),
+    ),
 )
 
 plain_values: st.SearchStrategy[Any] = st.recursive(

@@ -316,16 +316,19 @@ class GeneratingModel:
         state = self._sequences[request.sequence_id][1]
         sequence.token_ids.append(chosen.token_id)
         is_stop = chosen.token_id in request.stop_token_ids
+        is_last = sequence.num_generated_tokens >= request.max_tokens
         finish: FinishReason | None = None
-        if is_stop:
+        if is_stop and not (is_last and chosen.is_forced):
             finish = "stop"
-        elif sequence.num_generated_tokens >= request.max_tokens:
+        elif is_last:
             finish = "length"
         else:
             state.accept(chosen.token_id)
         if finish is not None:
             self.abort(request.sequence_id)
-        return GeneratedToken(request.sequence_id, finish_reason=finish, is_text=not is_stop, **chosen._asdict())
+        return GeneratedToken(
+            request.sequence_id, chosen.token_id, finish, not is_stop, chosen.logprob, chosen.top_logprobs
+        )
 
     def _stats(self, parts: EngineParts) -> StepStats:
         scheduler, pool = parts.scheduler, parts.scheduler.pool

@@ -6,7 +6,7 @@ import structlog
 import torch
 
 from frameworks.errors import InvalidModel
-from frameworks.generation.generation_config import default_sampling, eos_token_ids
+from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
 from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.speculation.proposals import PromptLookup
 from frameworks.generation.speculation.speculator import Speculator
@@ -153,5 +153,6 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             unpaged_because=served.unpaged_because,
             can_infill=tokenizer.infill_tokens is not None,
             template_variables=frozenset() if template is None else template.variables,
+            forced_tokens=forced_tokens(folder, vocabulary_size),
         ),
     )

@@ -27,18 +27,19 @@ from frameworks.pytorch.openmp import single_threaded
 
 
 class Sampled(NamedTuple):
-    """A token with the log probabilities of GeneratedToken."""
+    """A token with the log probabilities of GeneratedToken. `is_forced`: another one would have been sampled."""
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    is_forced: bool = False
 
 
 class Sampler:
     """The sampler of one model, used by one thread. It holds buffers for the rows of its largest batch.
 
     Order of work: constraint; repetition, frequency and presence penalty, logit_bias, bad words; temperature; top_k,
-    top_p and min_p; the draw.
+    top_p and min_p; the draw; the forced token in its place.
     """
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
@@ -81,6 +82,7 @@ class Sampler:
             if redrawn:
                 token_ids = self._redraw(values, maxima, token_ids, states, redrawn)
             results = self._results(states, token_ids, maxima)
+            token_ids = _force(results, token_ids, states)
             self._add_logprobs(results, logits, token_ids, states)
         for row, failure in failures.items():
             results[row] = failure
@@ -223,7 +225,28 @@ class Sampler:
             logits.index_select(0, index).float(), chosen, [top for _, top in asked], self._workspace
         )
         for (row, _), token_id, of_row in zip(asked, chosen.tolist(), found, strict=True):
-            results[row] = Sampled(token_id, of_row.logprob, of_row.top)
+            before = results[row]
+            assert isinstance(before, Sampled)
+            results[row] = Sampled(token_id, of_row.logprob, of_row.top, before.is_forced)
+
+
+def _force(
+    results: list[Sampled | RoundhouseError], token_ids: torch.Tensor, states: Sequence[SamplingState]
+) -> torch.Tensor:
+    """Put forced tokens in the place of sampled ones. Return `token_ids`, int64 [rows], with them."""
+    forced: dict[int, int] = {}
+    for row, state in enumerate(states):
+        if not state.forces_tokens:
+            continue
+        ids, result = state.forced_ids, results[row]
+        if ids and isinstance(result, Sampled):
+            # transformers gives all of them one logit: the first is the greedy one, and each is drawn as often.
+            token_id = min(ids) if state.is_greedy else ids[int(state.uniform * len(ids))]
+            results[row], forced[row] = Sampled(token_id, is_forced=result.token_id not in ids), token_id
+    if not forced:
+        return token_ids
+    rows, values = (torch.tensor(list(each), device=token_ids.device) for each in (forced, forced.values()))
+    return token_ids.index_copy(0, rows, values)
 
 
 def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:

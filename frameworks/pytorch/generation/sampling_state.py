@@ -43,6 +43,10 @@ class SamplingState:
         """Whether top_k, top_p or min_p remove candidates."""
         self._min_tokens = request.min_tokens
         self._stop_token_ids = request.stop_token_ids
+        self._forced_tokens = request.forced_tokens
+        self.forces_tokens = bool(request.forced_tokens)
+        """Whether `forced_ids` are ever not empty."""
+        self._num_prompt_tokens, self._max_tokens = len(request.prompt_ids), request.max_tokens
         # With a constraint, the constraint also decides whether anything but an end token is allowed.
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
         changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
@@ -56,8 +60,14 @@ class SamplingState:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the next token is that of the highest unchanged logit, without log probabilities."""
-        return self.is_greedy and self.matcher is None and self.logit_processor is None and self.top_logprobs is None
+        """Whether each token is that of the highest unchanged logit, without log probabilities."""
+        is_changed = self.matcher is not None or self.logit_processor is not None or self.forces_tokens
+        return self.is_greedy and not is_changed and self.top_logprobs is None
+
+    @property
+    def forced_ids(self) -> tuple[int, ...]:
+        """The tokens of which the next one has to be one; empty: it is sampled."""
+        return self._forced_tokens.of_token(self.num_generated, self._num_prompt_tokens, self._max_tokens)
 
     @property
     def suppressed_ids(self) -> frozenset[int]:

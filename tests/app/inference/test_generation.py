@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frameworks.errors import InvalidInput
+from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.types import (
     Choice,
@@ -131,6 +132,20 @@ async def test_sequence_has_stopping_of_request() -> None:
         first, second = harness.models[0].given
         assert [sorted(each.stop_token_ids) for each in (first, second)] == [[0, 7], [7]]
         assert (first.min_tokens, first.max_tokens) == (2, 3)
+
+
+@in_loop
+async def test_sequence_has_forced_tokens_of_model() -> None:
+    """Unless a constraint decides which tokens it has, or no end token ends it."""
+    forced = ForcedTokens(last=(7,))
+    async with generating() as harness:
+        model = harness.models[0]
+        assert model.spec.generation is not None
+        model.spec = replace(model.spec, generation=replace(model.spec.generation, forced_tokens=forced))
+        await harness.collect(generate_request("abc"))
+        await harness.collect(GenerateRequest(("abc",), stopping=Stopping(3, ignore_eos=True)))
+        await harness.collect(GenerateRequest(("abc",), stopping=Stopping(3), constraint=Constraint("choice", '["a"]')))
+        assert [each.forced_tokens for each in model.given] == [forced, NOT_FORCED, NOT_FORCED]
 
 
 @in_loop

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frameworks.errors import InvalidModel
-from frameworks.generation.generation_config import default_sampling, eos_token_ids
+from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
+from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
 from frameworks.generation.types import Sampling
 from tests.support.models.text_files import write_json
 
@@ -39,6 +40,7 @@ class TestEndOfText:
             (None, {"eos_token_id": None, "text_config": {"eos_token_id": 5}}, {5}),
             (None, {"eos_token_id": 4, "text_config": {"eos_token_id": 5}}, {4}),
             (None, {"text_config": "none"}, set()),
+            (None, {"decoder": {"eos_token_id": 6}, "text_config": {"eos_token_id": 5}}, {6}),
             ({"eos_token_id": []}, {"eos_token_id": 1}, set()),
             (None, None, set()),
         ],
@@ -93,6 +95,62 @@ class TestSampling:
     def test_file_without_object_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match=r"generation_config\.json: not a JSON object"):
             default_sampling(folder_with(tmp_path, [1]))
+
+
+class TestSettingsOfConfig:
+    """Without generation_config.json transformers takes the settings of config.json."""
+
+    @pytest.mark.parametrize(
+        ("generation_config", "config"),
+        [
+            (None, {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.5, "forced_eos_token_id": 3}),
+            (None, {"temperature": None, "decoder": {"temperature": 0.5, "forced_bos_token_id": 4}}),
+            (None, {"top_k": 7, "text_config": {"top_k": 9, "min_p": 0.1}, "forced_eos_token_id": [3, 4]}),
+            ({}, {"temperature": 0.5, "forced_eos_token_id": 3, "num_beams": 4}),
+            ({"top_p": 0.5}, {"temperature": 0.5, "min_length": 5}),
+            (None, {"model_type": "bart"}),
+        ],
+    )
+    def test_settings_match_transformers(self, tmp_path: Path, generation_config: object, config: object) -> None:
+        from transformers import GenerationConfig
+
+        folder = folder_with(tmp_path, generation_config, config)
+        name = "config.json" if generation_config is None else "generation_config.json"
+        theirs = GenerationConfig.from_pretrained(
+            folder, config_file_name=name, _from_model_config=generation_config is None
+        )
+        ours, none = default_sampling(folder), Sampling()
+        for key in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            expected = getattr(theirs, key)
+            assert getattr(ours, key) == (getattr(none, key) if expected is None else expected)
+        forced = [theirs.forced_bos_token_id, theirs.forced_eos_token_id]
+        assert forced_tokens(folder, 10) == ForcedTokens(
+            *(tuple(each) if isinstance(each, list) else () if each is None else (each,) for each in forced)
+        )
+
+    def test_unserved_setting_is_refused_by_name(self, tmp_path: Path) -> None:
+        config = {"num_beams": 4}
+        with pytest.raises(InvalidModel, match=r"/config\.json: num_beams: expected 1, got 4"):
+            default_sampling(folder_with(tmp_path, None, config))
+        assert default_sampling(folder_with(tmp_path, {}, config)) == Sampling()
+
+
+class TestForcedTokens:
+    def test_absent_ids_force_nothing(self, tmp_path: Path) -> None:
+        assert forced_tokens(folder_with(tmp_path, {"forced_eos_token_id": None}), 10) == NOT_FORCED
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("2", "a token id or a list of token ids, got '2'$"),
+            ([True], r"a token id or a list of token ids, got \[True\]$"),
+            (10, "token ids below 10, the size of the vocabulary, got 10; correct or remove it"),
+        ],
+    )
+    @pytest.mark.parametrize("key", ["forced_bos_token_id", "forced_eos_token_id"])
+    def test_invalid_forced_token_refused(self, tmp_path: Path, key: str, value: object, expected: str) -> None:
+        with pytest.raises(InvalidModel, match=rf"/generation_config\.json: {key}: expected {expected}"):
+            forced_tokens(folder_with(tmp_path, {key: value}), 10)
 
 
 @given(file=st.sampled_from(["generation_config.json", "config.json"]), key=st.sampled_from(KEYS), value=junk)
