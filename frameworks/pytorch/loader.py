@@ -1,6 +1,7 @@
 """Load a transformers model from its folder onto a device, and check that no weight is missing."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from frameworks.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.files import read_json
 from frameworks.pytorch import kernels
 from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
+from frameworks.pytorch.weights import read_weight_files
 
 skip_initialization_without_memory()
 transformers.logging.set_verbosity_error()
@@ -34,6 +36,8 @@ transformers.logging.disable_progress_bar()
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+# Older files have these numbers, which transformers computes and does not read.
+_POSITIONS = r"(^|\.)position_ids$"
 
 
 def page_in_kernels(device: Device) -> None:
@@ -130,6 +134,7 @@ def _loaded(
                 f"{folder}: expected weights of the shapes in config.json, got other shapes for "
                 f"{sorted(map(str, mismatched))[:5]}"
             )
+        _check_dtypes(folder, model, info["unexpected_keys"])
         return model.eval().requires_grad_(False).to(device.id), list(info["missing_keys"])
     except torch.OutOfMemoryError as error:
         what = f"the weights do not fit on {device.id}"
@@ -141,6 +146,30 @@ def _loaded(
         raise InvalidModel(
             f"{folder}: transformers cannot load it: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str]) -> None:
+    """Raise InvalidModel for a weight that is not stored as floating point: transformers would cast it.
+
+    `unexpected`: tensors of the files that the model does not read. Buffers of integers and quantised weights have
+    such dtypes.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return
+    integers = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
+    unread = [*unexpected, *integers]
+    patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), _POSITIONS]
+    for name, (file, dtype) in read_weight_files(folder).others.items():
+        if not (any(_is_same(name, each) for each in unread) or any(re.search(each, name) for each in patterns)):
+            raise InvalidModel(
+                f"{file}: {name}: expected a weight of floating point (F32, F16, BF16), got {dtype}; save the weights "
+                "as floating point"
+            )
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Whether both are the name of one tensor: the prefix of a model within another one may be absent."""
+    return name == other or name.endswith(f".{other}") or other.endswith(f".{name}")
 
 
 def _check_nothing_missing(folder: Path, model: torch.nn.Module, missing: list[str]) -> None:

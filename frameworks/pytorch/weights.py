@@ -11,13 +11,14 @@ from safetensors import SafetensorError, safe_open
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json
 
+_FLOATING_POINT = ("F", "BF")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Contents of the headers. `dtype`: safetensors' name (`F32`, `BF16`, …) of most elements. `counts`: elements of
-    each dtype.
+    each dtype. `others`: file and dtype of each tensor that is no floating point.
     """
 
     files: tuple[Path, ...]
@@ -26,6 +27,7 @@ class WeightFiles:
     dtype: str
     names: frozenset[str]
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    others: Mapping[str, tuple[Path, str]] = field(default_factory=dict, hash=False)
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
@@ -36,13 +38,17 @@ def read_weight_files(folder: Path) -> WeightFiles:
     files = _find(folder)
     names: set[str] = set()
     elements: Counter[str] = Counter()
+    others: dict[str, tuple[Path, str]] = {}
     for file in files:
         try:
             with safe_open(str(file), framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping
                     part = tensors.get_slice(name)
-                    elements[str(part.get_dtype())] += prod(part.get_shape())
+                    dtype = str(part.get_dtype())
+                    elements[dtype] += prod(part.get_shape())
                     names.add(name)
+                    if not dtype.startswith(_FLOATING_POINT):
+                        others[name] = file, dtype
         except (SafetensorError, OSError, ValueError) as error:
             raise InvalidModel(
                 f"{file}: not a readable safetensors file ({error}); check that the copy is complete"
@@ -56,6 +62,7 @@ def read_weight_files(folder: Path) -> WeightFiles:
         dtype=elements.most_common(1)[0][0],
         names=frozenset(names),
         counts=dict(elements),
+        others=others,
     )
 
 

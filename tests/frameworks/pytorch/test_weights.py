@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.weights import read_weight_files
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.models.loading import load_torch
+from tests.frameworks.models.loading import load_torch, load_torch_model
+from tests.frameworks.pytorch.generation.generating import load_generating
+from tests.support.models.causal_folders import save_causal_model
 from tests.support.models.text_files import change_json, write_json
-from tests.support.models.torch_folders import save_embedder
+from tests.support.models.torch_folders import rewrite_weights, save_classifier, save_embedder
+from tests.support.models.vision_folders import save_image_classifier
 
 INDEX = "model.safetensors.index.json"
 
@@ -183,6 +186,61 @@ class TestIndexThatLies:
         one = max(weight_map.values())
         change_json(sharded / INDEX, weight_map={name: shard for name, shard in weight_map.items() if shard != one})
         assert "missing weights of BertModel" in refusal(sharded)
+
+
+def _retype(folder: Path, part: str, dtype: torch.dtype) -> str:
+    """Store the first weight whose name has the part in this dtype; return its name."""
+    tensors = load_file(folder / "model.safetensors")
+    name = min(name for name in tensors if part in name)
+    save_file(tensors | {name: tensors[name].to(dtype)}, folder / "model.safetensors", metadata={"format": "pt"})
+    return name
+
+
+class TestIntegers:
+    """transformers casts a weight of integers to the dtype of the model."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "name"), [(torch.int32, "I32"), (torch.int64, "I64"), (torch.bool, "BOOL"), (torch.uint8, "U8")]
+    )
+    def test_weight_of_integers_is_refused(self, copied: FolderMaker, dtype: torch.dtype, name: str) -> None:
+        folder = copied(save_embedder)
+        weight = _retype(folder, "query.weight", dtype)
+        expected = f"{weight}: expected a weight of floating point (F32, F16, BF16), got {name}; save the weights"
+        assert f"{folder / 'model.safetensors'}: {expected}" in refusal(folder)
+
+    @pytest.mark.parametrize(
+        ("save", "options", "part", "load"),
+        [
+            (save_classifier, {}, "classifier.bias", load_torch),
+            (save_causal_model, {}, "embed_tokens", load_generating),
+            (save_causal_model, {"model_type": "mixtral"}, "expert", load_generating),
+            (save_image_classifier, {"family": "resnet"}, "running_mean", load_torch_model),
+        ],
+        ids=["ranker", "generating", "experts", "images"],
+    )
+    def test_every_kind_of_model_refuses_integers(
+        self,
+        copied: FolderMaker,
+        save: Callable[..., Any],
+        options: dict[str, Any],
+        part: str,
+        load: Callable[[Path], Any],
+    ) -> None:
+        folder = copied(save, **options)
+        weight = _retype(folder, part, torch.int32)
+        assert f"{weight}: expected a weight of floating point" in refusal(folder, load)
+
+    def test_integers_without_effect_are_served(self, copied: FolderMaker) -> None:
+        """Positions of older files, and tensors that the model does not read."""
+        folder = copied(save_embedder)
+        names = ("embeddings__position_ids", "bert__other", "cls__bias")
+        rewrite_weights(folder, **{name: torch.arange(40)[None] for name in names})
+        assert load_torch(folder).spec.task == "embed"
+
+    def test_counts_of_normalisation_are_served(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_image_classifier, family="resnet")
+        assert "num_batches_tracked" in str(list(read_weight_files(folder).others))
+        assert load_torch_model(folder).spec.task == "classify"
 
 
 class _Writes:

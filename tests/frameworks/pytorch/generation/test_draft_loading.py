@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
@@ -23,7 +24,7 @@ from tests.support.fake_probe import GIB
 from tests.support.gguf_files import save_gguf
 from tests.support.models.causal_folders import byte_tokenizer, save_causal_model
 from tests.support.models.text_files import change_json
-from tests.support.models.torch_folders import save_classifier
+from tests.support.models.torch_folders import rewrite_weights, save_classifier
 
 PROMPT = [ord(each) for each in "engines wait for steam"]
 HOST = Device("cpu", 0, "cpu", 0, 0)
@@ -117,6 +118,12 @@ def test_other_numbers_of_tokens_are_refused(folder: Path, tmp_path: Path) -> No
     tokenizer = other / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace('"a"', '"?a"').replace('"b"', '"a"').replace('"?a"', '"b"'))
     assert "expected the 257 tokens of the model, got 257 tokens with other numbers" in refusal(folder, other)
+
+
+def test_draft_model_of_integers_is_refused(folder: Path, tmp_path: Path) -> None:
+    draft = save_causal_model(tmp_path, num_hidden_layers=1)
+    rewrite_weights(draft, model__norm__weight=torch.ones(64, dtype=torch.int64))
+    assert "model.norm.weight: expected a weight of floating point (F32, F16, BF16), got I64" in refusal(folder, draft)
 
 
 def test_unfit_draft_models_are_refused(folder: Path, small: Path, tmp_path: Path) -> None:
