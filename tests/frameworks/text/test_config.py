@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json
-from frameworks.text.config import read_text_config, transformer_folder
+from frameworks.text.config import Pooling, read_text_config, transformer_folder
 from tests.support.models.text_files import change_json, write_json, write_sentence_transformers
 
 Read = Callable[..., Any]
@@ -282,10 +283,21 @@ class TestLabels:
             assert config_of(architectures=[architecture]).classifies is classifies
         assert not config_of().classifies
 
-    @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "Reader"])
-    def test_class_of_other_task_has_none(self, config_of: Read, head: str) -> None:
-        assert not config_of(architectures=[f"Bert{head}"]).has_task
-        assert not config_of(architectures=["GPT2DoubleHeadsModel"]).has_task
+    @pytest.mark.parametrize("pooling", [None, "mean"])
+    @pytest.mark.parametrize(
+        "architecture",
+        [
+            "BertForTokenClassification", "BertForQuestionAnswering", "XLNetForQuestionAnsweringSimple",
+            "BertForMultipleChoice", "BertForNextSentencePrediction", "DPRReader", "GPT2DoubleHeadsModel",
+        ],
+    )  # fmt: skip
+    def test_class_of_other_task_has_none(self, config_of: Read, architecture: str, pooling: Pooling | None) -> None:
+        assert not replace(config_of(architectures=[architecture]), pooling=pooling).has_task
+
+    def test_unknown_class_with_pooling_embeds(self, config_of: Read) -> None:
+        config = config_of(architectures=["BertForCL"])
+        assert not config.has_task
+        assert replace(config, pooling="mean").has_task
 
     @pytest.mark.parametrize(
         "architecture",
