@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from frameworks.collections.contract import NamedCollections
 from frameworks.cpus import usable_cpus
-from frameworks.errors import EvictionNeeded, InvalidModel
+from frameworks.errors import EvictionNeeded, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.subrequests import SubRequests
-from frameworks.models.version import ModelVersion
+from frameworks.models.version import ModelState, ModelVersion
 from frameworks.pipeline_settings import FRAMEWORK, PipelineModelEntry
 from frameworks.pipelines.checker import check_pipeline
 from frameworks.pipelines.engine import PipelineEngine
@@ -53,14 +53,30 @@ class PipelineLoader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_at_start(self, version: ModelVersion) -> None:
-        """Raise EvictionNeeded where a model of a pipeline is loaded by its first request: so is the pipeline."""
+        """Check that a pipeline can be loaded at the start without a load of its models.
+
+        Raises EvictionNeeded where a model is loaded by its first request: so is the pipeline. Raises ModelFailed or
+        OutOfMemory where a model failed to load, also if its next load is due: that load might evict others.
+        """
         entry, slots = version.model.entry, self._models.slots_by_name
         assert isinstance(entry, PipelineModelEntry)
         for step in entry.pipeline.steps:
-            if step.model is not None and step.model in slots and _is_lazy(slots[step.model]):
-                raise EvictionNeeded(
-                    f'step "{step.name}": its model is loaded by the first request, and the pipeline too'
-                )
+            if step.model is None or step.model not in slots:
+                continue
+            slot, name = slots[step.model], f'step "{step.name}"'
+            failure = _load_failure(slot.default_version)
+            if failure is not None:
+                raise self._parts.named(failure, step.model, name)
+            if _is_lazy(slot):
+                raise EvictionNeeded(f"{name}: its model is loaded by the first request, and the pipeline too")
+
+
+def _load_failure(version: ModelVersion) -> RoundhouseError | None:
+    """Return the error of a version that failed to load; None for another version."""
+    if version.phase is not ModelState.FAILED or version.failure is None:
+        return None
+    is_memory = isinstance(version.failure, OutOfMemory)
+    return version.failure if is_memory else ModelFailed.because(f"{version} failed to load", version.failure)
 
 
 def _is_lazy(slot: ModelSlot) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -107,11 +107,13 @@ class ModelResidency:
     async def load(self, version: ModelVersion, *, may_evict: bool = True, keep: ModelVersion | None = None) -> None:
         """Load a version by an operator's command; return when it is ready. `keep`: a version not to be evicted.
 
-        It goes before the loads for requests, also where it joins one.
+        It goes before the loads for requests, also where it joins one. The models of a pipeline are loaded as for a
+        request.
 
         Raises InvalidModel, OutOfMemory, Draining; EvictionNeeded where it must evict and may not.
         """
-        with self.ledger.ordered(version):
+        # The load of a pipeline reserves no memory. It waits for the loads of its models, which must not wait for it.
+        with nullcontext() if version.model.framework == FRAMEWORK else self.ledger.ordered(version):
             while not version.is_ready:
                 try:
                     await self._join_load(version, LoadOptions(may_evict, keep))

@@ -78,7 +78,7 @@ class SubRequests:
         try:
             return compute(make(spec), whole.timings, whole.permit.tenant)
         except RoundhouseError as error:
-            raise self._named(error, name, step) from error
+            raise self.named(error, name, step) from error
 
     async def answer(
         self, whole: Run, name: str, make: MakeRequest, step: str, timings: Timings | None = None
@@ -110,7 +110,7 @@ class SubRequests:
             finally:
                 permit.release()
         except RoundhouseError as error:
-            raise self._named(error, name, step) from error
+            raise self.named(error, name, step) from error
 
     async def spec(self, name: str, step: str) -> ModelSpec:
         """Return the spec of a model; load it first. As `answer`, for no request."""
@@ -119,7 +119,7 @@ class SubRequests:
             _, spec = await self._acquire(name, permit)
             return spec
         except RoundhouseError as error:
-            raise self._named(error, name, step) from error
+            raise self.named(error, name, step) from error
         finally:
             permit.release()
 
@@ -151,7 +151,8 @@ class SubRequests:
             permit.release_version()
             version = None
 
-    def _named(self, error: RoundhouseError, name: str, step: str) -> RoundhouseError:
+    def named(self, error: RoundhouseError, name: str, step: str) -> RoundhouseError:
+        """Return the error of a model for the sender of the whole request: with the step, without the model."""
         slot = self._models.slots_by_name.get(name)
         return _named(error, (name,) if slot is None else (slot.name, name), step)
 
