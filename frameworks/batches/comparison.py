@@ -87,9 +87,12 @@ def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
     return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
 
 
-def text_tolerance(spec: ModelSpec) -> Tolerance:
-    """Return how far the rows of texts may be off, relative to the largest number of each."""
-    relative = _QUANTIZED[2] if spec.quantization is not None else _COARSE.get(spec.dtype, _FINE)[0]
+def text_tolerance(spec: ModelSpec, is_quantized: bool = False) -> Tolerance:
+    """Return how far the rows of texts may be off, relative to the largest number of each.
+
+    `is_quantized`: whether the model's own files quantise it.
+    """
+    relative = _QUANTIZED[2] if is_quantized or spec.quantization is not None else _COARSE.get(spec.dtype, _FINE)[0]
     return (0, 0, relative)
 
 

@@ -4,26 +4,41 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frameworks.batches.comparison import is_close, text_tolerance
-from frameworks.types import Array, ModelSpec, TokenBatch
+from frameworks.batches.comparison import Tolerance, is_close
+from frameworks.types import Array, TokenBatch
 
 TRIAL_TEXTS = ("warm up", "warm up , and warm up once more with a longer text that needs no padding")
 
 Run = Callable[[TokenBatch], Array]
 
 
-def try_text_padding(spec: ModelSpec, token_ids: list[list[int]], run: Run) -> str | None:
+class TextPadding:
+    """The padding of a model's texts, and one trial of it for all instances, which compute the same rows."""
+
+    def __init__(self, pad_token_id: int | None) -> None:
+        """`pad_token_id`: None where each text runs alone."""
+        self.pad_token_id = pad_token_id
+        self._findings: list[str | None] = []
+
+    def reason_not_shared(self, token_ids: list[list[int]], run: Run, tolerance: Tolerance) -> str | None:
+        """Return the finding of the first call, as `try_text_padding`."""
+        if not self._findings:
+            self._findings.append(try_text_padding(token_ids, run, tolerance))
+        return self._findings[0]
+
+
+def try_text_padding(token_ids: list[list[int]], run: Run, tolerance: Tolerance) -> str | None:
     """Return None if a padded text gets the same row as alone; else why only texts of one length share a run.
 
     `token_ids`: of two texts of different lengths. `run`: pads the texts of a batch and returns a row for each.
-    Raises what `run` raises.
+    `tolerance`: how far two rows of one text may be off. Raises what `run` raises.
     """
-    apart = np.concatenate([run(TokenBatch([ids])) for ids in token_ids])
-    for order in ([0, 1], [1, 0]):
-        together = run(TokenBatch([token_ids[i] for i in order]))
-        for got, alone in zip(together, apart[order], strict=True):
-            if not is_close(got, alone, text_tolerance(spec)):
-                return "the row of a padded text differs from its single run"
+    # The longer text first: a model that pads or masks all rows as the first one, or as the last, changes a row.
+    ordered = sorted(token_ids, key=len, reverse=True)
+    together = run(TokenBatch(ordered))
+    for ids, got in zip(ordered, together, strict=True):
+        if not is_close(got, run(TokenBatch([ids]))[0], tolerance):
+            return "the row of a padded text differs from its single run"
     return None
 
 

@@ -49,6 +49,8 @@ _POSITIONS_OF_VALUES: dict[str, tuple[int, ...]] = {
     "Slice": (1, 2, 3, 4),
 }
 """Inputs of ONNX operators that refuse some values, like 0: sizes, axes, steps, divisors."""
+_ROUNDING_NAMES = ("Quantize", "QLinear", "Integer")
+"""Parts of the names of operators that round activations to integers. DequantizeLinear rounds nothing."""
 _AXIS = b"\x0a\x04axis\x18"
 """Beginning of an attribute `axis` that is an integer; the integer follows."""
 _ACTIVATIONS = ("Softmax", "Sigmoid")
@@ -91,6 +93,11 @@ class GraphSummary:
         """Whether the shapes of its inputs decide how long a run takes. Unknown operators may do anything."""
         known = not any("." in operator for operator in self.operators)
         return bool(self.operators) and known and self.operators.isdisjoint(_WORK_DEPENDS_ON_VALUES)
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether activations are rounded to integers, so that the rows of a batch may change each other's steps."""
+        return any(part in operator for operator in self.operators for part in _ROUNDING_NAMES)
 
 
 def read_graph_summary(file: Path) -> GraphSummary:

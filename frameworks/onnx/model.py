@@ -102,6 +102,7 @@ class OnnxModel:
         if arrays is not None and not self._needs_ort_values:
             self._binding = OutputBinding(session, outputs, arrays)
         self._check_input_shape()
+        self.rounds_activations = summary is not None and summary.rounds_activations
         self._uses = {} if summary is None else summary.value_uses
         self._examples = ExampleValues(session, self.spec, entry.input_shape, self._uses)
 

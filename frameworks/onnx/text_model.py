@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.batches.comparison import text_tolerance
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
+from frameworks.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.onnx.model import OnnxModel
 from frameworks.runtime import BatchModel
 from frameworks.text.config import TextConfig, read_text_config
@@ -62,8 +64,9 @@ def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
             architecture=config.architecture,
         )
         return [*instances]
-    first = OnnxTextModel(instances[0], folder, config, head)
-    return [first, *(OnnxTextModel(other, folder, config, head, first.tokenizer) for other in instances[1:])]
+    padding = TextPadding(config.pad_token_id)
+    first = OnnxTextModel(instances[0], folder, config, head, padding)
+    return [first, *(OnnxTextModel(other, folder, config, head, padding, first.tokenizer) for other in instances[1:])]
 
 
 class OnnxTextModel:
@@ -77,13 +80,17 @@ class OnnxTextModel:
         folder: Path,
         config: TextConfig,
         head: _Head,
+        padding: TextPadding,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """`tokenizer`: of another instance of the same model. Raises InvalidModel if it cannot be read."""
+        """`padding`: of all instances of the model. `tokenizer`: of another instance.
+
+        Raises InvalidModel if the tokenizer cannot be read.
+        """
         self._model = model
+        self._padding = padding
         self._head = head
         self._pooling = config.pooling or "mean"
-        self._pad_token_id = config.pad_token_id
         ids_shape = model.spec.inputs_by_name["input_ids"].shape or (-1, -1)
         # A graph with fixed sizes runs only at them: texts are padded, batches are filled.
         self._fixed_rows, self._fixed_length = (size if size > 0 else None for size in ids_shape)
@@ -114,12 +121,13 @@ class OnnxTextModel:
         """As BatchModel.infer."""
         if isinstance(batch, TensorBatch):
             return self._model.infer(batch)
-        rows_per_run = self._fixed_rows or max(1, batch.rows)
-        parts = [self._run(batch.part(start, rows_per_run)) for start in range(0, max(1, batch.rows), rows_per_run)]
-        return {TEXT_OUTPUT: np.concatenate(parts) if len(parts) > 1 else parts[0]}
+        assert self.spec.text is not None
+        if self.spec.text.unpadded_because is None:
+            return {TEXT_OUTPUT: self._rows_of(batch)}
+        return {TEXT_OUTPUT: run_by_length(batch, self._rows_of)}
 
     def warm_up(self) -> None:
-        """Run an empty text and a longer one, which includes padding.
+        """Run an empty text and a longer one, which includes padding, and try whether padding changes a text.
 
         Raises InvalidModel, OutOfMemory.
         """
@@ -131,6 +139,7 @@ class OnnxTextModel:
         except Exception as error:
             raise InvalidModel(f"the graph does not run on text: {error}") from error
 
+        self._try_padding(self.tokenizer)
         self._model.warm_up()
         raw = self._model.spec
         self.spec = replace(
@@ -146,6 +155,29 @@ class OnnxTextModel:
 
     def close(self) -> None:
         self._model.close()
+
+    def _try_padding(self, tokenizer: TextTokenizer) -> None:
+        if self._fixed_length or self._fixed_rows == 1:
+            # The padding of a text does not depend on those beside it.
+            return
+        token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
+        tolerance = text_tolerance(self._model.spec, self._model.rounds_activations)
+        try:
+            because = self._padding.reason_not_shared(token_ids, self._rows_of, tolerance)
+        except OutOfMemory:
+            raise
+        except RoundhouseError as error:
+            because = f"a trial with a padded text failed: {error.public}"
+        assert self.spec.text is not None
+        self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
+        if because is not None:
+            log.warning("texts of different lengths are not batched together", reason=because)
+
+    def _rows_of(self, batch: TokenBatch) -> Array:
+        """Run as many texts at a time as the graph reads; return a row for each."""
+        rows_per_run = self._fixed_rows or max(1, batch.rows)
+        parts = [self._run(batch.part(start, rows_per_run)) for start in range(0, max(1, batch.rows), rows_per_run)]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _run(self, batch: TokenBatch) -> Array:
         tokens = self._padded(batch)
@@ -163,7 +195,7 @@ class OnnxTextModel:
         """Pad to the size that the graph needs."""
         missing: list[list[int]] = [[]] * ((self._fixed_rows or batch.rows) - batch.rows)
         token_ids, types = batch.token_ids + missing, batch.token_type_ids
-        return pad(token_ids, self._pad_token_id, self._fixed_length or 0, token_type_ids=types)
+        return pad(token_ids, self._padding.pad_token_id or 0, self._fixed_length or 0, token_type_ids=types)
 
     def _feeds(self, tokens: PaddedTokens) -> dict[str, Value]:
         feeds: dict[str, Value] = {}

@@ -9,7 +9,8 @@ import numpy as np
 import structlog
 import torch
 
-from frameworks.batches.text_padding import TRIAL_TEXTS, run_by_length, try_text_padding
+from frameworks.batches.comparison import text_tolerance
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
@@ -40,16 +41,16 @@ class EncoderModel(DeviceModel):
         tokenizer: TextTokenizer,
         spec: ModelSpec,
         pooling: TorchPooling,
-        pad_token_id: int | None,
+        padding: TextPadding,
         intra_op_threads: int,
         pool: TensorPool | None = None,
     ) -> None:
-        """`pad_token_id`: None where each text is to run alone. `intra_op_threads`: CPU threads of one run. `pool`: of
-        the pinned memory through which tokens reach a GPU.
+        """`padding`: of all instances of the model. `intra_op_threads`: CPU threads of one run. `pool`: of the pinned
+        memory through which tokens reach a GPU.
         """
         super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._pooling = pooling
-        self._pad_token_id = pad_token_id
+        self._padding = padding
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
@@ -82,7 +83,7 @@ class EncoderModel(DeviceModel):
             log.warning("texts of different lengths are not batched together", reason=because)
 
     def _reason_not_padded(self, tokenizer: TextTokenizer) -> str | None:
-        if self._pad_token_id is None:
+        if self._padding.pad_token_id is None:
             return "the model has no padding token; each text runs alone"
 
         def run(batch: TokenBatch) -> Array:
@@ -92,10 +93,11 @@ class EncoderModel(DeviceModel):
             assert isinstance(rows, np.ndarray)
             return rows
 
-        return try_text_padding(self.spec, tokenizer.tokenize([*TRIAL_TEXTS], truncate=True), run)
+        token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
+        return self._padding.reason_not_shared(token_ids, run, text_tolerance(self.spec))
 
     def _rows_of(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
-        if self._pad_token_id is None and batch.rows > 1:
+        if self._padding.pad_token_id is None and batch.rows > 1:
             return np.concatenate([self._run(model, batch.part(at, 1)) for at in range(batch.rows)])
         assert self.spec.text is not None
         if self.spec.text.unpadded_because is None:
@@ -106,7 +108,7 @@ class EncoderModel(DeviceModel):
         # The copies from pinned memory are complete when the result arrives.
         with pinned_arrays(self._pool) as empty:
             types = batch.token_type_ids if self._reads_token_types else None
-            tokens = pad(batch.token_ids, self._pad_token_id or 0, empty=empty, token_type_ids=types)
+            tokens = pad(batch.token_ids, self._padding.pad_token_id or 0, empty=empty, token_type_ids=types)
             return self._computed(model, tokens)
 
     def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:

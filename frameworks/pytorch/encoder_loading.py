@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from frameworks.batches.text_padding import TRIAL_TEXTS
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.answer_scoring import AnswerScorer
@@ -71,14 +71,14 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
     spec = _spec(model, config, pooling, device, dtype)
-    threads, pad_token_id = loading.intra_op_threads, _pad_token_id(model, config)
+    threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
     if copies is not None:
-        encoder = EncoderModel(model, tokenizer, spec, pooling, pad_token_id, threads)
+        encoder = EncoderModel(model, tokenizer, spec, pooling, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
         spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     return [
-        EncoderModel(model, tokenizer, spec, pooling, pad_token_id, threads, loading.pool)
+        EncoderModel(model, tokenizer, spec, pooling, padding, threads, loading.pool)
         for _ in range(files.entry.instances)
     ]
 

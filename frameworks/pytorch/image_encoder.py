@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.batches.text_padding import TRIAL_TEXTS, run_by_length, try_text_padding
+from frameworks.batches.comparison import text_tolerance
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device_model import DeviceModel
@@ -29,7 +30,7 @@ class TextTower:
     def __init__(self, tokenizer: TextTokenizer, pad_token_id: int, length: int, reads_mask: bool) -> None:
         """`reads_mask`: whether padding is masked. SigLIP was trained without a mask."""
         self.tokenizer = tokenizer
-        self._pad_token_id = pad_token_id
+        self.padding = TextPadding(pad_token_id)
         self._length = length
         self._reads_mask = reads_mask
 
@@ -40,7 +41,7 @@ class TextTower:
 
     def inputs(self, batch: TokenBatch, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the inputs of the model."""
-        tokens = pad(batch.token_ids, self._pad_token_id, self._length)
+        tokens = pad(batch.token_ids, self.padding.pad_token_id or 0, self._length)
         inputs = {"input_ids": torch.from_numpy(tokens.input_ids).to(device)}
         if self._reads_mask:
             inputs["attention_mask"] = torch.from_numpy(tokens.attention_mask).to(device)
@@ -110,7 +111,8 @@ class ImageModel(DeviceModel):
             assert isinstance(rows, np.ndarray)
             return rows
 
-        because = try_text_padding(self.spec, tokenizer.tokenize([*TRIAL_TEXTS], truncate=True), run)
+        token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
+        because = self._texts.padding.reason_not_shared(token_ids, run, text_tolerance(self.spec))
         self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
 
     def close(self) -> None:

@@ -61,7 +61,12 @@ def load_torch(path: Path, **options: Any) -> "EncoderModel":
     return model
 
 
-def load_torch_model(
+def load_torch_model(path: Path, **options: Any) -> BatchModel:
+    """Return the first of the instances that `load_torch_instances` loads."""
+    return load_torch_instances(path, **options)[0]
+
+
+def load_torch_instances(
     path: Path,
     *,
     max_model_bytes: int | None = GIB,
@@ -70,20 +75,25 @@ def load_torch_model(
     cache_dir: Path = _NO_CACHE,
     enable_quantization: bool = True,
     **entry: Any,
-) -> BatchModel:
+) -> list[BatchModel]:
     """Load without warm-up. `entry`: the keys of a `[[models.torch_models]]` table."""
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     performance = PerformanceSettings(intra_op_threads=2, enable_quantization=enable_quantization)
     registry = TorchRegistry(performance, max_model_bytes, QuantizedCopies(cache_dir), enable_memory_mapping)
-    return placed(registry, TorchModelEntry(name="m", path=path, **entry), path, devices)
+    return placed_instances(registry, TorchModelEntry(name="m", path=path, **entry), path, devices)
 
 
 def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:
     """Load a batch model on its first candidate device, and return its first instance."""
+    return placed_instances(registry, settings, path, devices)[0]
+
+
+def placed_instances(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> list[BatchModel]:
+    """Load a batch model on its first candidate device, and return its instances."""
     device = devices.candidates(settings.name, registry.needs(settings, path))[0]
-    return cast(BatchModel, registry.load(settings, path, device)[0])
+    return cast(list[BatchModel], registry.load(settings, path, device))
 
 
 def listed(value: Value) -> Any:

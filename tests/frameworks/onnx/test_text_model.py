@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
@@ -202,6 +203,28 @@ class TestInputs:
         alone = np.concatenate([rows_of(model, [text]) for text in TEXTS])
         close(alone, one_by_one(graph, model, "sentence_embedding"))
 
+    def test_text_changed_by_padding_runs_unpadded(self, text_model: MakeModel) -> None:
+        graph = onnx_encoders.encoder(("sentence_embedding",), ("input_ids",))
+        model = text_model(graph)
+        assert model.spec.text is not None
+        assert model.spec.text.unpadded_because == "the row of a padded text differs from its single run"
+        close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "sentence_embedding"))
+
+    def test_masked_texts_are_padded(self, text_model: MakeModel) -> None:
+        model = text_model(onnx_encoders.encoder(("sentence_embedding",)))
+        assert model.spec.text is not None
+        assert model.spec.text.unpadded_because is None
+
+    def test_quantized_graph_is_padded(self, tmp_path: Path) -> None:
+        # The steps of its activations depend on the texts of a run, padded or not.
+        place(onnx_encoders.encoder(("pooler_output",)), tmp_path)
+        plain = (tmp_path / "model.onnx").rename(tmp_path / "plain.onnx")
+        quantize_dynamic(plain, tmp_path / "model.onnx", weight_type=QuantType.QUInt8)
+        model = load_onnx(tmp_path)
+        model.warm_up()
+        assert model.spec.text is not None
+        assert model.spec.text.unpadded_because is None
+
     def test_text_model_accepts_tensors(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder(("last_hidden_state",)))
         ones = np.ones((2, 5), np.int64)
@@ -212,6 +235,19 @@ class TestInputs:
 
 
 class TestFixedSizes:
+    def test_fixed_rows_run_texts_of_one_length(self, text_model: MakeModel) -> None:
+        model = text_model(onnx_encoders.encoder(("sentence_embedding",), ("input_ids",), (3, "sequence")))
+        assert model.spec.text is not None
+        assert model.spec.text.unpadded_because is not None
+        free = onnx_encoders.encoder(("sentence_embedding",), ("input_ids",))
+        close(rows_of(model, list(TEXTS)), one_by_one(free, model, "sentence_embedding"))
+
+    def test_fixed_length_needs_no_trial(self, text_model: MakeModel) -> None:
+        # Each text is padded to the length of the graph, alone too.
+        model = text_model(onnx_encoders.encoder(("sentence_embedding",), ("input_ids",), ("batch", 16)))
+        assert model.spec.text is not None
+        assert model.spec.text.unpadded_because is None
+
     @pytest.mark.parametrize("shape", [(1, 16), (2, 16), ("batch", 16), (3, "sequence")])
     def test_fixed_sizes_are_padded(self, text_model: MakeModel, shape: tuple[int | str, int | str]) -> None:
         model = text_model(onnx_encoders.encoder(("last_hidden_state",), shape=shape))

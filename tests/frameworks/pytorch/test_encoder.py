@@ -213,7 +213,7 @@ class TestLimits:
         change_json(folder / "config.json", vocab_size=100)
         model = load_torch(folder)
         model.infer(TokenBatch([[2, 99, 3]]))
-        model._pad_token_id = 100
+        model._padding.pad_token_id = 100
         with pytest.raises(InvalidModel, match="the model does not run on text"):
             model.warm_up()
 

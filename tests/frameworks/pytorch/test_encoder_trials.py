@@ -1,13 +1,16 @@
 """Trials at load: whether padding changes a text, and how many positions a model has."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from frameworks.types import TokenBatch
+from frameworks.pytorch.encoder import EncoderModel
+from frameworks.types import Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.models.loading import load_torch, rows_of
+from tests.frameworks.models.loading import load_torch, load_torch_instances, rows_of
 from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POSITIONS, save_family
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import save_embedder
@@ -45,6 +48,24 @@ def test_padding_stays_where_it_changes_nothing(made_once: FolderMaker) -> None:
     model.warm_up()
     assert model.spec.text is not None
     assert model.spec.text.unpadded_because is None
+
+
+def test_instances_share_one_trial(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = load_torch_instances(made_once(save_family, architecture="FNetModel"), instances=3)
+    runs: list[int] = []
+    unspied = EncoderModel._run
+
+    def spy(model: EncoderModel, *arguments: Any) -> Array:
+        runs.append(instances.index(model))
+        return unspied(model, *arguments)
+
+    monkeypatch.setattr(EncoderModel, "_run", spy)
+    for instance in instances:
+        instance.warm_up()
+    assert runs.count(0) > 1
+    assert (runs.count(1), runs.count(2)) == (1, 1)
+    reasons = {instance.spec.text and instance.spec.text.unpadded_because for instance in instances}
+    assert reasons == {"the row of a padded text differs from its single run"}
 
 
 @pytest.mark.parametrize(
