@@ -19,6 +19,9 @@ _CHILD_MESSAGES: dict[str, dict[int, str]] = {
     "Tensor": {13: "Entry"},
     "Entry": {},
 }
+VARINT, COUNTED = 0, 2
+"""Kinds of fields in protobuf's wire format."""
+_FIXED_BYTES = {1: 8, 5: 4}
 _KEY, _VALUE = 1, 2
 _INPUT, _OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 # Protobuf refuses larger messages, so a larger file cannot be a graph.
@@ -146,7 +149,7 @@ def _add_uses(operator: str, fields: _Fields, uses: dict[str, ValueUse], copies:
         copies[_last(fields, _OUTPUT)] = _last(fields, _INPUT)
     elif operator in _POSITIONS_OF_VALUES:
         names = [name.decode() for name in fields.get(_INPUT, [])]
-        [axis] = [_varint(raw, len(_AXIS))[0] for raw in fields.get(_ATTRIBUTE, [])[:1]] or [0]
+        [axis] = [varint(raw, len(_AXIS))[0] for raw in fields.get(_ATTRIBUTE, [])[:1]] or [0]
         axis -= 2**64 if axis >= 2**63 else 0
         for position in _POSITIONS_OF_VALUES[operator]:
             if position < len(names) and names[position]:
@@ -187,7 +190,9 @@ def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
     while pending:
         message, position, end = pending.pop()
         fields: _Fields = {}
-        for number, start, stop in _counted_fields(content, position, end):
+        for number, kind, start, stop in fields_of(content, position, end):
+            if kind != COUNTED:
+                continue
             if number in wanted.get(message, ()):
                 fields.setdefault(number, []).append(content[start:stop])
             elif inner := _CHILD_MESSAGES[message].get(number):
@@ -198,30 +203,31 @@ def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
             yield message, fields
 
 
-def _counted_fields(content: mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (number, start, stop) of the fields of a message that hold bytes; skip the others."""
+def fields_of(content: mmap | bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (number, kind, start, stop) of the fields of a message. `kind`: COUNTED for bytes, VARINT, or another.
+
+    Raises ValueError or IndexError for bytes that are not protobuf.
+    """
     while position < end:
-        tag, position = _varint(content, position)
-        match tag & 7:
-            case _ if tag < 8:
-                raise ValueError("no field has number 0")
-            case 0:
-                _, position = _varint(content, position)
-            case 1:
-                position += 8
-            case 2:
-                length, position = _varint(content, position)
-                if position + length > end:
-                    raise ValueError("a field is longer than its message")
-                yield tag >> 3, position, position + length
-                position += length
-            case 5:
-                position += 4
-            case kind:
-                raise ValueError(f"there is no wire type {kind}")
+        tag, position = varint(content, position)
+        start, kind = position, tag & 7
+        if tag < 8:
+            raise ValueError("no field has number 0")
+        if kind == VARINT:
+            _, position = varint(content, position)
+        elif kind == COUNTED:
+            length, start = varint(content, position)
+            position = start + length
+            if position > end:
+                raise ValueError("a field is longer than its message")
+        elif kind in _FIXED_BYTES:
+            position += _FIXED_BYTES[kind]
+        else:
+            raise ValueError(f"there is no wire type {kind}")
+        yield tag >> 3, kind, start, position
 
 
-def _varint(content: mmap | bytes, position: int) -> tuple[int, int]:
+def varint(content: mmap | bytes, position: int) -> tuple[int, int]:
     """Return a number in groups of seven bits, lowest first, and the position after it."""
     number = shift = 0
     while True:

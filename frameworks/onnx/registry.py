@@ -117,7 +117,7 @@ class OnnxRegistry:
 
             if declare_images(instances, entry, file.parent, summary.activations):
                 return [*instances]
-        return with_text(instances, file.parent)
+        return with_text(instances, file)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
         """Return whether one session on the CPU suffices for all instances."""

@@ -11,8 +11,10 @@ from frameworks.batches.comparison import text_tolerance
 from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.onnx.model import OnnxModel
+from frameworks.onnx.positions import find_usable_positions
 from frameworks.runtime import BatchModel
 from frameworks.text.config import TextConfig, read_text_config
+from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad, pool
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -46,11 +48,12 @@ class _Head:
     pools: bool
 
 
-def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
+def with_text(instances: list[OnnxModel], file: Path) -> list[BatchModel]:
     """Return the instances as a text model if there is a tokenizer.json and the graph reads tokens, else unchanged.
 
-    Raises InvalidModel for broken text files.
+    `file`: of the graph. Raises InvalidModel for broken text files.
     """
+    folder = file.parent
     if not (folder / "tokenizer.json").is_file():
         return [*instances]
     config = read_text_config(folder)
@@ -66,6 +69,10 @@ def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
         return [*instances]
     padding = TextPadding(config.pad_token_id)
     first = OnnxTextModel(instances[0], folder, config, head, padding)
+    usable = first.usable_positions(file)
+    if usable is not None and usable < config.max_tokens:
+        config = replace(config, max_tokens=usable)
+        first = OnnxTextModel(instances[0], folder, config, head, padding)
     return [first, *(OnnxTextModel(other, folder, config, head, padding, first.tokenizer) for other in instances[1:])]
 
 
@@ -181,15 +188,29 @@ class OnnxTextModel:
 
     def _run(self, batch: TokenBatch) -> Array:
         tokens = self._padded(batch)
-        output = self._model.run_graph(self._feeds(tokens), (self._head.output,))[self._head.output]
+        output = self._model.run_graph({**self._feeds(tokens)}, (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
         rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
         return rows[: batch.rows].astype(np.float32, copy=False)
 
+    def usable_positions(self, file: Path) -> int | None:
+        """Return the largest number of tokens that the graph has positions for; None where nothing bounds it."""
+        assert self.tokenizer is not None
+        token_ids = None if self._fixed_length else position_trial_ids(self.tokenizer, TRIAL_TEXTS)
+        if token_ids is None:
+            return None
+        feeds = self._feeds(self._padded(TokenBatch([token_ids])))
+        try:
+            return find_usable_positions(file, feeds)
+        except (InvalidModel, ValueError, IndexError, OSError) as error:
+            # The warm-up names an error of the graph itself.
+            log.debug("the positions of the graph are not known", file=file.name, reason=str(error))
+            return None
+
     def graph_inputs(self, batch: TokenBatch) -> dict[str, Value]:
         """Return the graph's inputs for the first texts of a batch: as many as it takes in one run."""
         rows = self._fixed_rows or batch.rows
-        return self._feeds(self._padded(batch.part(0, rows)))
+        return {**self._feeds(self._padded(batch.part(0, rows)))}
 
     def _padded(self, batch: TokenBatch) -> PaddedTokens:
         """Pad to the size that the graph needs."""
@@ -197,8 +218,8 @@ class OnnxTextModel:
         token_ids, types = batch.token_ids + missing, batch.token_type_ids
         return pad(token_ids, self._padding.pad_token_id or 0, self._fixed_length or 0, token_type_ids=types)
 
-    def _feeds(self, tokens: PaddedTokens) -> dict[str, Value]:
-        feeds: dict[str, Value] = {}
+    def _feeds(self, tokens: PaddedTokens) -> dict[str, Array]:
+        feeds: dict[str, Array] = {}
         for spec in self._model.spec.inputs:
             if spec.name not in _TOKEN_INPUTS or not isinstance(spec.type, TensorType):
                 continue

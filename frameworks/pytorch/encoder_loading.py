@@ -14,19 +14,17 @@ from frameworks.pytorch.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.packed_files import PackedFiles
-from frameworks.pytorch.positions import usable_positions
+from frameworks.pytorch.positions import find_usable_positions
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import TorchModelEntry
 from frameworks.text.answers import has_chat_template
 from frameworks.text.config import TextConfig
+from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
-
-# Fewer token ids may follow each other by chance.
-_FEWEST_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +108,17 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
 
 def _usable_positions(model: torch.nn.Module, tokenizer: TextTokenizer) -> int | None:
     """Return the largest number of tokens that the model has positions for; None where nothing bounds it."""
-    token_ids = tokenizer.tokenize([TRIAL_TEXTS[0]], truncate=True)
-    if len(token_ids[0]) < _FEWEST_TOKENS:
+    token_ids = position_trial_ids(tokenizer, TRIAL_TEXTS)
+    if token_ids is None:
         return None
-    input_ids = torch.tensor(token_ids, device=next(model.parameters()).device)
+    input_ids = torch.tensor([token_ids], device=next(model.parameters()).device)
 
     def run() -> None:
         with torch.inference_mode():
             model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
 
     try:
-        return usable_positions(model, run, input_ids.shape[1])
+        return find_usable_positions(model, run, input_ids.shape[1])
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         # The warm-up names the error.
         return None

@@ -1,38 +1,38 @@
 """Find out by a trial how many positions of a text a model has embeddings for."""
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from frameworks.text.positions import usable_positions
 
 _EMBEDDING = torch.ops.aten.embedding.default
 _SELECT = torch.ops.aten.index_select.default
 _INDEX = torch.ops.aten.index.Tensor
 
 
-def usable_positions(model: torch.nn.Module, run: Callable[[], object], num_tokens: int) -> int | None:
-    """Return the largest number of tokens of a text, by the tables of positions that a run reads; None without one.
+def find_usable_positions(model: torch.nn.Module, run: Callable[[], object], num_tokens: int) -> int | None:
+    """Return the largest number of tokens of a text, by the tables that a run reads; None without one of positions.
 
-    `run`: computes one text of `num_tokens` tokens, at least 2, without padding. A table of positions is read at
-    consecutive rows. The first of these rows shows how many are never used: families differ in it.
+    `run`: computes one text of `num_tokens` tokens without padding.
     """
     reads = _TableReads(_addresses(model), num_tokens)
     with reads:
         run()
-    return min(reads.usable, default=None)
+    return usable_positions(reads.reads)
 
 
 class _TableReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Note the tables that are read at one row after another."""
+    """Note which rows of tables are read, one for each token."""
 
     def __init__(self, addresses: set[int], num_tokens: int) -> None:
         """`addresses`: of the tensors that may be tables."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._addresses = addresses
         self._num_tokens = num_tokens
-        self.usable: list[int] = []
+        self.reads: list[tuple[int, list[int]]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -49,11 +49,8 @@ class _TableReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _note(self, num_rows: int, indices: torch.Tensor) -> None:
-        if indices.numel() != self._num_tokens:
-            return
-        rows = indices.flatten().tolist()
-        if all(following == row + 1 for row, following in pairwise(rows)):
-            self.usable.append(num_rows - rows[0])
+        if indices.numel() == self._num_tokens:
+            self.reads.append((num_rows, indices.flatten().tolist()))
 
 
 def _addresses(model: torch.nn.Module) -> set[int]:

@@ -47,8 +47,6 @@ _NO_LIMIT = 1_000_000
 _MOST_LABELS = 1_000_000
 _MOST_PROMPTS = 1000
 _LARGEST_EMBEDDING = 65_536
-# These models number positions from the padding index, so texts never use two of the position embeddings.
-_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,8 @@ def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dic
     limits = []
     positions = _integer(config.get("max_position_embeddings"), 0)
     if positions > 0:
-        limits.append(positions - 2 if config.get("model_type") in _POSITIONS_AFTER_PADDING else positions)
+        # A trial at load finds how many of them a text can use.
+        limits.append(positions)
     stated = _integer(sentence.get("max_seq_length"), 0)
     tokenizer_limit = tokenizer.get("model_max_length", tokenizer.get("max_len"))
     if stated > 0:

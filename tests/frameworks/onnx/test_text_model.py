@@ -234,6 +234,32 @@ class TestInputs:
             model.infer(TensorBatch({"input_ids": ones}))
 
 
+class TestPositions:
+    @pytest.mark.parametrize(("numbering", "usable"), [("after padding", 38), ("slice", 40)])
+    @pytest.mark.parametrize("config", [{}, {"model_type": "xlm-roberta", "max_position_embeddings": 40}])
+    def test_limit_is_usable_positions(self, tmp_path: Path, numbering: Any, usable: int, config: Any) -> None:
+        graph = onnx_encoders.encoder(("last_hidden_state",), positions=numbering)
+        onnx_graphs.save(graph, tmp_path)
+        write_tokenizer(tmp_path, "roberta")
+        write_json(tmp_path / "config.json", {"pad_token_id": 1, **config})
+        model = load_onnx(tmp_path)
+        assert isinstance(model, OnnxTextModel)
+        model.warm_up()
+        assert model.spec.text is not None
+        assert model.spec.text.max_tokens == usable
+        assert model.tokenizer is not None
+        [ids] = model.tokenizer.tokenize(["cat " * 99], truncate=True)
+        assert len(ids) == usable
+        assert np.isfinite(rows_of(model, ["cat " * 99])).all()
+        with pytest.raises(InvalidInput, match=f"expected at most {usable} tokens, got 101"):
+            model.tokenizer.tokenize(["cat " * 99], truncate=False)
+
+    def test_graph_without_positions_keeps_limit(self, text_model: MakeModel) -> None:
+        text = text_model(onnx_encoders.encoder(vocabulary_size=100), max_position_embeddings=200).spec.text
+        assert text is not None
+        assert text.max_tokens == 200
+
+
 class TestFixedSizes:
     def test_fixed_rows_run_texts_of_one_length(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder(("sentence_embedding",), ("input_ids",), (3, "sequence")))

@@ -1,6 +1,7 @@
 """Tiny ONNX encoders: tokens in, states, embeddings or logits out."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -8,6 +9,9 @@ from onnx import TensorProto, helper
 
 from frameworks.types import Array
 from tests.support.models.onnx_graphs import Declared, model_of
+
+POSITIONS = 40
+"""Rows of a table of positions."""
 
 
 def encoder(
@@ -17,6 +21,7 @@ def encoder(
     ids_dtype: str = "int64",
     labels: int = 3,
     vocabulary_size: int = 128,
+    positions: Literal["", "after padding", "slice"] = "",
 ) -> onnx.ModelProto:
     """A text encoder of 8 numbers a token: each state depends on its token, its place and the mean of all tokens.
 
@@ -24,6 +29,7 @@ def encoder(
     logits [b, labels], token_logits (given the name logits) [b, s, vocabulary], and any other name, which is a rank 3
     state.
     `inputs` out of input_ids, attention_mask, token_type_ids, position_ids. Without a mask every token counts.
+    `positions`: read a table of POSITIONS rows too, numbered as XLM-RoBERTa after the padding token 1, or as BERT.
     """
     random = np.random.default_rng(7)
     size = 8
@@ -31,7 +37,7 @@ def encoder(
         name: (random.standard_normal(dims) * 0.5).astype(np.float32)
         for name, dims in {
             "words": (vocabulary_size, size), "types": (2, size), "places": (512, size), "mixing": (size, size),
-            "pooling": (size, size), "classifying": (size, labels),
+            "pooling": (size, size), "classifying": (size, labels), "positions": (POSITIONS, size),
         }.items()
     }  # fmt: skip
     weights |= {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "first": np.array(0, np.int64)}
@@ -54,7 +60,8 @@ def encoder(
             else [helper.make_node("Identity", [f"sum_{step}"], [f"sum_{step + 1}"])]
         )
     nodes += [
-        helper.make_node("Tanh", ["sum_2"], ["states"]),
+        *_positioned(positions, weights),
+        helper.make_node("Tanh", ["sum_3"], ["states"]),
         helper.make_node("Gather", ["states", "first"], ["first_states"], axis=1),
         helper.make_node("MatMul", ["first_states", "pooling"], ["before_pooled"]),
         helper.make_node("Tanh", ["before_pooled"], ["pooled"]),
@@ -81,6 +88,34 @@ def encoder(
     used = {name for node in nodes for name in node.input}
     weights = {name: array for name, array in weights.items() if name in used}
     return model_of(nodes, [(name, ids_dtype, shape) for name in inputs], declared, weights)
+
+
+def _positioned(numbering: str, weights: dict[str, Array]) -> list[onnx.NodeProto]:
+    """sum_2 → sum_3: with the rows of the table of positions, numbered in one of the ways; without them if empty."""
+    weights |= {"padding": np.array(1, np.int64), "axis": np.array(1, np.int64), "zero": np.array([0], np.int64)}
+    weights["numbers"] = np.arange(POSITIONS, dtype=np.int64)[None]
+    match numbering:
+        case "":
+            return [helper.make_node("Identity", ["sum_2"], ["sum_3"])]
+        case "slice":
+            nodes = [
+                helper.make_node("Shape", ["input_ids"], ["lengths"], start=1),
+                helper.make_node("Slice", ["numbers", "zero", "lengths", "one"], ["rows"]),
+            ]
+        case _:
+            nodes = [
+                helper.make_node("Equal", ["input_ids", "padding"], ["is_padding"]),
+                helper.make_node("Not", ["is_padding"], ["is_token"]),
+                helper.make_node("Cast", ["is_token"], ["tokens"], to=TensorProto.INT64),
+                helper.make_node("CumSum", ["tokens", "axis"], ["counts"]),
+                helper.make_node("Mul", ["counts", "tokens"], ["numbered"]),
+                helper.make_node("Add", ["numbered", "padding"], ["rows"]),
+            ]
+    return [
+        *nodes,
+        helper.make_node("Gather", ["positions", "rows"], ["position_rows"]),
+        helper.make_node("Add", ["sum_2", "position_rows"], ["sum_3"]),
+    ]
 
 
 def flat_encoder() -> onnx.ModelProto:
