@@ -94,6 +94,14 @@ def text_entries(folder: Path) -> str:
     ) + 'token_ids = "own"\n'  # fmt: skip
 
 
+def unpadded_entry(folder: Path) -> str:
+    """Save a tiny FNet, whose texts padding changes; return its entry."""
+    from tests.support.models.encoder_families import save_family
+
+    path = save_family(folder / "fnet", "FNetModel")
+    return f'[[models.torch_models]]\nname = "fnet"\npath = "{path}"\n'
+
+
 def onnx_entries(folder: Path, graphs: Mapping[str, onnx.ModelProto]) -> str:
     """Save each graph as folder/name/model.onnx; return their entries."""
     for name, graph in graphs.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
+from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries, unpadded_entry
 from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
 
 Start = Callable[..., RunningServer]
@@ -17,7 +17,7 @@ Start = Callable[..., RunningServer]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
     folder = tmp_path_factory.mktemp("server")
-    models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder)
+    models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder) + unpadded_entry(folder)
     with serving(folder, models + '[logging]\nrequests = "all"\n', {GRPC_PORT: free_port()}) as running:
         yield running.wait_ready()
         running.check_log()

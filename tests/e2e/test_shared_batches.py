@@ -79,6 +79,17 @@ class TestBatches:
                     break
         assert count < rounds * CALLERS, "some of them shared a batch"
 
+    def test_texts_changed_by_padding_equal_single_ones(self, server: RunningServer) -> None:
+        texts = ["the cat sat on the mat . " * (1 + i % 5) for i in range(20)]
+        alone = [np.array(server.infer("fnet", text=text)["embeddings"]) for text in texts]
+        with callers(server, len(texts)) as many:
+            asked = [many.ask("fnet", text=text) for text in texts]
+            together = [np.array(each.result().json()["embeddings"]) for each in asked]
+        one_request = server.infer("fnet", text=texts)["embeddings"]
+        for single, shared, row in zip(alone, together, one_request, strict=True):
+            assert np.abs(shared - single).max() < 1e-5
+            assert np.abs(np.array(row) - single).max() < 1e-5
+
     def test_batched_tensors_equal_single_ones(self, server: RunningServer) -> None:
         random = np.random.default_rng(3)
         images = [random.integers(0, 17, (1 + i % 3, 64)).tolist() for i in range(CALLERS)]

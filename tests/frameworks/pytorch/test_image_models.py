@@ -117,6 +117,7 @@ def test_two_towers_equal_transformers(family: str, tmp_path: Path) -> None:
     assert spec.image is not None
     assert spec.text.max_tokens == MAX_TOKENS
     assert spec.text.embedding_size == spec.image.embedding_size
+    assert spec.text.unpadded_because is None
     with torch.inference_mode():
         images = reference.get_image_features(pixel_values=same_pixels(model, family)).pooler_output.numpy()
         ids = tokenizer.tokenize(TEXTS, truncate=True)
@@ -129,6 +130,23 @@ def test_two_towers_equal_transformers(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, texts, rtol=TOLERANCE, atol=TOLERANCE)  # type: ignore[arg-type]
     alone = model.infer(TokenBatch(ids[1:2]))[TEXT_OUTPUT]
     np.testing.assert_allclose(alone, texts[1:2], rtol=TOLERANCE, atol=TOLERANCE)  # type: ignore[arg-type]
+
+
+def test_text_tower_changed_by_padding_runs_unpadded(tmp_path: Path) -> None:
+    reference = save_two_towers(tmp_path, "clip")
+    # With this end token CLIP pools the token of the largest id, which may be padding.
+    reference.config.text_config.eos_token_id = reference.text_model.eos_token_id = 2
+    reference.save_pretrained(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", pad_token="##z")
+    model = served(tmp_path, instances=2)
+    assert model.spec.text is not None
+    assert model.spec.text.unpadded_because == "the row of a padded text differs from its single run"
+    assert model.tokenizer is not None
+    ids = model.tokenizer.tokenize(TEXTS, truncate=True)
+    with torch.inference_mode():
+        alone = [reference.get_text_features(input_ids=torch.tensor([each])).pooler_output[0].numpy() for each in ids]
+    rows = model.infer(TokenBatch(ids))[TEXT_OUTPUT]
+    np.testing.assert_allclose(rows, np.stack(alone), rtol=TOLERANCE, atol=TOLERANCE)  # type: ignore[arg-type]
 
 
 def test_two_towers_without_tokenizer_read_images_only(tmp_path: Path) -> None:
