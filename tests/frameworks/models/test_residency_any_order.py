@@ -1,13 +1,14 @@
-"""Test random orders of requests and commands with little memory: the ledger stays correct, and all requests end."""
+"""Random orders of requests and commands with little memory: the ledger is correct, all requests end."""
 
 import asyncio
 import tempfile
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +18,7 @@ import frameworks.models.load_failures
 from frameworks.errors import (
     InvalidInput,
     InvalidModel,
+    ModelExists,
     ModelFailed,
     ModelNotFound,
     ModelUnavailable,
@@ -26,18 +28,20 @@ from frameworks.errors import (
 )
 from frameworks.models.slot import ModelState
 from frameworks.models.traffic import Share
+from frameworks.settings import OnnxModelEntry
 from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
 from tests.support.loops import worker_threads_end
-from tests.support.managing import make_manager, register
+from tests.support.managing import entry, make_manager, permit
 
-# A model without version folders, two with them, and one that needs all the memory.
+# A model with two instances, two models with version folders, and one that needs all the memory.
 PLAIN, LATEST, ALL, LARGE = "plain", "latest", "all", "large"
 NAMES = st.sampled_from([PLAIN, LATEST, ALL, LARGE])
 VERSIONED = st.sampled_from([LATEST, ALL])
 VERSIONS = st.sampled_from(["1", "2"])
 PARTS = st.sampled_from([PLAIN, LARGE, *(f"{name}/{number}" for name in (LATEST, ALL) for number in "12")])
 CAPACITY = 2 * GIB
+MAX_REQUESTS = 4
 
 
 class ResidencyMachine(RuleBasedStateMachine):
@@ -53,9 +57,11 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.unblocked = threading.Event()
         self.unblocked.set()
+        self.loads: list[list[Any]] = []
+        """The instances of each load, whose specs have the bytes of all of them."""
         self.registry = self.make_registry()
         self.manager = make_manager(self.registry, drain_timeout_s=60, max_model_bytes=CAPACITY)
-        self.requests: list[asyncio.Task[Any]] = []
+        self.requests: dict[asyncio.Task[Any], object] = {}
         self.commands: list[asyncio.Task[Any]] = []
         self.cancelled: set[asyncio.Task[Any]] = set()
         for name in (LATEST, ALL):
@@ -70,7 +76,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         class Blocked(SizedRegistry):
             def load(self, *arguments: Any) -> Any:
                 machine.wait()
-                return super().load(*arguments)
+                instances = super().load(*arguments)
+                machine.loads.append(instances)
+                return instances
 
         registry = Blocked(self.behave)
         registry.sizes[LARGE] = CAPACITY
@@ -85,9 +93,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         if x == ["die"]:
             raise SystemExit
 
-    def register(self, name: str) -> None:
-        path = Path(self.folder.name) / name
-        register(self.manager, name, str(path), load="lazy", version_policy="all" if name == ALL else "latest")
+    def entry(self, name: str, load: Literal["lazy", "startup"] = "lazy") -> tuple[OnnxModelEntry, Path]:
+        policy = "all" if name == ALL else "latest"
+        settings = {"version_policy": policy, "instances": 1 + (name == PLAIN), "max_concurrent_requests": MAX_REQUESTS}
+        return entry(name, load=load, **settings), Path(self.folder.name) / name
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         async def starting() -> "asyncio.Task[Any]":
@@ -97,20 +106,34 @@ class ResidencyMachine(RuleBasedStateMachine):
 
         return self.runner.run(starting())
 
+    @rule(name=NAMES)
+    def register(self, name: str) -> None:
+        is_known = name in self.manager.slots_by_name
+        try:
+            self.manager.register("fake", *self.entry(name))
+        except ModelExists:
+            assert is_known
+        else:
+            assert not is_known
+
+    def request(self, name: str, x: object, version: str | None = None) -> None:
+        self.requests[self.start(infer(self.manager, name, x, version))] = x
+
     def command(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.commands.append(self.start(coroutine))
 
-    @rule(names=st.lists(NAMES, min_size=1, max_size=6))
-    def ask(self, names: list[str]) -> None:
-        self.requests += [self.start(infer(self.manager, name, x)) for x, name in enumerate(names)]
+    @rule(names=st.lists(NAMES, min_size=1, max_size=6), last=st.one_of(st.integers(0, 99), st.just("bad")))
+    def ask(self, names: list[str], last: object) -> None:
+        for x, name in zip([*range(len(names) - 1), last], names, strict=True):
+            self.request(name, x)
 
     @rule(name=VERSIONED, version=VERSIONS)
     def ask_a_version(self, name: str, version: str) -> None:
-        self.requests.append(self.start(infer(self.manager, name, 1, version)))
+        self.request(name, 1, version)
 
     @rule(name=NAMES)
     def kill(self, name: str) -> None:
-        self.requests.append(self.start(infer(self.manager, name, "die")))
+        self.request(name, "die")
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
@@ -148,6 +171,14 @@ class ResidencyMachine(RuleBasedStateMachine):
 
         self.command(replacing())
 
+    @rule(name=NAMES)
+    def remove(self, name: str) -> None:
+        self.command(self.manager.remove(name))
+
+    @rule(name=NAMES, load=st.sampled_from(["lazy", "startup"]))
+    def add(self, name: str, load: Literal["lazy", "startup"]) -> None:
+        self.command(self.manager.add("fake", *self.entry(name, load)))
+
     @rule(part=PARTS)
     def toggle_broken(self, part: str) -> None:
         self.registry.broken ^= {part}
@@ -180,20 +211,25 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.unblocked.set()
         self.registry.broken.clear()
         self.runner.run(self.wait_for_all())
-        for task in self.requests:
-            refusals = (ModelUnavailable, ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory)
-            self.check_ended(task, refusals)
+        refusals = (ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory)
+        for task, x in self.requests.items():
+            self.check_ended(task, (*refusals, ModelUnavailable, *([InvalidInput] if x == "bad" else [])))
         for task in self.commands:
-            self.check_ended(task, (ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory, InvalidInput))
-        self.requests, self.commands = [], []
+            self.check_ended(task, (*refusals, ModelExists, InvalidInput))
+        self.requests, self.commands = {}, []
         check_settled(self.manager)
+        assert [slot.queue_depth for slot in self.manager.slots] == [0] * len(self.manager.slots)
         passing = (ModelState.LOADING, ModelState.DRAINING)
         assert [
             version for slot in self.manager.slots for version in slot.versions.values() if version.state in passing
         ] == []
         self.runner.run(self.all_answer())
         check_settled(self.manager)
-        there = sum(model.spec.memory_bytes for model in self.registry.made if not model.is_closed)
+        there = sum(
+            instances[0].spec.memory_bytes
+            for instances in self.loads
+            if not all(model.is_closed for model in instances)
+        )
         assert there <= self.manager.residency.ledger.budget.used("cpu"), "every model in memory is in the ledger"
 
     async def wait_for_all(self) -> None:
@@ -239,6 +275,19 @@ class ResidencyMachine(RuleBasedStateMachine):
         at_once = {part: count for part, count in self.registry.most_at_once.items() if part != PLAIN}
         assert all(count == 1 for count in at_once.values()), at_once
 
+    @invariant()
+    def shown_state_is_correct(self) -> None:
+        for slot in self.manager.slots if hasattr(self, "manager") else []:
+            assert 0 <= slot.queue_depth <= slot.requests.inflight <= MAX_REQUESTS
+            assert (slot.reason is not None) == (slot.state is ModelState.FAILED)
+            if slot.state is ModelState.READY:
+                assert slot.canary is not None or slot.route() is slot.active
+                assert slot.spec is not None
+                assert slot.loads > 0
+            else:
+                with permit() as held, pytest.raises(ModelUnavailable):
+                    slot.active.spec_for(held)
+
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
             return
@@ -265,7 +314,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 TestResidencyMachine = ResidencyMachine.TestCase
 TestResidencyMachine.settings = settings(
-    max_examples=15,
+    max_examples=20,
     stateful_step_count=30,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long
