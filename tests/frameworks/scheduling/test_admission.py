@@ -18,96 +18,104 @@ from hypothesis.stateful import (
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
+from tests.support.clocks import Clock
+
+PROCESSES = 3
+NAMES = ("server", "one model", "other model")
+Bounds = list[tuple[int | None, int | None]]
 
 optional_bounds = st.none() | st.integers(1, 4)
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+processes = st.integers(0, PROCESSES - 1)
 
 
 @dataclass(eq=False)
 class Holder:
-    """A permit, and its expected state."""
+    """A permit of a process, and its expected state. `model`: the index of its limit."""
 
     permit: Permit
-    model: RequestLimit | None = None
+    process: int
+    model: int = 0
     places: int = 0
     is_suspended: bool = False
 
 
 class Admission(RuleBasedStateMachine):
-    """A server and two models; requests are admitted, queued, started and released in any order."""
+    """A server and two models; requests are admitted, queued, started and released in any order.
+
+    `limits`: of each process. Here there is one process.
+    """
 
     holders: "Bundle[Holder]" = Bundle("holders")
 
-    @initialize(limits=st.lists(st.tuples(optional_bounds, optional_bounds), min_size=3, max_size=3))
-    def create_limits(self, limits: list[tuple[int | None, int | None]]) -> None:
+    @initialize(bounds=st.lists(st.tuples(optional_bounds, optional_bounds), min_size=3, max_size=3))
+    def create_limits(self, bounds: Bounds) -> None:
         self.clock = Clock()
-        self.server, *self.models = [RequestLimit(f"limit {i}", *each, self.clock) for i, each in enumerate(limits)]
+        self.bounds = bounds
         self.admitted: list[Holder] = []
+        self.limits = self.limits_of_processes()
 
-    def inflight(self, limit: RequestLimit) -> int:
-        return sum(limit in (self.server, holder.model) and not holder.is_suspended for holder in self.admitted)
+    def limits_of_processes(self) -> list[list[RequestLimit]]:
+        limits = [RequestLimit(name, *each, self.clock) for name, each in zip(NAMES, self.bounds, strict=True)]
+        return [limits]
 
-    def waiting(self, limit: RequestLimit) -> int:
-        return sum(holder.places for holder in self.admitted if limit in (self.server, holder.model))
+    def inflight(self, index: int) -> int:
+        return sum(index in (0, holder.model) and not holder.is_suspended for holder in self.admitted)
 
-    def queue_is_full(self, limit: RequestLimit, places: int = 1, own: int = 0) -> bool:
+    def waiting(self, index: int) -> int:
+        return sum(holder.places for holder in self.admitted if index in (0, holder.model))
+
+    def queue_is_full(self, index: int, places: int = 1, own: int = 0) -> bool:
         """`own`: places of the request itself, which do not make a queue busy."""
-        waiting = self.waiting(limit)
-        return limit.max_queue_size is not None and waiting > own and waiting + places > limit.max_queue_size
+        waiting, most = self.waiting(index), self.bounds[index][0]
+        return most is not None and waiting > own and waiting + places > most
 
-    def is_full(self, limit: RequestLimit, places: int = 1) -> bool:
-        most = limit.max_concurrent_requests
-        return self.queue_is_full(limit, places) or (most is not None and self.inflight(limit) >= most)
+    def is_full(self, index: int, places: int = 1) -> bool:
+        most = self.bounds[index][1]
+        return self.queue_is_full(index, places) or (most is not None and self.inflight(index) >= most)
 
-    @rule(target=holders)
-    def admit(self) -> MultipleResults[Holder]:
-        if self.is_full(self.server):
-            with pytest.raises(Overloaded, match="limit 0: "):
-                Permit(self.server)
+    @rule(target=holders, process=processes)
+    def admit(self, process: int) -> MultipleResults[Holder]:
+        process %= len(self.limits)
+        server = self.limits[process][0]
+        if self.is_full(0):
+            with pytest.raises(Overloaded, match="server: "):
+                Permit(server)
             return multiple()
-        holder = Holder(Permit(self.server))
+        holder = Holder(Permit(server), process)
         self.admitted.append(holder)
         return multiple(holder)
 
-    @rule(holder=holders, index=st.integers(0, 1), places=st.sampled_from([1, 1, 2, 6]))
+    @rule(holder=holders, index=st.integers(1, 2), places=st.sampled_from([1, 1, 2, 6]))
     def queue(self, holder: Holder, index: int, places: int) -> None:
-        model = self.models[index]
-        if holder not in self.admitted or holder.model is not None or holder.is_suspended:
+        if holder not in self.admitted or holder.model or holder.is_suspended:
             return
-        if self.queue_is_full(self.server, places) or self.is_full(model, places):
-            refuser = "limit 0: " if self.queue_is_full(self.server, places) else f"limit {index + 1}: "
-            with pytest.raises(Overloaded, match=refuser) as refused:
+        model = self.limits[holder.process][index]
+        if self.queue_is_full(0, places) or self.is_full(index, places):
+            refuser = NAMES[0 if self.queue_is_full(0, places) else index]
+            with pytest.raises(Overloaded, match=f"{refuser}: ") as refused:
                 holder.permit.queue(model, places)
             assert 0 < refused.value.retry_after_s <= 600
         else:
             holder.permit.queue(model, places)
-            holder.model, holder.places = model, places
+            holder.model, holder.places = index, places
 
     @rule(holder=holders, more=st.integers(0, 3))
     def queue_more(self, holder: Holder, more: int) -> None:
         """A request that waited for a load is decoded, and asks for several texts."""
-        if holder not in self.admitted or holder.model is None:
+        if holder not in self.admitted or not holder.model:
             return
-        limits = (self.server, holder.model)
-        if holder.places and more and any(self.queue_is_full(limit, more, holder.places) for limit in limits):
+        model = self.limits[holder.process][holder.model]
+        is_full = any(self.queue_is_full(index, more, holder.places) for index in (0, holder.model))
+        if holder.places and more and is_full:
             with pytest.raises(Overloaded):
-                holder.permit.queue(holder.model, holder.places + more)
+                holder.permit.queue(model, holder.places + more)
             return
-        holder.permit.queue(holder.model, holder.places + more)
+        holder.permit.queue(model, holder.places + more)
         holder.places += more if holder.places else 0
 
     @rule(holder=holders)
     def suspend(self, holder: Holder) -> None:
-        if holder in self.admitted and holder.model is None and not holder.is_suspended:
+        if holder in self.admitted and not holder.model and not holder.is_suspended:
             holder.permit.suspend()
             holder.is_suspended = True
 
@@ -115,8 +123,8 @@ class Admission(RuleBasedStateMachine):
     def resume(self, holder: Holder) -> None:
         if holder not in self.admitted or not holder.is_suspended:
             return
-        if self.is_full(self.server):
-            with pytest.raises(Overloaded, match="limit 0: "):
+        if self.is_full(0):
+            with pytest.raises(Overloaded, match="server: "):
                 holder.permit.resume()
         else:
             holder.permit.resume()
@@ -124,13 +132,13 @@ class Admission(RuleBasedStateMachine):
 
     @rule(holder=holders)
     def begin(self, holder: Holder) -> None:
-        if holder in self.admitted and holder.model is not None:
+        if holder in self.admitted and holder.model:
             holder.permit.begin()
             holder.places = 0
 
     @rule(holder=holders)
     def begin_text(self, holder: Holder) -> None:
-        if holder in self.admitted and holder.model is not None:
+        if holder in self.admitted and holder.model:
             holder.permit.begin_text()
             holder.places = max(0, holder.places - 1)
 
@@ -145,26 +153,29 @@ class Admission(RuleBasedStateMachine):
         self.clock.now_s += seconds
 
     @invariant()
-    def counts_match_and_hold_bounds(self) -> None:
-        for limit in [self.server, *self.models] if hasattr(self, "admitted") else []:
-            assert (limit.inflight, limit.waiting) == (self.inflight(limit), self.waiting(limit))
-            # Above the bound are at most the places of one request, which found the queue empty.
-            most = max((holder.places for holder in self.admitted), default=0)
-            assert limit.max_queue_size is None or 0 <= limit.waiting <= max(limit.max_queue_size, most)
-            assert limit.max_concurrent_requests is None or limit.inflight <= limit.max_concurrent_requests
-            if self.is_full(limit):
-                with pytest.raises(Overloaded):
-                    limit.check_room()
-            else:
+    def each_process_counts_all_and_holds_bounds(self) -> None:
+        for limits in getattr(self, "limits", []):
+            for index, limit in enumerate(limits):
+                self.check(index, limit)
+
+    def check(self, index: int, limit: RequestLimit) -> None:
+        assert (limit.inflight, limit.waiting) == (self.inflight(index), self.waiting(index))
+        # Above the bound are at most the places of one request, which found the queue empty.
+        most = max((holder.places for holder in self.admitted), default=0)
+        assert limit.max_queue_size is None or 0 <= limit.waiting <= max(limit.max_queue_size, most)
+        assert limit.max_concurrent_requests is None or limit.inflight <= limit.max_concurrent_requests
+        if self.is_full(index):
+            with pytest.raises(Overloaded):
                 limit.check_room()
-            assert 0 < limit.seconds_to_drain(1) <= 600
+        else:
+            limit.check_room()
+        assert 0 < limit.seconds_to_drain(1) <= 600
 
     def teardown(self) -> None:
         for holder in getattr(self, "admitted", []):
             holder.permit.release()
-        for limit in [self.server, *self.models] if hasattr(self, "admitted") else []:
-            assert (limit.inflight, limit.waiting) == (0, 0)
-            limit.check_room()
+        self.admitted = []
+        self.each_process_counts_all_and_holds_bounds()
 
 
 Admission.TestCase.settings = settings(max_examples=75, stateful_step_count=40)

@@ -1,139 +1,32 @@
 """Permits of several processes compared with plain counts. Each process has views of its own of the same memory."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    MultipleResults,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
+from hypothesis.stateful import rule
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.shared_admission import SharedRequestLimit, request_limit
 from frameworks.scheduling.shared_limits import SharedLimits
+from tests.frameworks.scheduling.test_admission import NAMES, PROCESSES, Admission, processes
 from tests.support.clocks import Clock
 
-PROCESSES = 3
-optional_bounds = st.none() | st.integers(1, 5)
-processes = st.integers(0, PROCESSES - 1)
-Bounds = tuple[int | None, int | None]
 
+class SharedAdmission(Admission):
+    """As Admission; each process has limits of its own, and is lost and replaced at any time."""
 
-@dataclass(eq=False)
-class Holder:
-    """A permit of a process, and its expected state."""
-
-    permit: Permit
-    process: int
-    is_queued: bool = False
-    places: int = 0
-    is_suspended: bool = False
-
-
-class Processes(RuleBasedStateMachine):
-    """A server and a model; requests of three processes, which are lost and replaced at any time."""
-
-    holders: "Bundle[Holder]" = Bundle("holders")
-
-    @initialize(server=st.tuples(optional_bounds, optional_bounds), model=st.tuples(optional_bounds, optional_bounds))
-    def create_limits(self, server: Bounds, model: Bounds) -> None:
-        self.clock = Clock()
+    def limits_of_processes(self) -> list[list[RequestLimit]]:
         self.shared = SharedLimits(PROCESSES, [])
-        self.bounds = {"server": server, "model": model}
-        self.model_row = self.shared.allocate_row()
-        self.limits = [self.limits_of(process) for process in range(PROCESSES)]
-        self.admitted: list[Holder] = []
+        self.model_rows = [self.shared.allocate_row() for _ in NAMES[1:]]
+        return [self.limits_of(process) for process in range(PROCESSES)]
 
-    def limits_of(self, process: int) -> tuple[RequestLimit, RequestLimit]:
+    def limits_of(self, process: int) -> list[RequestLimit]:
         """Create the limits of a process."""
         self.shared.use(process)
-        return (
-            request_limit(self.shared.server(), "server", *self.bounds["server"], self.clock),
-            request_limit(self.shared.model(self.model_row), "model", *self.bounds["model"], self.clock),
-        )
-
-    def inflight(self, name: str) -> int:
-        return sum(not each.is_suspended and (name == "server" or each.is_queued) for each in self.admitted)
-
-    def queue_is_full(self, name: str, places: int, own: int = 0) -> bool:
-        waiting, most = sum(each.places for each in self.admitted), self.bounds[name][0]
-        return most is not None and waiting > own and waiting + places > most
-
-    def is_full(self, name: str, places: int = 1) -> bool:
-        most = self.bounds[name][1]
-        return self.queue_is_full(name, places) or (most is not None and self.inflight(name) >= most)
-
-    @rule(target=holders, process=processes)
-    def admit(self, process: int) -> MultipleResults[Holder]:
-        server, _ = self.limits[process]
-        if self.is_full("server"):
-            with pytest.raises(Overloaded, match="server: "):
-                Permit(server)
-            return multiple()
-        holder = Holder(Permit(server), process)
-        self.admitted.append(holder)
-        return multiple(holder)
-
-    @rule(holder=holders, places=st.sampled_from([1, 1, 2, 7]))
-    def queue(self, holder: Holder, places: int) -> None:
-        if holder not in self.admitted or holder.is_queued or holder.is_suspended:
-            return
-        _, model = self.limits[holder.process]
-        if self.queue_is_full("server", places) or self.is_full("model", places):
-            refuser = "server: " if self.queue_is_full("server", places) else "model: "
-            with pytest.raises(Overloaded, match=refuser) as refused:
-                holder.permit.queue(model, places)
-            assert 0 < refused.value.retry_after_s <= 600
-            return
-        holder.permit.queue(model, places)
-        holder.is_queued, holder.places = True, places
-
-    @rule(holder=holders, more=st.integers(1, 3))
-    def queue_more(self, holder: Holder, more: int) -> None:
-        if holder not in self.admitted or not holder.places:
-            return
-        _, model = self.limits[holder.process]
-        if any(self.queue_is_full(name, more, holder.places) for name in self.bounds):
-            with pytest.raises(Overloaded):
-                holder.permit.queue(model, holder.places + more)
-            return
-        holder.permit.queue(model, holder.places + more)
-        holder.places += more
-
-    @rule(holder=holders)
-    def suspend_or_resume(self, holder: Holder) -> None:
-        if holder not in self.admitted or holder.is_queued:
-            return
-        if not holder.is_suspended:
-            holder.permit.suspend()
-        elif self.is_full("server"):
-            with pytest.raises(Overloaded, match="server: "):
-                holder.permit.resume()
-            return
-        else:
-            holder.permit.resume()
-        holder.is_suspended = not holder.is_suspended
-
-    @rule(holder=holders)
-    def begin(self, holder: Holder) -> None:
-        if holder in self.admitted and holder.is_queued:
-            holder.permit.begin()
-            holder.places = 0
-
-    @rule(holder=consumes(holders))
-    def release(self, holder: Holder) -> None:
-        if holder in self.admitted:
-            holder.permit.release()
-            self.admitted.remove(holder)
+        rows = [self.shared.server(), *map(self.shared.model, self.model_rows)]
+        parts = zip(rows, NAMES, self.bounds, strict=True)
+        return [request_limit(row, name, *bounds, self.clock) for row, name, bounds in parts]
 
     @rule(process=processes)
     def lose(self, process: int) -> None:
@@ -142,33 +35,13 @@ class Processes(RuleBasedStateMachine):
         self.admitted = [each for each in self.admitted if each.process != process]
         self.limits[process] = self.limits_of(process)
 
-    @rule(seconds=st.floats(0, 100))
-    def time_passes(self, seconds: float) -> None:
-        self.clock.now_s += seconds
-
-    @invariant()
-    def each_process_sees_all_counts(self) -> None:
-        waiting = sum(each.places for each in getattr(self, "admitted", []))
-        for server, model in getattr(self, "limits", []):
-            assert (server.inflight, server.waiting) == (self.inflight("server"), waiting)
-            assert (model.inflight, model.waiting) == (self.inflight("model"), waiting)
-            for limit, name in ((server, "server"), (model, "model")):
-                assert 0 < limit.seconds_to_drain(1) <= 600
-                if self.is_full(name):
-                    with pytest.raises(Overloaded):
-                        limit.check_room()
-                else:
-                    limit.check_room()
-
     def teardown(self) -> None:
-        if hasattr(self, "shared"):
-            for holder in self.admitted:
-                holder.permit.release()
-            assert not self.shared._counters._lines().any()
+        super().teardown()
+        assert not hasattr(self, "shared") or not self.shared._counters._lines().any()
 
 
-Processes.TestCase.settings = settings(max_examples=75, stateful_step_count=40)
-TestProcesses = Processes.TestCase
+SharedAdmission.TestCase.settings = settings(max_examples=75, stateful_step_count=40)
+TestSharedAdmission = SharedAdmission.TestCase
 
 
 def two_processes(max_concurrent_requests: int, clock: Clock) -> list[SharedRequestLimit]:
