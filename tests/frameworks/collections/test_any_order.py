@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from frameworks.collections.contract import Hit, Metadata, Metric, Record, Vectors
+from frameworks.collections.contract import CollectionSettings, Hit, Metadata, Metric, Record, Vectors
 from frameworks.collections.filters import All, Any_, AnyOf, Exists, Filter, Not, Range
 from tests.frameworks.collections.model import Opened, expected_scores, matches, settings_of
 
@@ -51,18 +51,24 @@ def _vector(seed: int) -> Vectors:
 class Machine(RuleBasedStateMachine):
     """Compares a collection with a dictionary."""
 
-    metric = Metric.COSINE
-
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
-        self._settings = settings_of(Path(self._folder.name), _DIMENSIONS, self.metric, threads=2)
-        self._opened = Opened(self._settings)
         self._known: dict[str, Record] = {}
 
+    @initialize(metric=st.sampled_from(Metric))
+    def open(self, metric: Metric) -> None:
+        self.metric = metric
+        self._folder = tempfile.TemporaryDirectory()
+        self._settings = self.settings(Path(self._folder.name))
+        self._opened = Opened(self._settings)
+
+    def settings(self, folder: Path) -> CollectionSettings:
+        return settings_of(folder, _DIMENSIONS, self.metric, threads=2)
+
     def teardown(self) -> None:
-        self._opened.close()
-        self._folder.cleanup()
+        if hasattr(self, "_opened"):
+            self._opened.close()
+            self._folder.cleanup()
 
     @rule(entries=_RECORDS)
     def upsert(self, entries: list[tuple[str, int, Metadata]]) -> None:
@@ -125,7 +131,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def counts_rows(self) -> None:
-        assert self._opened.run(self._opened.collection.info()).rows == len(self._known)
+        if hasattr(self, "_opened"):
+            assert self._opened.run(self._opened.collection.info()).rows == len(self._known)
 
 
 def _array(vector: Vectors | None) -> Any:
@@ -133,18 +140,7 @@ def _array(vector: Vectors | None) -> Any:
     return vector
 
 
-class DotMachine(Machine):
-    metric = Metric.DOT
-
-
-class EuclidMachine(Machine):
-    metric = Metric.EUCLID
-
-
-_SETTINGS = settings(max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
-TestCosine = Machine.TestCase
-TestCosine.settings = _SETTINGS
-TestDot = DotMachine.TestCase
-TestDot.settings = _SETTINGS
-TestEuclid = EuclidMachine.TestCase
-TestEuclid.settings = _SETTINGS
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)

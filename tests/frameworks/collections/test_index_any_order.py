@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frameworks.collections import lists, maintenance, rebuilding, segments
-from frameworks.collections.contract import Hit, Vectors
+from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
 from tests.frameworks.collections.model import expected_scores, matches, settings_of
 from tests.frameworks.collections.test_any_order import Machine
@@ -30,11 +30,8 @@ def small_index() -> Iterator[None]:
 class IndexedMachine(Machine):
     """Rows move while they are changed and searched."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._opened.close()
-        self._settings = settings_of(Path(self._folder.name), 5, index_rows=8)
-        self._opened = type(self._opened)(self._settings)
+    def settings(self, folder: Path) -> CollectionSettings:
+        return settings_of(folder, 5, self.metric, index_rows=8)
 
     def _check(self, query: Vectors, hits: list[Hit], top_k: int, where: Filter | None) -> None:
         admitted = {
