@@ -1,4 +1,4 @@
-"""Random orders and requests over real replicas, which die and connect again: all of them agree, and nothing hangs."""
+"""Random orders and requests over fake and real workers, which die and connect again: all agree, nothing hangs."""
 
 import asyncio
 import tempfile
@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 import frameworks.models.load_failures
 from app.workers.messages import ToWorker
 from frameworks.devices import DeviceManager
+from frameworks.engine.process.messages import ChannelLost
 from frameworks.errors import ModelNotFound, ModelUnavailable, OutOfMemory, RoundhouseError, VersionNotFound
 from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelSlot, ModelState
@@ -24,7 +25,7 @@ from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.frameworks.models.sized_registry import SizedRegistry, make_versions
-from tests.frameworks.replicas.fake_workers import Supervisor
+from tests.frameworks.replicas.fake_workers import FakeWorker, Supervisor
 from tests.support.batch_models import numbers
 from tests.support.control_links import connect
 from tests.support.fake_probe import GIB, FakeProbe
@@ -35,8 +36,10 @@ PLAIN, LATEST, ALL = "plain", "latest", "all"
 NAMES = st.sampled_from([PLAIN, LATEST, ALL])
 VERSIONED = st.sampled_from([LATEST, ALL])
 VERSIONS = st.sampled_from(["1", "2"])
-NUMBERS = st.integers(0, 1)
+WORKERS = st.integers(0, 2)
+REPLICAS = st.integers(3, 4)
 INDEXES = st.integers(0, 9)
+CAPACITY = 2 * GIB
 
 
 class Replica:
@@ -64,30 +67,42 @@ class Replica:
 
 
 class ReplicasMachine(RuleBasedStateMachine):
-    """The loop runs only within a rule; tasks of a rule continue during the next rules."""
+    """The loop runs only within a rule; tasks of a rule continue during the next rules.
+
+    `workers`: they apply messages late, fail, and check what they are sent. `replicas`: they load models and answer.
+    """
 
     @initialize()
     def start(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002)
-        self.short_retries.start()
+        self.patches = [
+            patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002),
+            patch("frameworks.replicas.shared_engine._MAX_RETRY_S", 0.002),
+        ]
+        for each in self.patches:
+            each.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
         self.registry = SizedRegistry()
-        self.manager = make_manager(self.registry, drain_timeout_s=60, max_model_bytes=2 * GIB)
+        self.manager = make_manager(self.registry, drain_timeout_s=60, max_model_bytes=CAPACITY)
+        self.workers: dict[int, FakeWorker] = {}
         self.replicas: dict[int, Replica] = {}
         self.all_replicas: list[Replica] = []
-        self.tasks: list[asyncio.Task[None]] = []
+        self.requests: list[tuple[FakeWorker, int]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.checked: set[int] = set()
         for name in (LATEST, ALL):
             make_versions(Path(self.folder.name) / name, 1, 2)
         self.runner.run(self.open())
         for number in range(2):
-            self.join(number)
+            self.connect(number)
+            self.join(3 + number)
 
     async def open(self) -> None:
         await self.manager.__aenter__()
         self.supervisor = Supervisor(self.manager)
+        self.manager.on_changed(self.check_new_loads)
         for name in (PLAIN, LATEST, ALL):
             self.register_model(name)
 
@@ -95,14 +110,86 @@ class ReplicasMachine(RuleBasedStateMachine):
         policy = "all" if name == ALL else "latest"
         return register(self.manager, name, str(Path(self.folder.name) / name), load="lazy", version_policy=policy)
 
-    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def check_new_loads(self, name: str) -> None:
+        """Each worker that serves has the engine of a load when that becomes ready."""
+        slot = self.manager.slots_by_name.get(name)
+        for version in [] if slot is None else slot.versions.values():
+            if version.phase is ModelState.READY and version.serving_id not in self.checked:
+                self.checked.add(version.serving_id)
+                for worker in self.workers.values():
+                    if worker.is_alive and worker.serves:
+                        assert version.serving_id in worker.prepared, (worker.link.number, version)
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         async def starting() -> None:
             self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
             await settle()
 
         self.runner.run(starting())
 
-    @rule(number=NUMBERS)
+    @rule(number=WORKERS)
+    def connect(self, number: int) -> None:
+        if number in self.workers and self.workers[number].is_alive:
+            return
+
+        async def connecting() -> None:
+            self.workers[number] = await self.supervisor.join(number, is_held=True)
+            self.workers[number].allow()
+            await settle()
+
+        self.runner.run(connecting())
+
+    @rule(number=WORKERS)
+    def die(self, number: int) -> None:
+        self.of(number, lambda worker: worker.die())
+
+    @rule(number=WORKERS)
+    def hold(self, number: int) -> None:
+        self.of(number, lambda worker: worker.hold())
+
+    @rule(number=WORKERS, count=st.integers(1, 4))
+    def allow(self, number: int, count: int) -> None:
+        self.of(number, lambda worker: worker.allow(count))
+
+    @rule(number=WORKERS)
+    def fail(self, number: int) -> None:
+        self.of(number, lambda worker: setattr(worker, "fails", 1))
+
+    def of(self, number: int, act: Any) -> None:
+        async def acting() -> None:
+            worker = self.workers.get(number)
+            if worker is not None and worker.is_alive:
+                act(worker)
+            await settle()
+
+        self.runner.run(acting())
+
+    @rule(number=WORKERS, name=NAMES)
+    def ask(self, number: int, name: str) -> None:
+        worker = self.workers.get(number)
+        if worker is not None and worker.is_alive:
+            self.begin(self.request(worker, name))
+
+    async def request(self, worker: FakeWorker, name: str) -> None:
+        try:
+            serving = await worker.ask(name)
+        except ChannelLost:
+            return
+        if serving is not None:
+            self.requests.append((worker, serving))
+
+    @rule(index=INDEXES)
+    def answer(self, index: int) -> None:
+        async def answering() -> None:
+            worker, serving = self.requests.pop(index % len(self.requests))
+            if worker.references[serving]:
+                worker.end(serving)
+            await settle()
+
+        if self.requests:
+            self.runner.run(answering())
+
+    @rule(number=REPLICAS)
     def join(self, number: int) -> None:
         async def joining() -> None:
             replica = self.replicas[number] = Replica(number)
@@ -112,19 +199,19 @@ class ReplicasMachine(RuleBasedStateMachine):
         if number not in self.replicas or not self.replicas[number].is_alive:
             self.runner.run(joining())
 
-    @rule(number=NUMBERS)
-    def die(self, number: int) -> None:
+    @rule(number=REPLICAS)
+    def end_replica(self, number: int) -> None:
         if number in self.replicas and self.replicas[number].is_alive:
             self.begin(self.replicas[number].end())
 
-    @rule(number=NUMBERS, names=st.lists(NAMES, min_size=1, max_size=4))
-    def ask(self, number: int, names: list[str]) -> None:
+    @rule(number=REPLICAS, names=st.lists(NAMES, min_size=1, max_size=4))
+    def ask_replica(self, number: int, names: list[str]) -> None:
         replica = self.replicas.get(number)
         if replica is not None and replica.is_alive:
             for x, name in enumerate(names):
-                self.begin(self.request(replica, name, x))
+                self.begin(self.request_replica(replica, name, x))
 
-    async def request(self, replica: Replica, name: str, x: int) -> None:
+    async def request_replica(self, replica: Replica, name: str, x: int) -> None:
         with suppress(ModelUnavailable, ModelNotFound, VersionNotFound, OutOfMemory):
             await replica.ask(name, x)
 
@@ -152,7 +239,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     def unload_soon(self, name: str) -> None:
         self.begin(self.ordered(self.manager.unload(name, drain_timeout_s=0.001)))
 
-    @rule(name=NAMES, number=st.integers(-1, 1))
+    @rule(name=NAMES, number=st.integers(2, 4))
     def break_or_mend(self, name: str, number: int) -> None:
         registry = self.registry if number not in self.replicas else self.replicas[number].registry
         for part in (name, f"{name}/1", f"{name}/2"):
@@ -187,8 +274,17 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.runner.run(self.settled())
 
     async def settled(self) -> None:
-        """Wait until every task ends; then all workers agree with the supervisor, and answer."""
-        await soon(lambda: all(task.done() for task in self.tasks) and not self.manager.residency._tasks)
+        """End all requests; then every task ends, and all workers agree with the supervisor."""
+        async with asyncio.timeout(60):
+            for worker in self.workers.values():
+                if worker.is_alive:
+                    worker.allow()
+            while any(not task.done() for task in self.tasks) or self.manager.residency._tasks or self.requests:
+                requests, self.requests = self.requests, []
+                for worker, serving in requests:
+                    if worker.references[serving]:
+                        worker.end(serving)
+                await asyncio.sleep(0.001)
         for task in self.tasks:
             if not task.cancelled():
                 task.result()
@@ -199,24 +295,48 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.manager.residency.ledger.check_integrity()
 
     def agree(self) -> bool:
-        """Return whether each worker has the state of the supervisor."""
-        for replica in self.replicas.values():
-            for slot in self.manager.slots if replica.is_alive else []:
-                own = replica.models.slots_by_name.get(slot.name)
-                if own is None or own.version != slot.version:
+        """Return whether each worker has the state of the supervisor, and no request holds a reference."""
+        live = [worker for worker in self.workers.values() if worker.is_alive]
+        for worker in live:
+            ready = set()
+            for slot in self.manager.slots:
+                if slot.name not in worker.models or worker.models[slot.name].active != slot.version:
                     return False
-                for name, version in slot.versions.items():
-                    is_ready = version.phase is ModelState.READY
-                    if own.versions[name].is_ready is not is_ready or own.versions[name].references:
+                for version in slot.versions.values():
+                    if worker.state(slot.name, version.version).state != version.phase:
                         return False
-                    if is_ready and own.versions[name].serving_id != version.serving_id:
-                        return False
+                    if version.phase is ModelState.READY:
+                        ready.add(version.serving_id)
+            if worker.prepared != ready or worker.ready != ready or not worker.serves:
+                return False
+        replicas = [replica for replica in self.replicas.values() if replica.is_alive]
+        if not all(self.agrees(replica) for replica in replicas):
+            return False
         return all(not version.references for slot in self.manager.slots for version in slot.versions.values())
 
+    def agrees(self, replica: Replica) -> bool:
+        for slot in self.manager.slots:
+            own = replica.models.slots_by_name.get(slot.name)
+            if own is None or own.version != slot.version:
+                return False
+            for name, version in slot.versions.items():
+                is_ready = version.phase is ModelState.READY
+                if own.versions[name].is_ready is not is_ready or own.versions[name].references:
+                    return False
+                if is_ready and own.versions[name].serving_id != version.serving_id:
+                    return False
+        return True
+
     @invariant()
-    def ledger_is_correct(self) -> None:
-        if hasattr(self, "supervisor"):
-            self.manager.residency.ledger.check_integrity()
+    def nothing_in_use_is_closed(self) -> None:
+        """No load is closed while a worker that was sent it as ready has not drained it."""
+        if not hasattr(self, "supervisor"):
+            return
+        for worker in self.workers.values():
+            if worker.is_alive:
+                in_use = (worker.ready | worker.draining) & worker.prepared
+                assert in_use <= self.supervisor.publisher._engines.keys()
+        self.manager.residency.ledger.check_integrity()
 
     def teardown(self) -> None:
         if not hasattr(self, "supervisor"):
@@ -229,10 +349,12 @@ class ReplicasMachine(RuleBasedStateMachine):
                 loader._threads.shutdown(wait=True)
             assert self.registry.are_all_closed
             assert all(replica.registry.are_all_closed for replica in self.all_replicas)
+            assert self.supervisor.publisher._engines == {}
         finally:
             self.runner.close()
             self.folder.cleanup()
-            self.short_retries.stop()
+            for each in self.patches:
+                each.stop()
             self.logs.__exit__(None, None, None)
 
     async def shut_down(self) -> None:
@@ -240,14 +362,17 @@ class ReplicasMachine(RuleBasedStateMachine):
             for replica in self.replicas.values():
                 if replica.is_alive:
                     await replica.end()
-            await soon(lambda: not self.supervisor.workers.links)
             await self.manager.__aexit__(None, None, None)
+        for worker in self.workers.values():
+            if worker.is_alive:
+                worker.die()
+        await soon(lambda: not self.supervisor.workers.links)
 
 
 TestReplicasMachine = ReplicasMachine.TestCase
 TestReplicasMachine.settings = settings(
-    max_examples=10,
-    stateful_step_count=30,
+    max_examples=25,
+    stateful_step_count=40,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long
 )
