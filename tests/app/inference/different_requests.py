@@ -1,9 +1,18 @@
-"""Pairs of requests whose responses may differ."""
+"""Requests to a cache of responses: pairs whose responses may differ, a model, and a sender that counts."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from app.inference.response_cache import CacheableRequest
-from frameworks.types import PairRequest, TensorBatch, TextRequest
+from app.inference.response_cache import CacheableRequest, ResponseCache
+from app.workers.worker_responses import WorkerResponses
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
+from tests.support.loops import HANGS_AFTER_S, task
 
 
 def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None) -> TensorBatch:
@@ -46,3 +55,52 @@ DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
     "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
     "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),
 }
+
+
+@dataclass
+class Model:
+    """A model that answers on release. `num_runs`: number of calls."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: Callable[[int], Answer] = lambda run: {"y": np.array([run])}
+    num_runs: int = 0
+
+    async def __call__(self) -> Answer:
+        self.num_runs += 1
+        run = self.num_runs
+        await self.gate.wait()
+        return self.answers(run)
+
+
+class Sender:
+    """Send requests through a cache, and count. `hits` and `misses`: the counters of the cache."""
+
+    responses: ResponseCache | WorkerResponses
+
+    def __init__(self) -> None:
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.misses: Counter[tuple[str, str]] = Counter()
+        self.joined = 0
+
+    def send(
+        self,
+        model: Model,
+        request: CacheableRequest,
+        name: str = "m",
+        serving: object = 1,
+        tenant: Tenant = DEFAULT_TENANT,
+    ) -> "asyncio.Task[Any]":
+        def joined() -> None:
+            self.joined += 1
+
+        return task(self.responses.get_or_run(tenant, name, serving, request, model, joined))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return the hits and misses of m."""
+        return self.hits["m", ""], self.misses["m", ""]
+
+
+async def outcomes(*tasks: "asyncio.Task[Any]") -> list[Any]:
+    """Return answers and errors. Raises TimeoutError if a request hangs."""
+    return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), HANGS_AFTER_S))

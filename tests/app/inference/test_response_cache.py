@@ -1,9 +1,7 @@
 """Equal requests run once: every waiter gets the result or the error, and different requests stay separate."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.inference.response_cache import CacheableRequest, ResponseCache, key_of
 from frameworks.errors import InvalidInput, OutOfMemory
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.tenants import Tenant
 from frameworks.types import (
     Answer,
     ClassifyAnswer,
@@ -24,61 +22,21 @@ from frameworks.types import (
     TextRequest,
 )
 from memory.result_cache import ENTRY_BYTES, ResultCache
-from tests.app.inference.different_requests import DIFFERENT, tensor
-from tests.support.loops import in_loop, task
+from tests.app.inference.different_requests import DIFFERENT, Model, Sender, outcomes, tensor
+from tests.support.loops import in_loop
 
 
-@dataclass
-class Model:
-    """A model that answers on release. `num_runs`: number of calls."""
-
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    answers: Callable[[int], Answer] = lambda run: {"y": np.array([run])}
-    num_runs: int = 0
-
-    async def __call__(self) -> Answer:
-        self.num_runs += 1
-        run = self.num_runs
-        await self.gate.wait()
-        return self.answers(run)
-
-
-class CacheHarness:
+class CacheHarness(Sender):
     """A response cache and its counters."""
 
     def __init__(self, max_bytes: int = 10**6) -> None:
-        self.hits: Counter[tuple[str, str]] = Counter()
-        self.misses: Counter[tuple[str, str]] = Counter()
+        super().__init__()
         self.cache: ResultCache[Answer] = ResultCache(max_bytes, None)
-        self.responses = ResponseCache(self.cache, self.hits, self.misses)
-        self.joined = 0
-
-    def send(
-        self,
-        model: Model,
-        request: CacheableRequest,
-        name: str = "m",
-        serving: object = 1,
-        tenant: Tenant = DEFAULT_TENANT,
-    ) -> "asyncio.Task[Any]":
-        def joined() -> None:
-            self.joined += 1
-
-        return task(self.responses.get_or_run(tenant, name, (serving,), request, model, joined))
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Return the hits and misses of m."""
-        return self.hits["m", ""], self.misses["m", ""]
+        self.responses: ResponseCache = ResponseCache(self.cache, self.hits, self.misses)
 
     def check_idle(self) -> None:
         assert not self.responses._pending
         assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def outcomes(*tasks: "asyncio.Task[Any]") -> list[Any]:
-    """Return answers and errors. Raises TimeoutError if a request hangs."""
-    return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60))
 
 
 async def rounds(count: int = 5) -> None:

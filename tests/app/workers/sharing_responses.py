@@ -1,68 +1,25 @@
 """A supervisor with a cache of responses, and workers that ask it."""
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from app.inference.response_cache import CacheableRequest
 from app.workers.shared_responses import SharedResponses
 from app.workers.worker_responses import WorkerResponses
 from frameworks.replicas.control import ControlLink, Workers
-from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.types import Answer
 from memory.result_cache import ResultCache
+from tests.app.inference.different_requests import Sender
 from tests.app.workers.links import Links, linked
 from tests.support.clocks import Clock
-from tests.support.loops import HANGS_AFTER_S, soon, task
+from tests.support.loops import soon
 
 
-@dataclass
-class Model:
-    """A model that answers on release. `num_runs`: number of calls."""
-
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    answers: Callable[[int], Answer] = lambda run: {"y": np.array([run])}
-    num_runs: int = 0
-
-    async def __call__(self) -> Answer:
-        self.num_runs += 1
-        run = self.num_runs
-        await self.gate.wait()
-        return self.answers(run)
-
-
-class Worker:
+class Worker(Sender):
     """A worker that finds responses, and its counts."""
 
     def __init__(self, link: ControlLink) -> None:
+        super().__init__()
         self.link = link
-        self.hits: Counter[tuple[str, str]] = Counter()
-        self.misses: Counter[tuple[str, str]] = Counter()
         self.responses = WorkerResponses(link, self.hits, self.misses)
-        self.joined = 0
-
-    def send(
-        self,
-        model: Model,
-        request: CacheableRequest,
-        name: str = "m",
-        serving: object = 1,
-        tenant: Tenant = DEFAULT_TENANT,
-    ) -> "asyncio.Task[Any]":
-        def joined() -> None:
-            self.joined += 1
-
-        return task(self.responses.get_or_run(tenant, name, serving, request, model, joined))
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Return the hits and misses of m."""
-        return self.hits["m", ""], self.misses["m", ""]
 
 
 class Server:
@@ -97,8 +54,3 @@ async def serving(
     async with linked(workers) as links:
         server = Server(links, cache, responses)
         yield server, [await server.connect(number) for number in range(num_workers)]
-
-
-async def outcomes(*tasks: "asyncio.Task[Any]") -> list[Any]:
-    """Return answers and errors. Raises TimeoutError if a request hangs."""
-    return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), HANGS_AFTER_S))

@@ -10,8 +10,8 @@ from app.workers import worker_responses
 from frameworks.replicas.control import ControlLink
 from frameworks.tenants import Tenant
 from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TensorBatch, TextRequest
-from tests.app.inference.different_requests import DIFFERENT, tensor
-from tests.app.workers.sharing_responses import Model, outcomes, serving
+from tests.app.inference.different_requests import DIFFERENT, Model, outcomes, tensor
+from tests.app.workers.sharing_responses import serving
 from tests.support.loops import in_loop, soon
 
 

@@ -14,8 +14,8 @@ from app.auth.errors import QuotaExceeded
 from frameworks.errors import InvalidInput, OutOfMemory, Overloaded
 from frameworks.types import Answer
 from memory.result_cache import ENTRY_BYTES
-from tests.app.inference.different_requests import tensor
-from tests.app.workers.sharing_responses import Model, Worker, outcomes, serving
+from tests.app.inference.different_requests import Model, outcomes, tensor
+from tests.app.workers.sharing_responses import Worker, serving
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop, soon
 
