@@ -59,7 +59,7 @@ class MatrixTiles:
         if not self.is_configured:
             self.errors.append("registers are used before they are configured")
         memory = (ctypes.c_uint8 * (stride * (_ROWS - 1) + _ROW_BYTES)).from_address(address)
-        return np.ndarray((_ROWS, _ROW_BYTES), np.uint8, memory, strides=(stride, 1))
+        return np.ndarray((_ROWS, _ROW_BYTES), np.uint8, memoryview(memory), strides=(stride, 1))
 
     def _add_products(self, sums: int, rows: int, weights: int) -> None:
         own, *given = (self._registers[each] for each in (sums, rows, weights))
