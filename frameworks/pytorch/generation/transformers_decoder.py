@@ -113,7 +113,8 @@ def _attend(
     index: Any = module.layer_idx
     key_value = torch.cat((key[0], value[0])).transpose(0, 1)
     seen = attention(index, query[0].transpose(0, 1), key_value, window, scaling, softcap)
-    return seen[None], None
+    # As transformers' own functions: some models take a view of it.
+    return seen[None].contiguous(), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
