@@ -13,8 +13,6 @@ from frameworks.pytorch.generation.trial import Trial
 
 # A model that forgets its cache at the start of a part is off by more than its own rounding.
 _MAX_PARTS_ERROR = 4.0
-# A token that sees later ones: logits change by more than this part of the tolerance.
-_CAUSAL_SHARE = 0.1
 _FIRST_TOKENS = 4
 
 
@@ -24,7 +22,7 @@ def check_caches(trial: Trial, cached: CachedModel) -> CacheSize:
     Raises InvalidModel where the model computes something else with a cache, or where tokens see later ones;
     OutOfMemory.
     """
-    _check_causal(trial, cached)
+    trial.check_causal(cached.logits_without_cache)
     counts, sizes = trial.counts, dict[int, int]()
     try:
         with torch.inference_mode():
@@ -83,22 +81,6 @@ def _size(sizes: dict[int, int]) -> CacheSize:
     grown = [-(-(large - small) // (end - start)) for (start, small), (end, large) in pairwise(points)]
     token_bytes = max([0, *grown])
     return CacheSize(max(0, *(size - token_bytes * tokens for tokens, size in points)), token_bytes)
-
-
-def _check_causal(trial: Trial, cached: CachedModel) -> None:
-    """Raise InvalidModel if logits depend on later tokens, as in an encoder."""
-    kept = len(trial.token_ids) // 2
-    others = [*trial.token_ids[:kept], *reversed(trial.token_ids[kept:])]
-    if not kept:
-        return
-    with torch.inference_mode():
-        first, second = (cached.logits_without_cache(ids)[:kept].float() for ids in (list(trial.token_ids), others))
-    changed = float((first - second).square().mean().sqrt()) / max(float(first.std()), 1e-6)
-    if not changed <= _CAUSAL_SHARE * trial.tolerance:
-        raise InvalidModel(
-            f"{trial.folder}: expected tokens that see only earlier ones, got logits that depend on later ones; check "
-            "is_decoder in config.json"
-        )
 
 
 def _described(error: BaseException) -> str:

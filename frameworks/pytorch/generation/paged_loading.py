@@ -9,6 +9,7 @@ from frameworks.generation.blocks import BlockPool
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.cached_model import CachedModel
 from frameworks.pytorch.generation.code_needs import CodeNeeds
 from frameworks.pytorch.generation.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoder import Decoder
@@ -44,6 +45,9 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
+    if load.source is None and (load.bits is not None or load.dtype != "f32"):
+        # The tolerance of other weights may be more than what an encoder's later tokens change.
+        trial.check_causal(CachedModel(model).logits_without_cache)
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     code = needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)

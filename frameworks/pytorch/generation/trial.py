@@ -26,6 +26,8 @@ _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
 # Root mean square of the logits' errors, relative to their spread. Narrow types are off by their own rounding, by which
 # transformers' attention functions differ too; another kind of attention is off by more than 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+# A token that sees later ones: logits change by more than this part of the tolerance.
+_CAUSAL_SHARE = 0.1
 _ROUNDS = 3
 
 
@@ -64,6 +66,24 @@ class Trial:
             self.check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
+
+    def check_causal(self, logits_of: Callable[[list[int]], torch.Tensor]) -> None:
+        """Raise InvalidModel if logits depend on later tokens, as in an encoder.
+
+        `logits_of`: the model, from token ids to logits [tokens, vocabulary].
+        """
+        kept = len(self.token_ids) // 2
+        others = [*self.token_ids[:kept], *reversed(self.token_ids[kept:])]
+        if not kept:
+            return
+        with torch.inference_mode():
+            first, second = (logits_of(ids)[:kept].float() for ids in (list(self.token_ids), others))
+        changed = float((first - second).square().mean().sqrt()) / max(float(first.std()), 1e-6)
+        if not changed <= _CAUSAL_SHARE * self.tolerance:
+            raise InvalidModel(
+                f"{self.folder}: expected tokens that see only earlier ones, got logits that depend on later ones; "
+                "check is_decoder in config.json"
+            )
 
     def check(self, runner: PagedRunner, kv_dtype: torch.dtype, packed_tolerance: float = 0.0) -> None:
         """Raise NotPaged if the runner computes something else than the model, OutOfMemory.

@@ -14,6 +14,8 @@ from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request, tokens_of
 from tests.frameworks.pytorch.generation.test_decoders import OWN, THEIRS, prompts_of
 from tests.support.models.causal_families import ALL_FAMILIES, save_family
+from tests.support.models.causal_folders import VOCABULARY_SIZE
+from tests.support.models.text_files import change_json
 
 TOKENS = 8
 CALLERS = 8
@@ -73,6 +75,9 @@ NOT_SMALL = ("blt", "phi4_multimodal")
 # of MiniMax finds no past tokens there.
 GENERATE_DIFFERS = ("minimax", "moshi", "rwkv")
 
+FAILS_IN_BFLOAT16 = ("xlstm",)
+"""Families of which transformers runs no model in bfloat16 on a CPU."""
+
 
 def is_composite(family: str) -> bool:
     """Whether the text model of the family has a config, and a family, of its own."""
@@ -127,6 +132,56 @@ def test_family_matches_generate(tmp_path: Path, family: str) -> None:
         assert [token.token_id for token in ours[i]] == text
         expected = logprobs.gather(1, torch.tensor(text)[:, None])[:, 0].tolist()
         assert [token.logprob for token in ours[i]] == pytest.approx(expected, abs=tolerance)
+
+
+def narrow_families() -> list[Any]:
+    """Return the served families; a few of them in the second tier, most of them at night."""
+    others = {*REFUSED, *FAILS_IN_TRANSFORMERS, *NOT_SMALL, *GENERATE_DIFFERS, *FAILS_IN_BFLOAT16, "bert"}
+    tiers = {family: pytest.mark.extended if family in EVERY_RUN else pytest.mark.nightly for family in ALL_FAMILIES}
+    return ["bert", *(pytest.param(family, marks=mark) for family, mark in tiers.items() if family not in others)]
+
+
+@pytest.mark.parametrize("family", narrow_families())
+def test_bfloat16_error_is_that_of_transformers(made_once: FolderMaker, family: str) -> None:
+    """Both differ from float32 by their rounding; ours by at most twice as much."""
+    if is_composite(family):
+        pytest.skip("its text model is a family of its own")
+    folder = made_once(save_family, family=family)
+    model = load_generating(folder, dtype="bf16", max_batch_size=CALLERS)
+    prompts = prompts_of(3, 75, each=CALLERS // 2)
+    sampling = Sampling(temperature=0, top_logprobs=VOCABULARY_SIZE)
+    given = tokens_of(model, *(request(i, prompt, TOKENS, sampling) for i, prompt in enumerate(prompts)))
+    texts = [[*prompt, *(token.token_id for token in given[i])] for i, prompt in enumerate(prompts)]
+    rows = [dict(token.top_logprobs) for i in range(len(prompts)) for token in given[i]]
+    ours = torch.tensor([[row[token_id] for token_id in range(VOCABULARY_SIZE)] for row in rows])
+    exact, theirs = (next_logprobs(folder, dtype, texts) for dtype in (torch.float32, torch.bfloat16))
+    error, own_error = (float((each - exact).square().mean().sqrt()) for each in (ours, theirs))
+    assert error <= 2 * own_error
+
+
+def next_logprobs(folder: Path, dtype: torch.dtype, texts: list[list[int]]) -> torch.Tensor:
+    """Return the log probabilities of the last TOKENS tokens of each text: float32 [rows, vocabulary]."""
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        logits = [
+            reference(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -TOKENS - 1 : -1] for ids in texts
+        ]
+    return torch.cat(logits).float().log_softmax(-1)
+
+
+def test_views_of_attention_are_paged(made_once: FolderMaker) -> None:
+    """AFMoE takes a view of the attention's output, which has to be contiguous in every dtype."""
+    model = load_generating(made_once(save_family, family="afmoe"), dtype="bf16")
+    assert model.spec.generation.unpaged_because is None
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", pytest.param("f16", marks=pytest.mark.extended)])
+def test_encoder_is_refused_in_every_dtype(copied: FolderMaker, dtype: str) -> None:
+    """Its tokens see later ones: less than the tolerance of a narrow dtype is off."""
+    folder = copied(save_family, family="bert")
+    change_json(folder / "config.json", is_decoder=False)
+    with pytest.raises(InvalidModel, match=r"got logits that depend on later ones; check is_decoder in config\.json"):
+        load_generating(folder, dtype=dtype)
 
 
 @pytest.mark.parametrize(
