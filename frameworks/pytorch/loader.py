@@ -151,16 +151,20 @@ def _loaded(
 def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str]) -> None:
     """Raise InvalidModel for a weight that is not stored as floating point: transformers would cast it.
 
-    `unexpected`: tensors of the files that the model does not read. Buffers of integers and quantised weights have
+    `unexpected`: tensors of the files that the model does not read. Tables of integers and quantised weights have
     such dtypes.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return
-    integers = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
-    unread = [*unexpected, *integers]
+    own = [*model.named_parameters(), *model.named_buffers()]
+    integers = [name for name, tensor in own if not tensor.is_floating_point()]
+    # A file may have the tensor below another path, but not with another last part of its name.
+    parts = {name.rpartition(".")[2] for name in integers} - {"weight", "bias"}
+    allowed = [*unexpected, *integers]
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), _POSITIONS]
     for name, (file, dtype) in read_weight_files(folder).others.items():
-        if not (any(_is_same(name, each) for each in unread) or any(re.search(each, name) for each in patterns)):
+        is_allowed = name.rpartition(".")[2] in parts or any(_is_same(name, each) for each in allowed)
+        if not (is_allowed or any(re.search(each, name) for each in patterns)):
             raise InvalidModel(
                 f"{file}: {name}: expected a weight of floating point (F32, F16, BF16), got {dtype}; save the weights "
                 "as floating point"

@@ -15,6 +15,7 @@ from frameworks.pytorch.weights import read_weight_files
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, load_torch_model
 from tests.frameworks.pytorch.generation.generating import load_generating
+from tests.support.models.causal_families import save_family
 from tests.support.models.causal_folders import save_causal_model
 from tests.support.models.text_files import change_json, write_json
 from tests.support.models.torch_folders import rewrite_weights, save_classifier, save_embedder
@@ -241,6 +242,12 @@ class TestIntegers:
         folder = made_once(save_image_classifier, family="resnet")
         assert "num_batches_tracked" in str(list(read_weight_files(folder).others))
         assert load_torch_model(folder).spec.task == "classify"
+
+    @pytest.mark.extended
+    def test_table_with_another_name_is_served(self, tmp_path: Path) -> None:
+        """A router of DeepSeek V4 has a table of experts, whose path in the file is not that of the model."""
+        assert "tid2eid" in str(list(read_weight_files(save_family(tmp_path, "deepseek_v4")).others))
+        assert load_generating(tmp_path).spec.task == "generate"
 
 
 class _Writes:
