@@ -1,4 +1,8 @@
-"""Tenants share a real language model by their weights. Tokens are counted, not seconds."""
+"""Tenants share a real language model by their weights. Tokens are counted, not seconds.
+
+Each step waits until the loop and all callers have reacted to the one before. A late loop would leave a tenant without
+waiting texts, and its places to the other one.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,9 +12,10 @@ import pytest
 
 from app.embedded.copy_tiny_llama import COMMITTED
 from frameworks.scheduling.steps.charging import StepCharges
+from frameworks.scheduling.steps.worker import _StepThread
 from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
-from tests.support.loops import in_loop, soon
+from tests.support.loops import HANGS_AFTER_S, in_loop, settle, soon
 
 pytestmark = pytest.mark.extended
 
@@ -20,12 +25,20 @@ _SETTLED_TOKENS = 500
 UNLIKE: tuple[TextLengths, ...] = ((3, 40), (60, 8), (17, 17), (30, 5), (5, 25))
 _SECONDS_PER_TOKEN = 1e-4
 _charge = StepCharges.charge
+_process_messages = _StepThread._process_messages
 
 
 def charge_tokens(charges: StepCharges, costs: Iterable[tuple[Tenant, float]], _seconds: float) -> None:
     """Charge a step by its tokens: its seconds depend on what else the machine does."""
     known = list(costs)
     _charge(charges, known, _SECONDS_PER_TOKEN * sum(cost for _, cost in known))
+
+
+def process_in_turn(thread: _StepThread) -> bool:
+    """Wait for the loop before each step."""
+    if thread._active:
+        asyncio.run_coroutine_threadsafe(settle(), thread._loop).result(HANGS_AFTER_S)
+    return _process_messages(thread)
 
 
 async def shared(harness: TenantsHarness, tokens: int, tenants: tuple[Tenant, ...]) -> dict[str, int]:
@@ -52,6 +65,7 @@ async def shared(harness: TenantsHarness, tokens: int, tenants: tuple[Tenant, ..
 
 
 @patch.object(StepCharges, "charge", charge_tokens)
+@patch.object(_StepThread, "_process_messages", process_in_turn)
 @in_loop
 async def test_generated_tokens_follow_tenant_weights() -> None:
     async with serving_tenants(COMMITTED, max_batch_size=8) as harness:
