@@ -2,15 +2,16 @@
 
 import asyncio
 import threading
+import time
 import warnings
-from collections.abc import AsyncGenerator
-from typing import TextIO
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from typing import Any, TextIO
 
 import pyarrow as pa
 import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
-from ray.exceptions import RayError
 
 from app.config import LoadedSettings
 from app.offline.errors import RunFailed
@@ -28,7 +29,8 @@ _MAX_RETRIES = 5
 # Blocks that Ray Data holds: rows for the workers, and results for the command.
 _BLOCK_BYTES = 512 * 1024**2
 _READS_AT_ONCE = 2
-_END_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 30.0
+_END_INTERVAL_S = 0.01
 
 
 class RayRunner:
@@ -101,10 +103,15 @@ def pending_rows(pending: list[PendingFile], file: int, number: int, window_rows
 
 
 class _Results:
-    """Iterate over a dataset in a thread of its own, one block ahead of the event loop."""
+    """Fetch the blocks of a dataset in a thread of its own, which is ahead of the event loop.
+
+    `Dataset.iter_batches` fetches in a thread that nothing waits for. It may ask for a block after the end of
+    ray.shutdown(), and Ray then ends the command with status 1. So all threads are known here, and end with `close`.
+    """
 
     def __init__(self, dataset: "ray.data.Dataset") -> None:
         self._dataset = dataset
+        self._executor: Any = None
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[pa.Table | Exception | None] = asyncio.Queue()
         self._room = threading.Semaphore(2)
@@ -124,28 +131,36 @@ class _Results:
         return result
 
     def close(self) -> None:
-        """End the dataset, whatever it waits for."""
+        """End the dataset, whatever it waits for, and its threads."""
         self._is_closed = True
         self._room.release()
-        executor = self._dataset._current_executor
-        if executor is not None:
-            executor.shutdown(force=True)
-        self._thread.join(_END_TIMEOUT_S)
+        end_s = time.monotonic() + _END_TIMEOUT_S
+        while self._are_threads_alive() and time.monotonic() < end_s:
+            if self._executor is not None:
+                # Without effect before its start, and after the first call. A step that is running may make it fail.
+                with suppress(Exception):
+                    self._executor.shutdown(force=True)
+            time.sleep(_END_INTERVAL_S)
+
+    def _are_threads_alive(self) -> bool:
+        return self._thread.is_alive() or (self._executor is not None and self._executor.is_alive())
 
     def _iterate(self) -> None:
         result: pa.Table | Exception | None = None
         try:
-            # This thread is ahead of the event loop. Ray's own thread for that may ask for a block after the end of
-            # ray.shutdown(), and Ray then ends the command with status 1.
-            for table in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                self._put(table)
-                if self._is_closed:
-                    return
-        except (RayError, RuntimeError, ValueError, OSError) as error:
+            self._executor = self._dataset._create_executor()
+            bundles: Iterable[Any] = self._dataset._build_bundle_iterator(self._executor)
+            for bundle in bundles:
+                for reference in bundle.block_refs:
+                    if not self._is_closed:
+                        self._put(ray.get(reference))
+        except Exception as error:  # noqa: BLE001 - of any part of Ray Data; raised where the block is awaited
             result = error
         self._put(result)
 
     def _put(self, result: pa.Table | Exception | None) -> None:
         self._room.acquire()
-        if not self._is_closed:
+        if self._is_closed:
+            self._room.release()  # for the next result
+        else:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, result)

@@ -28,7 +28,7 @@ def connect(field: str, where: str, **options: Any) -> None:
     with _captured_stderr() as printed:
         try:
             ray.init(**options)
-        except (AuthenticationError, ConnectionError, OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises Exception itself where a node does not start in time
             printed.seek(0)
             if isinstance(error, AuthenticationError) or _WRONG_TOKEN in printed.read():
                 given = "another one" if os.environ.get("RAY_AUTH_MODE") == "token" else "none"

@@ -32,6 +32,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
     ("error", "printed", "mode", "message"),
     [
         (ConnectionError("failed"), b"lines\n", "", "address: expected a Ray cluster at a:1, got none (failed)"),
+        (Exception("it timed out"), b"", "", "address: expected a Ray cluster at a:1, got none (it timed out)"),
         (ConnectionError("failed"), WRONG, "", "RAY_AUTH_TOKEN: expected the token of .* a:1, got none; "),
         (ConnectionError("failed"), WRONG, "token", "RAY_AUTH_TOKEN: expected .* a:1, got another one; set "),
         (AuthenticationError("x"), b"", "token", "RAY_AUTH_TOKEN: expected the token of the .* at a:1, got none; set "),
