@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
 from tests.support.chromium import CHROMIUM
+from tests.support.closing import closed_after
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 from tests.web.browsers import FOLDER, SharedBrowser
 from tests.web.playgrounds import playground_entries
@@ -25,16 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _BROWSER = SharedBrowser()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """End the browser before other tests run in this process, as its event loop would disturb them."""
-    try:
-        return (yield)
-    finally:
-        if nextitem is None or FOLDER not in nextitem.path.parents:
-            _BROWSER.close()
+# Its event loop would disturb other tests in this process.
+pytest_runtest_teardown = closed_after(FOLDER, _BROWSER.close)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,24 +1,15 @@
 """The cluster that all tests on Ray share."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
 from tests.e2e.on_ray.cluster import SHARED, DeployedServer, RayCluster
+from tests.support.closing import closed_after
 
-FOLDER = Path(__file__).parent
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """End the cluster before other tests run: its processes compute when they are idle, too."""
-    try:
-        return (yield)
-    finally:
-        if nextitem is None or FOLDER not in nextitem.path.parents:
-            SHARED.close()
+# The processes of the cluster compute when they are idle, too.
+pytest_runtest_teardown = closed_after(Path(__file__).parent, SHARED.close)
 
 
 @pytest.fixture(scope="module")
