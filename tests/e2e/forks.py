@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Without ONNX Runtime: its import starts a thread, which does not exist in a fork.
 _MODULES = ("app.cli.commands", "app.server.process", "app.cli.model_paths")
 _TORCH_MODULES = ("frameworks.pytorch.registry", "frameworks.pytorch.loader", "frameworks.pytorch.generation.loading")
+_CONNECT_WITHIN_S = 30.0
 
 
 class Process(Protocol):
@@ -81,29 +82,60 @@ def fork_server(
     """Start `serve` with these arguments; return its process and the stream of its standard error."""
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
-    request = {"arguments": list(arguments), "environ": environ, "cwd": str(cwd), "is_gated": is_gated}
+    request = {
+        "arguments": list(arguments),
+        "environ": environ,
+        "cwd": str(cwd),
+        "needs_torch": needs_torch,
+        "is_gated": is_gated,
+    }
     with theirs:
-        socket.send_fds(_requests(needs_torch), [json.dumps(request).encode()], [write, theirs.fileno()])
+        socket.send_fds(_requests(), [json.dumps(request).encode()], [write, theirs.fileno()])
         os.close(write)
     return ForkedProcess(ours), os.fdopen(read, "rb")
 
 
 @cache
-def _requests(has_torch: bool) -> socket.socket:
-    """Return the socket of a fork server, which ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    modules = (*_MODULES, *(_TORCH_MODULES if has_torch else ()))
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
-            cwd=ROOT,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
+def _requests() -> socket.socket:
+    """Return a connection to the fork server of this run, which ends with the last process that has one.
+
+    The processes of pytest-xdist share it: each would import the modules again, which takes 3 s of CPU time.
+    """
+    # In the abstract namespace: nothing is left of the address when the fork server ends.
+    address = "\0roundhouse-fork-server-" + os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    until_s = time.monotonic() + _CONNECT_WITHIN_S
+    while True:
+        process = _start(address)
+        try:
+            connection.connect(address)
+            break
+        except ConnectionRefusedError:  # another process has bound it, and does not listen yet
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.01)
 
     def stop() -> None:
-        ours.close()
-        process.wait()
+        connection.close()
+        if process is not None:
+            process.wait()
 
     atexit.register(stop)
-    return ours
+    return connection
+
+
+def _start(address: str) -> "subprocess.Popen[bytes] | None":
+    """Start the fork server, unless another process has."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError:
+            return None
+        listener.listen()
+        modules = (*_MODULES, "--with-torch", *_TORCH_MODULES)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno()), *modules],
+            cwd=ROOT,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
