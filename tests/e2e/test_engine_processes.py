@@ -43,15 +43,20 @@ def question(model: str, size: int = LARGE) -> Question:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose models are killed: each test has its own, because later crashes in a row restart later."""
+    """A server whose models are killed: each test has its own, because later crashes in a row restart later.
+
+    A test of the second tier loads its model by a request, so that the first tier does not start its process.
+    """
     folder = tmp_path_factory.mktemp("engines")
     graphs = {name: onnx_graphs.identity() for name in (*SIGNALS, "other")}
     graphs |= {"turns": onnx_crashes.turns(), "poisoned": onnx_crashes.negated()}
     path = save_causal_model(folder / "lm", max_position_embeddings=4096)
     entries = f'[[models.torch_models]]\nname = "lm"\npath = "{path}"\n' + onnx_entries(folder, graphs)
+    for name in graphs.keys() - {"segv", "other"} | {"lm"}:
+        entries = entries.replace(f'name = "{name}"\n', f'name = "{name}"\nload = "lazy"\n')
     with serving(folder, entries + ISOLATED) as running:
         yield running.wait_ready()
-        wait_at_rest(running, len(graphs) + 1)
+        wait_at_rest(running, len(engines(running)))
         running.check_log()
 
 
@@ -59,6 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     "name", ["segv", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("abrt", "kill"))]
 )
 def test_killed_engine_fails_no_request(server: RunningServer, name: str) -> None:
+    server.infer(name, **question(name).body)
     count = len(engines(server))
     before = engine(server, name)
     states = set()
@@ -144,6 +150,7 @@ def test_poison_request_is_refused_others_answered(server: RunningServer) -> Non
 @pytest.mark.extended
 def test_disconnected_client_cancels_in_engine(server: RunningServer) -> None:
     """Requests wait in the queue of the process behind a run; no caller waits for them."""
+    server.infer("turns", input_data=SHORT)
     before = batches(server, "turns")
     with halted(server, "turns"):
         with ThreadPoolExecutor(6) as pool:
