@@ -33,7 +33,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return adapters | {"lm": save_causal_model(folder / "lm")}
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+@pytest.fixture(scope="module", params=["none", pytest.param("process", marks=pytest.mark.extended), "workers"])
 def server(request: pytest.FixtureRequest, folder_of: dict[str, Path]) -> Iterator[RunningServer]:
     """The model `lm` with its adapters `red` and `blue`; `green` is below the roots."""
     folder = folder_of["lm"].parent

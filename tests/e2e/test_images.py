@@ -55,7 +55,7 @@ def entries(folder: Path) -> str:
     return text + twins + 'labels = ["crane", "star", "crane"]\n'
 
 
-@pytest.fixture(scope="module", params=Modes)
+@pytest.fixture(scope="module", params=["alone", pytest.param("workers", marks=pytest.mark.extended), "process"])
 def images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("images")
     config = Modes[request.param] + entries(folder) + '[logging]\nrequests = "all"\n'

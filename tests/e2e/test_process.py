@@ -306,6 +306,7 @@ def test_loading_server_refuses_with_reason(start: Start, tmp_path: Path) -> Non
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
+@pytest.mark.extended
 @LINUX
 def test_pytorch_server_never_maps_onnxruntime(start: Start) -> None:
     entry = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'

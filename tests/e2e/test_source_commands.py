@@ -57,7 +57,7 @@ def wait_held(folder: Path) -> None:
     wait_until(lambda: any(part.stat().st_size for part in cache.rglob("model.onnx_data.part")))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.extended), 2])
 def test_serve_fetches_repository_by_name(workers: int, hub: Hub, tmp_path: Path) -> None:
     variables = environment(hub, tmp_path) | {"ROUNDHOUSE_SERVER__WORKERS": str(workers)}
     words = ["org/small", "hf://org/digits@main", "--port", "0"]

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.e2e.server import RunningServer
@@ -59,6 +60,7 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
     expect(charts.filter(has_text="Requests by model").locator(".legend")).to_contain_text("digits")
 
 
+@pytest.mark.extended
 def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningServer) -> None:
     tab = open_tab("about:blank", is_fresh=True)
     tab.page.add_init_script(FED_EVENTS)

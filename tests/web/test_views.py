@@ -14,7 +14,14 @@ NARROW, WIDE = 360, 1440
 VIEWS = {"#/overview": "Overview", "#/models": "Models", "#/models/digits": "digits", "#/requests": "Requests"}
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(NARROW, "light"), (NARROW, "dark"), (WIDE, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (NARROW, "dark"),
+        pytest.param(NARROW, "light", marks=pytest.mark.extended),
+        pytest.param(WIDE, "light", marks=pytest.mark.extended),
+    ],
+)
 def test_views_are_accessible_at_any_width(open_tab: Open, small_site: RunningServer, width: int, scheme: str) -> None:
     small_site.infer("digits", batch_size=1, input_data=[8] * 64)
     tab = open_tab(small_site.url, width=width, scheme=scheme)

@@ -36,6 +36,7 @@ def test_committed_graph_has_zip_map(session: onnxruntime.InferenceSession) -> N
     assert sum(nothing.values()) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.extended
 def test_training_script_reaches_minimum_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_digits.main(["--out", str(tmp_path / "model.onnx")])
     assert "on 450 held-out images" in capsys.readouterr().out
