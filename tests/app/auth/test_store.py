@@ -111,7 +111,9 @@ def test_changed_file_replaces_keys(file: Path) -> None:
     assert store.reloads == {"loaded": 2}
 
 
-@pytest.mark.parametrize("content", [b"[[keys]]\n", b"[[", b"\xff", b"#" * (16 * 1024**2 + 1), None])
+@pytest.mark.parametrize(
+    "content", [b"[[keys]]\n", b"[[", b"\xff", pytest.param(b"#" * (16 * 1024**2 + 1), id="large"), None]
+)
 def test_broken_file_keeps_last_good_keys(content: bytes | None, file: Path) -> None:
     key = add_key(file)
     good = file.read_bytes()

@@ -133,7 +133,7 @@ def test_unknown_variable_is_an_issue(name: str, near: str) -> None:
         ("ROUNDHOUSE_SERVER", '{"prt": 1}', "server.prt", 'unknown key; did you mean "port"?'),
         ("ROUNDHOUSE_SERVER", '{"\\ud800": 1}', "server", "expected JSON like {...}"),
         ("ROUNDHOUSE_MODELS__ROOTS", "./models", "models.roots", 'expected JSON like [...], got "./models"'),
-        ("ROUNDHOUSE_MODELS__ROOTS", "[" * 10**5, "models.roots", "expected JSON like [...]"),
+        pytest.param("ROUNDHOUSE_MODELS__ROOTS", "[" * 10**5, "models.roots", "expected JSON like [...]", id="deep"),
         ("ROUNDHOUSE_MODELS__ONNX_MODELS", "{}", "models.onnx_models", "expected a list, got a table"),
         (
             "ROUNDHOUSE_MODELS__ONNX_MODELS__0",

@@ -141,6 +141,7 @@ def test_hostile_message_refused_within_bounds(name: str, monkeypatch: pytest.Mo
         (hostile_grpc.long_model_name(SIZE), f"ModelInferRequest: expected at most {MAX_REST_BYTES} bytes"),
         (hostile_grpc.long_varints("m", SIZE), r"expected a inference\.ModelInferRequest, got no number at byte 3"),
     ],
+    ids=["inputs", "outputs", "name", "varints"],
 )
 def test_message_beyond_bounds_is_invalid_argument(serialized: bytes, message: str) -> None:
     with pytest.raises(GrpcError, match=message) as raised:
@@ -192,6 +193,7 @@ def test_predict_reads_as_protobuf_reads_it(numbers: list[float], shape: list[in
         (hostile_grpc.predict_shape("m", SIZE), f"PredictRequest: expected at most {MAX_REST_BYTES} bytes"),
         (write_field(1, bytes(LARGE_BYTES + 1)), r"expected a inference\.PredictRequest, got packed"),
     ],
+    ids=["floats", "shape", "packed"],
 )
 def test_hostile_predict_refused(serialized: bytes, message: str) -> None:
     with pytest.raises(GrpcError, match=message):

@@ -23,7 +23,7 @@ def test_events_equal_for_any_chunks(cuts: list[int]) -> None:
     assert found == EVENTS
 
 
-@pytest.mark.parametrize("part", [b"x" * 65536, b"data: " + b"x" * 65536 + b"\n"])
+@pytest.mark.parametrize("part", [b"x" * 65536, b"data: " + b"x" * 65536 + b"\n"], ids=["line", "field"])
 def test_endless_event_is_refused(part: bytes) -> None:
     reader = EventReader()
     parts = range(MAX_EVENT_BYTES // len(part) + 2)

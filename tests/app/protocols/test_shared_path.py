@@ -24,7 +24,7 @@ CODEC = SharedPathCodec(RERANK_CODEC, TEI_CODEC, "texts")
         (b'{"query": "texts", "documents": ["texts"]}', False),
         (orjson.dumps({"query": '"texts": ', "documents": ['"texts":']}), False),
         (b"", False),
-        (b'{"query": "' + b"q" * SEARCHED_BYTES + b'", "texts": []}', False),
+        pytest.param(b'{"query": "' + b"q" * SEARCHED_BYTES + b'", "texts": []}', False, id="key beyond the search"),
     ],
 )
 def test_body_decides_on_codec(body: bytes, is_tei: bool) -> None:

@@ -137,7 +137,8 @@ CHANGES: list[dict[str, object]] = [
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"<html>", b"[]", b"{}", b"[" * 100_000, {"sha": "main", "siblings": []}, {"sha": "0" * 40},
+        b"", b"<html>", b"[]", b"{}", pytest.param(b"[" * 100_000, id="deep"),
+        {"sha": "main", "siblings": []}, {"sha": "0" * 40},
         *({"sha": "0" * 40, "siblings": [SIBLING | each]} for each in CHANGES),
     ],
 )  # fmt: skip
