@@ -14,7 +14,7 @@ from app.protocols.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.errors import ClientGone
 from frameworks.engine.stream import read_in_time
 from frameworks.errors import Draining
-from frameworks.generation.types import Generation, Piece
+from frameworks.generation.types import Generation, TextDelta
 
 LAST_EVENT_S = 5.0
 """Seconds for a slow reader to take the event of an error; then the connection is closed."""
@@ -74,7 +74,7 @@ class EventStream:
             if self._record.fast_path is not None:
                 self._record.fast_path.abort()
 
-    def _payloads(self, pieces: list[Piece]) -> list[Payload]:
+    def _payloads(self, pieces: list[TextDelta]) -> list[Payload]:
         """Return the payloads of pieces that exist together, which are sent in one write."""
         return [payload for piece in pieces for payload in self._writer.piece(piece)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from app.inference.pipeline import DecodedRequest, FindSpec
 from app.protocols.errors import ErrorReply, UnsupportedMediaType
-from frameworks.generation.types import GenerateAnswer, Piece, Usage
+from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
@@ -81,7 +81,7 @@ class StreamWriter(Protocol):
         """Return the first payloads. `usage`: at the first piece."""
         ...
 
-    def piece(self, piece: Piece) -> Sequence[Payload]: ...
+    def piece(self, piece: TextDelta) -> Sequence[Payload]: ...
 
     def end(self, usage: Usage, latency_ms: float) -> Sequence[Payload]:
         """Return the last payloads, including `[DONE]` where the protocol has it."""

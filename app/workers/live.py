@@ -77,15 +77,15 @@ class FeedServer:
         link.answer(OpenFeed, partial(self._open, link))
         link.handle(CloseFeed, partial(self._close, link))
 
-    async def _open(self, link: ControlLink, question: OpenFeed) -> FeedOpened:
+    async def _open(self, link: ControlLink, request: OpenFeed) -> FeedOpened:
         readers = self._readers.setdefault(link, {})
-        reader = readers.get(question.feed)
+        reader = readers.get(request.feed)
         if reader is None:
-            reader = readers[question.feed] = _RemoteReader(link, question.feed, principal_of(question.sender))
+            reader = readers[request.feed] = _RemoteReader(link, request.feed, principal_of(request.sender))
         opened = await self._feeds.open(reader)
-        if readers.get(question.feed) is not reader:
+        if readers.get(request.feed) is not reader:
             self._feeds.close(reader)  # the worker closed it meanwhile, or was lost
-        return FeedOpened(question.id, opened.number, opened.content)
+        return FeedOpened(request.id, opened.number, opened.content)
 
     def _close(self, link: ControlLink, message: CloseFeed) -> None:
         reader = self._readers.get(link, {}).pop(message.feed, None)
@@ -120,9 +120,9 @@ class RequestsSender:
         self._recent = recent
         link.answer(CollectRequests, self._collect)
 
-    async def _collect(self, question: CollectRequests) -> FinishedRequests:
-        found = self._recent.latest(question.tenant, question.after, question.most)
-        return FinishedRequests(question.id, self._recent.last_number, found)
+    async def _collect(self, request: CollectRequests) -> FinishedRequests:
+        found = self._recent.latest(request.tenant, request.after, request.most)
+        return FinishedRequests(request.id, self._recent.last_number, found)
 
 
 class MergedRequests:

@@ -6,10 +6,10 @@ from app.observability.process_counts import ProcessCounts
 from app.observability.recent import FinishedRequest
 from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.engine.process.plain import PlainTenant
-from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
+from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
 
 
-class ServerStatus(Question, frozen=True):
+class ServerStatus(ControlRequest, frozen=True):
     """`is_ready`: as GET /health/ready, from now on. Answered by StatusNoted."""
 
     is_ready: bool
@@ -46,7 +46,7 @@ class Sender(Struct, frozen=True, array_like=True):
     is_operator: bool
 
 
-class AdminCall(Question, frozen=True):
+class AdminCall(ControlRequest, frozen=True):
     """A request over HTTP that is no inference, authenticated. Answered by AdminAnswer.
 
     `method` to `server`: as in the ASGI scope, without headers that hold a key. `started_s`: time.perf_counter, one
@@ -76,7 +76,7 @@ class AdminAnswer(Reply, frozen=True):
     code: str = ""
 
 
-class GrpcCall(Question, frozen=True):
+class GrpcCall(ControlRequest, frozen=True):
     """A call over gRPC that is no inference, authenticated. Answered by GrpcAnswer.
 
     `path`: full name of the method. `message`: the serialized request.
@@ -98,7 +98,7 @@ class GrpcAnswer(Reply, frozen=True):
     reason: str = ""
 
 
-class CollectTallies(Question, frozen=True):
+class CollectTallies(ControlRequest, frozen=True):
     """Report the counts of the worker. Answered by Tallies."""
 
 
@@ -133,7 +133,7 @@ class ForgetModel(EngineMessage, frozen=True):
     name: str
 
 
-class FindResponse(Question, frozen=True):
+class FindResponse(ControlRequest, frozen=True):
     """Find the cached response of a request to the model `name`. Answered by FoundResponse.
 
     `digest`: of all that the response depends on.
@@ -174,7 +174,7 @@ class DropRun(EngineMessage, frozen=True):
     is_shared: bool = True
 
 
-class UseNonce(Question, frozen=True):
+class UseNonce(ControlRequest, frozen=True):
     """Note the nonce of a signed request. Answered by NonceUsed, or by Failure where no more can be noted."""
 
     key_id: str
@@ -188,7 +188,7 @@ class NonceUsed(Reply, frozen=True):
     refusal: str = ""
 
 
-class NoteFailedKey(Question, frozen=True):
+class NoteFailedKey(ControlRequest, frozen=True):
     """Count a request with a wrong key from an address. Answered by FailedKeyNoted."""
 
     address: str
@@ -200,7 +200,7 @@ class FailedKeyNoted(Reply, frozen=True):
     is_delayed: bool
 
 
-class OpenFeed(Question, frozen=True):
+class OpenFeed(ControlRequest, frozen=True):
     """Send the events of the page from now on, as a sender sees them. Answered by FeedOpened.
 
     `feed`: number of the view in the worker, which may be open already.
@@ -231,7 +231,7 @@ class CloseFeed(EngineMessage, frozen=True):
     feed: int
 
 
-class CollectRequests(Question, frozen=True):
+class CollectRequests(ControlRequest, frozen=True):
     """Report finished requests. Answered by FinishedRequests. As RecentRequests.latest."""
 
     tenant: str | None
@@ -253,7 +253,7 @@ class CollectionCallPart(EngineMessage, frozen=True):
     content: bytes
 
 
-class CollectionCall(Question, frozen=True):
+class CollectionCall(ControlRequest, frozen=True):
     """Search or change a collection. Answered by CollectionAnswer.
 
     `content`: the last part of the bytes of `encode_call`; those before it are CollectionCallParts.
@@ -277,7 +277,7 @@ class CollectionAnswer(Reply, frozen=True):
     content: bytes = b""
 
 
-class CheckLoop(Question, frozen=True):
+class CheckLoop(ControlRequest, frozen=True):
     """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
 
 

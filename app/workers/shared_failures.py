@@ -23,8 +23,8 @@ class SharedFailures:
     def _connect(self, link: ControlLink) -> None:
         link.handle(NoteFailedKey, partial(self._note, link))
 
-    def _note(self, link: ControlLink, question: NoteFailedKey) -> None:
-        link.send(FailedKeyNoted(question.id, self._failed.note(question.address)))
+    def _note(self, link: ControlLink, request: NoteFailedKey) -> None:
+        link.send(FailedKeyNoted(request.id, self._failed.note(request.address)))
 
 
 class WorkerFailures:

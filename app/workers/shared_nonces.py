@@ -30,14 +30,14 @@ class SharedNonces:
     def _connect(self, link: ControlLink) -> None:
         link.handle(UseNonce, partial(self._use, link))
 
-    def _use(self, link: ControlLink, question: UseNonce) -> None:
-        reply: Reply = NonceUsed(question.id)
+    def _use(self, link: ControlLink, request: UseNonce) -> None:
+        reply: Reply = NonceUsed(request.id)
         try:
-            self._nonces.add(question.key_id, question.nonce, question.created_s, self._now_s())
+            self._nonces.add(request.key_id, request.nonce, request.created_s, self._now_s())
         except Unauthenticated as error:
-            reply = NonceUsed(question.id, error.message)
+            reply = NonceUsed(request.id, error.message)
         except Overloaded as error:
-            reply = Failure(question.id, error_to_plain(error))
+            reply = Failure(request.id, error_to_plain(error))
         link.send(reply)
 
 

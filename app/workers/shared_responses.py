@@ -37,13 +37,13 @@ class SharedResponses:
         link.handle(StoreResponse, partial(self._store, link))
         link.handle(DropRun, partial(self._drop_run, link))
 
-    def _find(self, link: ControlLink, question: FindResponse) -> None:
-        key = question.name, question.digest
+    def _find(self, link: ControlLink, request: FindResponse) -> None:
+        key = request.name, request.digest
         answer = self._cache.get(key)
         if answer is not None:
-            _reply((link, question.id), answer=answer)
-        elif self._runs.join((link, question.id), key):
-            link.send(FoundResponse(question.id))
+            _reply((link, request.id), answer=answer)
+        elif self._runs.join((link, request.id), key):
+            link.send(FoundResponse(request.id))
 
     def _store(self, link: ControlLink, message: StoreResponse) -> None:
         key = self._runs.key_of((link, message.id))

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 Caller = tuple[Hashable, int]
-"""A worker, and its number of the question."""
+"""A worker, and its number of the request."""
 Key = tuple[str, bytes]
 """A model, and the digest of a request."""
 

@@ -56,9 +56,9 @@ class TalliesSender:
         if report.content != before:
             self._link.send(TalliesChanged(report))
 
-    async def _collect(self, question: CollectTallies) -> Tallies:
+    async def _collect(self, request: CollectTallies) -> Tallies:
         await asyncio.sleep(max(0.0, self._next_s - asyncio.get_running_loop().time()))
-        return Tallies(question.id, self._report())
+        return Tallies(request.id, self._report())
 
     def _report(self) -> TalliesReport:
         started_s = self._cpu_clock()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.tokenizer import GenerationTokenizer
-from frameworks.generation.types import Piece, TokenText
+from frameworks.generation.types import TextDelta, TokenText
 
 # Texts of tokens that are looked up, and written by a protocol, between two turns of the event loop.
 _TEXTS_AT_ONCE = 512
@@ -20,16 +20,16 @@ class ShownPrompt:
     num_top: int | None
     tokenizer: GenerationTokenizer
 
-    def pieces(self, index: int, scores: PromptScores | None) -> Iterator[Piece]:
+    def pieces(self, index: int, scores: PromptScores | None) -> Iterator[TextDelta]:
         """Return the pieces of choice `index`, the text in the first. `scores` None: a prompt of one token."""
         if self.num_top is None:
-            yield Piece(index, self.text, is_prompt=True)
+            yield TextDelta(index, self.text, is_prompt=True)
             return
         at_once = max(1, _TEXTS_AT_ONCE // (2 + self.num_top))
         text = self.text
         for start in range(0, len(self.token_ids), at_once):
             tokens = self._tokens(range(start, min(start + at_once, len(self.token_ids))), scores)
-            yield Piece(index, text, tokens=tuple(tokens), is_prompt=True)
+            yield TextDelta(index, text, tokens=tuple(tokens), is_prompt=True)
             text = ""
 
     def _tokens(self, positions: range, scores: PromptScores | None) -> Iterator[TokenText]:

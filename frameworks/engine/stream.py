@@ -15,7 +15,7 @@ from frameworks.generation.types import (
     Choice,
     GenerateAnswer,
     Generation,
-    Piece,
+    TextDelta,
     Usage,
 )
 from frameworks.scheduling.admission import TokenBudget
@@ -39,15 +39,15 @@ async def read_in_time(generation: Generation) -> AsyncIterator[None]:
 _TEXTS_AT_ONCE = 512
 
 
-def join_pieces(pieces: Iterable[Piece], num_choices: int) -> list[Choice]:
+def join_pieces(pieces: Iterable[TextDelta], num_choices: int) -> list[Choice]:
     """Return the whole text of each choice, in order of their index. `pieces`: all of a generation that has ended."""
-    by_choice: list[list[Piece]] = [[] for _ in range(num_choices)]
+    by_choice: list[list[TextDelta]] = [[] for _ in range(num_choices)]
     for piece in pieces:
         by_choice[piece.index].append(piece)
     return [_join(each) for each in by_choice]
 
 
-def _join(pieces: list[Piece]) -> Choice:
+def _join(pieces: list[TextDelta]) -> Choice:
     reason = pieces[-1].finish_reason if pieces else None
     assert reason is not None, "the generation ended before the choice did"
     of_prompt = [piece for piece in pieces if piece.is_prompt]
@@ -93,7 +93,7 @@ class GenerationStream:
         self._times = times
         self._opened_s = time.perf_counter()
         self._last_token_s: list[float | None] = [None] * len(texts)
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[TextDelta] = deque()
         # Tokens that have arrived. So many are read that the event loop is blocked for about a millisecond.
         self._unread: deque[ArrivedToken] = deque()
         self._at_once = max(1, _TEXTS_AT_ONCE // (1 if top_logprobs is None else 2 + top_logprobs))
@@ -132,7 +132,7 @@ class GenerationStream:
     def __aiter__(self) -> "GenerationStream":
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> TextDelta:
         try:
             while not self._pieces:
                 if self._unread:
@@ -156,7 +156,7 @@ class GenerationStream:
             raise
         return self._pieces.popleft()
 
-    def ready(self) -> list[Piece]:
+    def ready(self) -> list[TextDelta]:
         pieces = list(self._pieces)
         self._pieces.clear()
         return pieces

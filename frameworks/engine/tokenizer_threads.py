@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 
-class Piece(NamedTuple):
+class WorkChunk(NamedTuple):
     """A part of a list, and the work of its elements in characters."""
 
     start: int
@@ -88,15 +88,15 @@ def _size_of_message(message: Message) -> int:
     return len(message.content) + len(message.reasoning) + calls + _CHARACTERS_PER_TEXT
 
 
-def split(sizes: Iterable[int]) -> Iterator[Piece]:
+def split(sizes: Iterable[int]) -> Iterator[WorkChunk]:
     """Return pieces of about equal work; one piece for an empty list. Lazy: a list may have 100,000 elements."""
     start, stop, total = 0, 0, 0
     for size in sizes:
         # Of a long text only a part is tokenized.
         own = min(size, _MAX_COUNTED) + _CHARACTERS_PER_TEXT
         if total and total + own > _PIECE_CHARACTERS:
-            yield Piece(start, stop, total)
+            yield WorkChunk(start, stop, total)
             start, total = stop, 0
         stop += 1
         total += own
-    yield Piece(start, stop, total)
+    yield WorkChunk(start, stop, total)

@@ -5,7 +5,7 @@ from collections import deque
 from frameworks.generation.marked_stream import ReasoningCount
 from frameworks.generation.stop_strings import StopMatch, StopStrings
 from frameworks.generation.tokenizer import TokenStream, TokenTexts, partial_bytes
-from frameworks.generation.types import NO_TOKEN, GeneratedToken, Piece, TokenText
+from frameworks.generation.types import NO_TOKEN, GeneratedToken, TextDelta, TokenText
 
 _NO_MATCH = StopMatch(0)
 
@@ -51,14 +51,14 @@ class ChoiceText:
         """Number of tokens of the model's thinking."""
         return 0 if self._reasoning is None else self._reasoning.num_tokens
 
-    def push(self, token: GeneratedToken) -> Piece:
+    def push(self, token: GeneratedToken) -> TextDelta:
         """Return the piece that can be delivered now; it may be empty. A token after the end is ignored.
 
         A token is part of the piece with the last of its text; a token that only begins a character is part of the
         piece with that character. Of the tokens that a stop string cuts, those with some text left are delivered.
         """
         if self.is_over:
-            return Piece(self._index, "")
+            return TextDelta(self._index, "")
         self._min_tokens -= 1
         text = self._stream.push(token.token_id) if token.is_text else ""
         if self._reasoning is not None and token.is_text:
@@ -78,20 +78,20 @@ class ChoiceText:
         self._state = found.state
         self.is_over = token.finish_reason is not None
         tokens = self._sent(self._length - held) if self._waiting else ()
-        return Piece(self._index, text[:sent], token.finish_reason, tokens)
+        return TextDelta(self._index, text[:sent], token.finish_reason, tokens)
 
     def _search(self, text: str) -> StopMatch:
         if not self._stops:
             return _NO_MATCH
         return self._stops.skip(self._state, text) if self._min_tokens >= 0 else self._stops.search(self._state, text)
 
-    def _stopped(self, cut: int, stop_length: int, text: str) -> Piece:
+    def _stopped(self, cut: int, stop_length: int, text: str) -> TextDelta:
         """Return the last piece: the first `cut` characters of the held and the new text. The stop string is next."""
         text = self._held + text
         self.is_over = True
         end = self._length - len(text) + cut
         tokens = tuple(waiting.token for waiting in self._waiting if waiting.begin < end)
-        return Piece(self._index, text[:cut], "stop", tokens, text[cut : cut + stop_length])
+        return TextDelta(self._index, text[:cut], "stop", tokens, text[cut : cut + stop_length])
 
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
         """Keep a token until all of its text is delivered."""

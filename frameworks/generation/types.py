@@ -299,10 +299,10 @@ class TokenText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """Further text of one choice: whole characters, without any that a stop string may yet cut.
 
-    `tokens`: those since the last piece, for requests with log probabilities; else empty. `stop_string`: the one that
+    `tokens`: those since the last delta, for requests with log probabilities; else empty. `stop_string`: the one that
     ended the text. `is_prompt`: text and tokens are those of the prompt, which precede all others.
     """
 
@@ -376,9 +376,9 @@ class Generation(Protocol):
 
     def __aiter__(self) -> "Generation": ...
 
-    async def __anext__(self) -> Piece: ...
+    async def __anext__(self) -> TextDelta: ...
 
-    def ready(self) -> list[Piece]:
+    def ready(self) -> list[TextDelta]:
         """Return the pieces that are available now. Each piece is returned once."""
         ...
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import FromEngine, Ping, Pong, ProtocolError, Residents, ToEngine
+from frameworks.engine.process.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, ToEngine
 from frameworks.engine.ray.clients import SILENT_S
 
 REPORT_S = 0.1
@@ -21,17 +21,15 @@ class Follower:
         self._ended = ended
         self.channel: Channel[ToEngine] = Channel(ToEngine, self._received, self._lost)
         self._heard_s = time.monotonic()
-        self._sent: Residents | None = None
+        self._sent: ReplicaReport | None = None
 
-    def report(self, residents: Residents, evictions: Mapping[str, int]) -> bool:
+    def report(self, state: ReplicaReport, evictions: Mapping[str, int]) -> bool:
         """Send what has changed. Returns whether the evictions were sent."""
-        if not self.channel.is_open or (residents == self._sent and not evictions):
+        if not self.channel.is_open or (state == self._sent and not evictions):
             return False
-        self._sent = residents
+        self._sent = state
         self._send(
-            Residents(residents.residents, residents.free_bytes, residents.queued_s, dict(evictions))
-            if evictions
-            else residents
+            ReplicaReport(state.versions, state.free_bytes, state.queued_s, dict(evictions)) if evictions else state
         )
         return bool(evictions)
 
@@ -62,9 +60,9 @@ class Follower:
 class Followers:
     """Owned by the event loop."""
 
-    def __init__(self, residents: Callable[[], Residents], evictions: Counter[str]) -> None:
-        """`residents`: returns the state. `evictions`: by model, counted elsewhere."""
-        self._residents = residents
+    def __init__(self, state: Callable[[], ReplicaReport], evictions: Counter[str]) -> None:
+        """`state`: returns that of the replica. `evictions`: by model, counted elsewhere."""
+        self._state = state
         self._evictions = evictions
         self._reported: Counter[str] = Counter()
         self._followers: list[Follower] = []
@@ -83,10 +81,10 @@ class Followers:
         """Send what has changed. The first follower gets the evictions: their sum over all ingresses is right."""
         if not self._followers:
             return
-        residents = self._residents()
+        state = self._state()
         for follower in self._followers:
             evictions = self._evictions - self._reported
-            if follower.report(residents, evictions):
+            if follower.report(state, evictions):
                 self._reported += evictions
 
     def check(self, now_s: float) -> None:

@@ -11,13 +11,13 @@ import structlog
 from frameworks.devices import DeviceManager, SystemProbe
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import LoadFailed, Residents, ToEngine
+from frameworks.engine.process.messages import LoadFailed, ReplicaReport, ToEngine
 from frameworks.engine.process.model_source import HostedModel
 from frameworks.engine.process.plain import error_to_plain
 from frameworks.engine.ray.clients import ReplicaClient
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.files import local_files, state_of
-from frameworks.engine.ray.hello import Hello
+from frameworks.engine.ray.handshake import Handshake
 from frameworks.engine.ray.hosting import VersionTotals
 from frameworks.engine.registries import registry_factories
 from frameworks.engine.threads import EngineThreads
@@ -66,30 +66,30 @@ class HostedModels(VersionTotals):
         """Every version that a client has asked for, loaded or not."""
         return list(self._versions.values())
 
-    def residents(self) -> Residents:
+    def residents(self) -> ReplicaReport:
         """Return what is loaded or being loaded. The free bytes are those of the accelerators, where there are some."""
         budget = self.residency.ledger.budget
         described = [each.describe() for each in self._versions.values()]
         devices = [each for each in budget.devices if each != "cpu"] or budget.devices
         free_bytes = max((budget.free(each) for each in devices), default=0)
-        return Residents([each for each in described if each is not None], free_bytes, round(self.queued_s, 2))
+        return ReplicaReport([each for each in described if each is not None], free_bytes, round(self.queued_s, 2))
 
     async def open(self) -> None:
         """Measure the devices. No model is loaded before its first request."""
         limits = await asyncio.to_thread(self._loader.devices.memory_limits, self._config.max_model_memory)
         self.residency.ledger.budget = Budget(limits)
 
-    def accept(self, hello: Hello) -> Channel[ToEngine]:
+    def accept(self, handshake: Handshake) -> Channel[ToEngine]:
         """Return the channel of a new client; its version is loaded where it is not.
 
         A model of another config is refused with ModelFailed: during an update other replicas have it.
         """
-        if hello.follows:
+        if handshake.follows:
             return self._followers.add()
-        if hello.model not in self._members:
-            return _refused(ModelFailed(f'model "{hello.model}" is not in this replica'))
-        version = self._version(hello)
-        client = ReplicaClient(version, hello.client, self._note_end)
+        if handshake.model not in self._members:
+            return _refused(ModelFailed(f'model "{handshake.model}" is not in this replica'))
+        version = self._version(handshake)
+        client = ReplicaClient(version, handshake.client, self._note_end)
         version.clients.add(client)
         asyncio.get_running_loop().call_soon(self._greet, version, client)
         return client.channel
@@ -116,13 +116,13 @@ class HostedModels(VersionTotals):
             version.host.abort()
         self._loader.close()
 
-    def _version(self, hello: Hello) -> SharedVersion:
-        key = (hello.model, hello.version, hello.path, state_of(Path(hello.path)))
+    def _version(self, handshake: Handshake) -> SharedVersion:
+        key = (handshake.model, handshake.version, handshake.path, state_of(Path(handshake.path)))
         version = self._versions.get(key)
         if version is None:
-            self._forget_unused(hello.model)
-            managed = ModelVersion(self._identities[hello.model], hello.version, Path(hello.path))
-            version = SharedVersion(managed, hello.path, key[-1], self._host(managed))
+            self._forget_unused(handshake.model)
+            managed = ModelVersion(self._identities[handshake.model], handshake.version, Path(handshake.path))
+            version = SharedVersion(managed, handshake.path, key[-1], self._host(managed))
             self._versions[key] = version
         return version
 

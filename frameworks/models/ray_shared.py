@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from frameworks.engine.local import LocalEngine
-from frameworks.engine.process.messages import Leave, Resident
+from frameworks.engine.process.messages import Leave, VersionReport
 from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.metered import MeteredEngine
 from frameworks.engine.threads import EngineThreads
@@ -49,12 +49,12 @@ class SharedVersion(HostedVersion):
         """The clients that wait for its load."""
         return [client for client in self.clients if not client.is_served]
 
-    def describe(self) -> Resident | None:
+    def describe(self) -> VersionReport | None:
         """Return what ingresses have to know; None where it is neither loaded nor being loaded."""
         if self.reply is None and self.task is None:
             return None
         size = 0 if self.reply is None else self.managed.memory_bytes
-        return Resident(self.managed.model.name, self.name, self.path, size, round(self.host.queued_s, 2))
+        return VersionReport(self.managed.model.name, self.name, self.path, size, round(self.host.queued_s, 2))
 
 
 class ClientsEngine:

@@ -114,7 +114,7 @@ class Connects:
             asked.granted.set_result(None)
 
     def _withdraw(self, peer: Peer, granted: "asyncio.Future[None]") -> None:
-        """Forget a question whose task was cancelled, perhaps after its turn was granted."""
+        """Forget a request whose task was cancelled, perhaps after its turn was granted."""
         asked = self._asked.get(peer)
         if asked is not None and asked.granted is not granted:
             return  # the worker has asked again

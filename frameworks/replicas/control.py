@@ -1,4 +1,4 @@
-"""Connect the supervisor and one worker: messages, questions with a reply, and descriptors."""
+"""Connect the supervisor and one worker: messages, requests with a reply, and descriptors."""
 
 import asyncio
 import itertools
@@ -14,12 +14,12 @@ from frameworks.engine.process.descriptors import DescriptorSocket
 from frameworks.engine.process.messages import ChannelLost, EngineMessage, ProtocolError
 from frameworks.engine.process.plain import error_from_plain, error_to_plain
 from frameworks.errors import RoundhouseError
-from frameworks.replicas.messages import Failure, Question, Reply, Withdraw
+from frameworks.replicas.messages import ControlRequest, Failure, Reply, Withdraw
 
 log = structlog.get_logger(__name__)
 
 Sent = TypeVar("Sent", bound=EngineMessage)
-Asked = TypeVar("Asked", bound=Question)
+Asked = TypeVar("Asked", bound=ControlRequest)
 
 
 class ControlLink:
@@ -64,16 +64,16 @@ class ControlLink:
         handler: Callable[[Asked], Awaitable[Reply]],
         complete: Callable[[Asked], Asked] | None = None,
     ) -> None:
-        """Answer each question of this kind with the result of `handler`, which runs in a task.
+        """Answer each request of this kind with the result of `handler`, which runs in a task.
 
-        `complete`: called when the question is received, even if it is withdrawn at once; returns that for `handler`.
+        `complete`: called when the request is received, even if it is withdrawn at once; returns that for `handler`.
         Its RoundhouseErrors, and errors of any other kind, are sent as Failure. It is cancelled if the peer withdraws
-        the question, or is lost.
+        the request, or is lost.
         """
         if complete is None:
             self._handlers[kind] = partial(self._begin_answer, handler)
         else:
-            self._handlers[kind] = lambda question: self._begin_answer(handler, complete(question))
+            self._handlers[kind] = lambda request: self._begin_answer(handler, complete(request))
 
     def send(self, message: EngineMessage) -> None:
         """Send a message at the end of this round of the loop. Does nothing where the peer is lost.
@@ -85,8 +85,8 @@ class ControlLink:
         except ChannelLost:
             pass
 
-    async def ask(self, make: Callable[[int], Question]) -> Reply:
-        """Send the question `make(id)`, and return its reply. If cancelled, the peer ends its work on it.
+    async def ask(self, make: Callable[[int], ControlRequest]) -> Reply:
+        """Send the request `make(id)`, and return its reply. If cancelled, the peer ends its work on it.
 
         Raises ChannelLost where the peer is lost, and the error of a Failure.
         """
@@ -133,23 +133,23 @@ class ControlLink:
             except Exception:
                 log.exception("control message failed", kind=type(message).__name__)
 
-    def _begin_answer(self, handler: Callable[[Any], Awaitable[Reply]], question: Question) -> None:
-        task = self.start(self._answer(handler, question))
-        self._answering[question.id] = task
-        task.add_done_callback(lambda _: self._answering.pop(question.id, None))
+    def _begin_answer(self, handler: Callable[[Any], Awaitable[Reply]], request: ControlRequest) -> None:
+        task = self.start(self._answer(handler, request))
+        self._answering[request.id] = task
+        task.add_done_callback(lambda _: self._answering.pop(request.id, None))
 
-    async def _answer(self, handler: Callable[[Any], Awaitable[Reply]], question: Question) -> None:
+    async def _answer(self, handler: Callable[[Any], Awaitable[Reply]], request: ControlRequest) -> None:
         try:
-            reply = await handler(question)
+            reply = await handler(request)
         except Exception as error:
             if not isinstance(error, RoundhouseError):
-                log.exception("control question failed", kind=type(question).__name__)
-            reply = Failure(question.id, error_to_plain(error))
+                log.exception("control request failed", kind=type(request).__name__)
+            reply = Failure(request.id, error_to_plain(error))
         try:
             self.send(reply)
         except Exception as error:  # the peer must not wait for ever
             log.exception("control reply cannot be sent", kind=type(reply).__name__)
-            self.send(Failure(question.id, error_to_plain(error)))
+            self.send(Failure(request.id, error_to_plain(error)))
 
     def _withdraw(self, message: Withdraw) -> None:
         task = self._answering.get(message.id)

@@ -66,13 +66,13 @@ class EngineConnection:
     async def _connect(self, listener: Listener, suspects: int) -> Started:
         number = 0
 
-        def question(given: int) -> Connect:
+        def request(given: int) -> Connect:
             nonlocal number
             number = given
             return Connect(given, self._serving, self._index, suspects)
 
         try:
-            reply = await self._link.ask(question)
+            reply = await self._link.ask(request)
         except asyncio.CancelledError:
             self._link.descriptors.drop(number)  # the reply may have been sent
             raise

@@ -17,14 +17,14 @@ class Reply(EngineMessage, frozen=True):
     id: int
 
 
-class Question(EngineMessage, frozen=True):
+class ControlRequest(EngineMessage, frozen=True):
     """A message that is answered by one Reply of the same `id`. Each side numbers its own."""
 
     id: int
 
 
 class Withdraw(EngineMessage, frozen=True):
-    """The sender of the Question `id` does not wait for the reply any more."""
+    """The sender of the ControlRequest `id` does not wait for the reply any more."""
 
     id: int
 
@@ -155,7 +155,7 @@ class LoadEnded(Reply, frozen=True):
 
 
 class Failure(Reply, frozen=True):
-    """Answers any Question that has failed."""
+    """Answers any ControlRequest that has failed."""
 
     error: ErrorState
 
@@ -191,14 +191,14 @@ class Drained(EngineMessage, frozen=True):
     serving: int
 
 
-class LoadForRequest(Question, frozen=True):
+class LoadForRequest(ControlRequest, frozen=True):
     """A request waits for a version that is not loaded."""
 
     name: str
     version: str
 
 
-class Connect(Question, frozen=True):
+class Connect(ControlRequest, frozen=True):
     """Connect the worker to an engine process, or again after the loss of it.
 
     Answered by Connected when the process serves, or by Failure. `suspects`: requests that may have ended it; the

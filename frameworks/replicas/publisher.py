@@ -196,17 +196,17 @@ class Publisher:
             if other is not link:
                 other.send(message)
 
-    async def _connect(self, link: ControlLink, question: Connect) -> Connected:
-        engine = self._engines.get(question.serving)
+    async def _connect(self, link: ControlLink, request: Connect) -> Connected:
+        engine = self._engines.get(request.serving)
         if engine is None:
             raise ModelFailed("the model was unloaded")
-        return await engine.connect(self._peers.connected[link], question)
+        return await engine.connect(self._peers.connected[link], request)
 
-    async def _load_for_request(self, link: ControlLink, question: LoadForRequest) -> LoadEnded:
+    async def _load_for_request(self, link: ControlLink, request: LoadForRequest) -> LoadEnded:
         """Load a version for a request of a worker, and hold a reference until the worker has applied its state."""
         peer = self._peers.connected[link]
-        slot = slot_of(self._manager, question.name)
-        version = None if slot is None else slot.versions.get(question.version)
+        slot = slot_of(self._manager, request.name)
+        version = None if slot is None else slot.versions.get(request.version)
         permit = Permit(self._requests)
         try:
             if version is not None:
@@ -214,7 +214,7 @@ class Publisher:
             await self._changes.applied([peer])
         finally:
             permit.release()
-        return LoadEnded(question.id)
+        return LoadEnded(request.id)
 
     async def _load_at(self, peer: Peer, version: ModelVersion, permit: Permit) -> None:
         if version.phase is ModelState.DRAINING:

@@ -175,24 +175,24 @@ class SharedEngine:
         if self.is_ready:
             await self._changes.applied([peer])
 
-    async def connect(self, peer: Peer, question: Connect) -> Connected:
+    async def connect(self, peer: Peer, request: Connect) -> Connected:
         """Connect a worker to a process. Raises ModelFailed."""
-        if not 0 <= question.index < len(self._processes):
-            raise ModelFailed(f"{self.version} has no process {question.index}")
-        process, connects = self._processes[question.index], self._connects[question.index]
+        if not 0 <= request.index < len(self._processes):
+            raise ModelFailed(f"{self.version} has no process {request.index}")
+        process, connects = self._processes[request.index], self._connects[request.index]
         if process.outage is not None and not connects.was_connected(peer):
             raise ModelFailed(process.outage, process.retry_after_s())  # it is prepared when the process serves again
-        await connects.turn(peer, question.suspects)
+        await connects.turn(peer, request.suspects)
         started = process.started
         assert started is not None, "the turn is given while the process serves"
         descriptors = process.attach()
         try:
-            peer.link.descriptors.send(question.id, descriptors)
+            peer.link.descriptors.send(request.id, descriptors)
         finally:
             for each in descriptors:
                 os.close(each)
         loaded = started.loaded
-        return Connected(question.id, spec_to_plain(process.model.spec), loaded.memory_bytes, loaded.load_s)
+        return Connected(request.id, spec_to_plain(process.model.spec), loaded.memory_bytes, loaded.load_s)
 
     def settled(self, peer: Peer, index: int) -> None:
         """Note that all suspects of a worker at a process have an outcome."""

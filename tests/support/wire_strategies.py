@@ -27,10 +27,10 @@ from frameworks.generation.types import (
     GenerationSpec,
     Message,
     MessageCall,
-    Piece,
     Sampling,
     StepStats,
     Stopping,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -201,7 +201,7 @@ _token_texts = st.builds(
     parts=st.lists(st.tuples(token_ids, st.binary(max_size=4)), max_size=2).map(tuple),
 )
 pieces = st.builds(
-    Piece,
+    TextDelta,
     counts,
     texts,
     st.sampled_from([None, "stop", "length"]),
@@ -316,7 +316,7 @@ _batch_deltas = st.builds(
 _step_deltas = st.builds(
     messages.StepDeltas, *[counts] * 7, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
 )
-_residents = st.builds(messages.Resident, texts, texts, texts, counts, _seconds)
+_residents = st.builds(messages.VersionReport, texts, texts, texts, counts, _seconds)
 message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = {
     messages.Measure: (texts, st.binary(max_size=9), texts, st.binary(max_size=9)),
     messages.Load: (_devices, _settings),
@@ -345,7 +345,7 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     messages.Begun: (st.lists(_ids, max_size=3), _seconds),
     messages.Answer: (_ids, answers.map(answer_to_plain), _seconds, _seconds, _seconds),
     messages.Failed: (_ids, _errors),
-    messages.Pieces: (
+    messages.TextDeltas: (
         *(_ids, st.lists(pieces, max_size=3), usages, st.none() | _seconds, st.lists(_seconds, max_size=3), counts),
         st.booleans(),
     ),
@@ -354,7 +354,7 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     messages.Pong: (counts, _seconds, _seconds),
     messages.QueueState: (_seconds, counts),
     messages.Leave: (),
-    messages.Residents: (
+    messages.ReplicaReport: (
         st.lists(_residents, max_size=2),
         counts,
         _seconds,

@@ -33,7 +33,7 @@ from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
     GenerationSpec,
-    Piece,
+    TextDelta,
     Usage,
 )
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
@@ -145,7 +145,7 @@ class _Stream:
         message = {**_head(self._context), "content": [], "stop_reason": None, "stop_sequence": None}
         return [_event("message_start", message={**message, "usage": _usage(usage)}), _event("ping")]
 
-    def piece(self, piece: Piece) -> list[NamedEvent]:
+    def piece(self, piece: TextDelta) -> list[NamedEvent]:
         events = self._text.push(piece.text)
         if piece.finish_reason is not None:
             events += self._text.finish(piece.finish_reason)

@@ -7,7 +7,7 @@ import orjson
 
 from app.protocols.errors import ErrorReply
 from app.protocols.json_output import list_to_json
-from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, TextDelta, TokenText, Usage
 
 DONE = b"[DONE]"
 
@@ -24,7 +24,7 @@ class NativeStream:
     def begin(self, usage: Usage) -> list[bytes]:
         return []
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         event: dict[str, Any] = {"text": piece.text, "index": piece.index}
         if piece.tokens:
             event["logprobs"] = _describe_tokens(piece.tokens)

@@ -16,7 +16,7 @@ from app.protocols.errors import ErrorReply
 from app.protocols.json_output import list_to_json, list_to_json_string
 from app.protocols.open_inference.errors import error_body
 from app.protocols.open_inference.generate_request import ParsedGenerate
-from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 
 
 class GenerateTextResponse(ResponseBody):
@@ -64,7 +64,7 @@ class StreamedText:
     def begin(self, usage: Usage) -> list[bytes]:
         return []
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         texts = [""] * self._num_choices
         tokens: list[Sequence[TokenText]] = [()] * self._num_choices
         reasons: list[FinishReason | None] = [None] * self._num_choices
@@ -98,12 +98,12 @@ class WholeTextEvent:
     def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
         self._parsed = parsed
         self._context = context
-        self._pieces: list[list[Piece]] = [[] for _ in range(parsed.request.num_choices)]
+        self._pieces: list[list[TextDelta]] = [[] for _ in range(parsed.request.num_choices)]
 
     def begin(self, usage: Usage) -> list[bytes]:
         return []
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         self._pieces[piece.index].append(piece)
         return []
 

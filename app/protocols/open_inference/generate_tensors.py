@@ -15,7 +15,7 @@ from app.protocols.open_inference.generate_response import sum_logprobs, top_tok
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, OutputTensor
 from app.protocols.open_inference.signature import INDEX_OUTPUT, PROMPT_INPUT, TensorSignature
 from frameworks.errors import InvalidInput, UnknownField
-from frameworks.generation.types import FinishReason, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 from frameworks.types import Array
 
 
@@ -110,14 +110,14 @@ class StreamedTensors:
         self._by_choice = any(output.name == INDEX_OUTPUT for output in request.outputs)
         self._sums = [0.0] * self._num_choices
         self._num_output_tokens = 0
-        self._pieces: list[list[Piece]] = [[] for _ in range(self._num_choices)]
+        self._pieces: list[list[TextDelta]] = [[] for _ in range(self._num_choices)]
 
     @property
     def is_last(self) -> bool:
         """Whether the response to the last piece ends the request."""
         return not self._num_unfinished
 
-    def add(self, piece: Piece, usage: Usage) -> list[OutputTensor] | None:
+    def add(self, piece: TextDelta, usage: Usage) -> list[OutputTensor] | None:
         """Return the outputs of the response to a piece, None if it has none. `usage`: so far."""
         index = piece.index
         self._sums[index] += sum_logprobs(piece.tokens)
@@ -128,7 +128,9 @@ class StreamedTensors:
                 return None
             pieces, self._pieces[index] = self._pieces[index], []
             text = _prefix_of(self._parsed) + "".join(each.text for each in pieces)
-            piece = Piece(index, text, piece.finish_reason, tuple(token for each in pieces for token in each.tokens))
+            piece = TextDelta(
+                index, text, piece.finish_reason, tuple(token for each in pieces for token in each.tokens)
+            )
         num_new = usage.tokens_generated - self._num_output_tokens
         self._num_output_tokens = usage.tokens_generated
         indices = [index] if self._by_choice else list(range(self._num_choices))

@@ -42,8 +42,8 @@ from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
     GenerationSpec,
-    Piece,
     Stopping,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -156,7 +156,7 @@ class _Stream:
         role = {"role": "assistant", "content": "", "refusal": None}
         return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         text, reason = self._texts[piece.index], piece.finish_reason
         deltas: list[dict[str, Any]] = [{"content": piece.text}] if piece.text or piece.tokens else []
         if text is not None:

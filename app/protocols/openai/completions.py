@@ -34,8 +34,8 @@ from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
     GenerationSpec,
-    Piece,
     Prompt,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -145,7 +145,7 @@ class _Stream:
     def begin(self, usage: Usage) -> list[bytes]:
         return []
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         offsets = self._prompt_offsets if piece.is_prompt else self._offsets
         choice = {
             "index": piece.index,

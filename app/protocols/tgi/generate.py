@@ -21,7 +21,7 @@ from frameworks.generation.types import (
     Constraint,
     GenerateAnswer,
     GenerateRequest,
-    Piece,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -142,7 +142,7 @@ class _Stream:
     def begin(self, usage: Usage) -> list[bytes]:
         return []
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: TextDelta) -> list[bytes]:
         if piece.is_prompt:
             return []
         text = piece.text + (piece.stop_string or "")
@@ -196,7 +196,7 @@ def _top_tokens(token: TokenText) -> list[dict[str, Any]]:
     return [_token(TokenText(token_id, text, logprob)) for token_id, text, logprob in token.top]
 
 
-def _reason(ended: Choice | Piece) -> str:
+def _reason(ended: Choice | TextDelta) -> str:
     if ended.stop_string is not None:
         return "stop_sequence"
     return "length" if ended.finish_reason == "length" else "eos_token"

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 
 from frameworks.engine.contract import Run, TokenTimes
-from frameworks.engine.process.messages import Generate, Pieces
+from frameworks.engine.process.messages import Generate, TextDeltas
 from frameworks.engine.process.plain import request_to_plain, tenant_to_plain
 from frameworks.engine.stream import join_pieces
 from frameworks.errors import DeadlineExceeded, Overloaded
-from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Usage
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.scheduling.steps.token_feed import MAX_UNREAD_TOKENS
 
 _RETRY_AFTER_S = 1.0
@@ -46,7 +46,7 @@ class GenerationCall:
         self._loop = asyncio.get_running_loop()
         self._opened_s = time.perf_counter()
         self._begun_s: float | None = None
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[TextDelta] = deque()
         self._usage = Usage(0, 0)
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -91,7 +91,7 @@ class GenerationCall:
             self.close()
             raise
 
-    def push(self, message: Pieces) -> None:
+    def push(self, message: TextDeltas) -> None:
         """Add text of the process."""
         self._is_accepted = True
         if self.is_over:
@@ -128,7 +128,7 @@ class GenerationCall:
     def __aiter__(self) -> "GenerationCall":
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> TextDelta:
         try:
             while not self._is_readable:
                 if self.is_over and self._error is None:
@@ -140,7 +140,7 @@ class GenerationCall:
         self.has_streamed = True
         return self._pieces.popleft()
 
-    def ready(self) -> list[Piece]:
+    def ready(self) -> list[TextDelta]:
         if not self._is_readable:
             return []
         self.has_streamed = True

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from frameworks.engine.contract import Engine, Run
-from frameworks.engine.process.messages import Answer, FromEngine, Generate, Infer, Pieces
+from frameworks.engine.process.messages import Answer, FromEngine, Generate, Infer, TextDeltas
 from frameworks.engine.process.permits import AskedBudget, CallPermit
 from frameworks.engine.process.plain import answer_to_plain
-from frameworks.generation.types import GenerateRequest, Generation, Piece
+from frameworks.generation.types import GenerateRequest, Generation, TextDelta
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.tenants import Tenant
 from frameworks.types import Timings
@@ -116,7 +116,7 @@ class HostedGeneration(HostedCall):
         self._in_pieces = message.in_pieces
         self._sender = sender
         self._generation: Generation | None = None
-        self._unsent: list[Piece] = []
+        self._unsent: list[TextDelta] = []
         self._first_s: float | None = None
         self._token_s: list[float] = []
         self._begun = 0
@@ -134,7 +134,7 @@ class HostedGeneration(HostedCall):
     def observe_next(self, seconds: float) -> None:
         self._token_s.append(seconds)
 
-    async def run(self, engine: Engine, run: Run, request: GenerateRequest) -> Pieces:
+    async def run(self, engine: Engine, run: Run, request: GenerateRequest) -> TextDeltas:
         """Send the text as it is generated; return its last message. Raises as Engine.generate and Generation."""
         generation = await engine.generate(run, request, self, self._left_s, self._in_pieces)
         self._generation = generation
@@ -161,18 +161,18 @@ class HostedGeneration(HostedCall):
             self._send()
 
     def last_message(self, result: Any) -> FromEngine:
-        assert isinstance(result, Pieces)
+        assert isinstance(result, TextDeltas)
         return result
 
     def _send(self) -> None:
         self._sent_s = time.perf_counter()
         self._sender.send(self._pieces(is_over=False))
 
-    def _pieces(self, is_over: bool) -> Pieces:
+    def _pieces(self, is_over: bool) -> TextDeltas:
         """Return the message with what is unsent."""
         assert self._generation is not None
         unsent, self._unsent = self._unsent, []
         first_s, self._first_s = self._first_s, None
         token_s, self._token_s = self._token_s, []
         begun, self._begun = self._begun, 0
-        return Pieces(self.id, unsent, self._generation.usage, first_s, token_s, begun, is_over)
+        return TextDeltas(self.id, unsent, self._generation.usage, first_s, token_s, begun, is_over)

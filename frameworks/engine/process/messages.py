@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings
-from frameworks.generation.types import Piece, StepStats, Usage
+from frameworks.generation.types import StepStats, TextDelta, Usage
 from frameworks.traces import MAX_LINKS, BatchRun
 
 
@@ -82,7 +82,7 @@ class Infer(EngineMessage, frozen=True):
 
 
 class Generate(EngineMessage, frozen=True):
-    """Generate texts. Answered by Pieces, the last of which is over, or by Failed.
+    """Generate texts. Answered by TextDeltas, the last of which is over, or by Failed.
 
     `left_s`: seconds to the deadline; None without one. `in_pieces`: deliver text as it is generated.
     """
@@ -197,7 +197,7 @@ class Failed(EngineMessage, frozen=True):
     error: ErrorState
 
 
-class Pieces(EngineMessage, frozen=True):
+class TextDeltas(EngineMessage, frozen=True):
     """Further text of a generation.
 
     `first_s`: seconds to its first token, once. `token_s`: seconds between later tokens. `begun`: texts that began
@@ -205,7 +205,7 @@ class Pieces(EngineMessage, frozen=True):
     """
 
     id: int
-    pieces: list[Piece]
+    pieces: list[TextDelta]
     usage: Usage
     first_s: float | None = None
     token_s: list[float] = []
@@ -271,7 +271,7 @@ class Leave(EngineMessage, frozen=True):
     """The engine unloads the model for another one: the client sends no further requests, and Close after the last."""
 
 
-class Resident(Struct, frozen=True, array_like=True, gc=False):
+class VersionReport(Struct, frozen=True, array_like=True, gc=False):
     """A version in a replica that models share. `path`: as the client has named it. `memory_bytes`: 0 while it is being
     loaded. `queued_s`: seconds that its requests will take there.
     """
@@ -283,12 +283,12 @@ class Resident(Struct, frozen=True, array_like=True, gc=False):
     queued_s: float
 
 
-class Residents(EngineMessage, frozen=True):
+class ReplicaReport(EngineMessage, frozen=True):
     """The versions in a replica that models share. `free_bytes`: of its budget. `evictions`: by model, since the last
     message; of several clients that follow the replica only one gets them.
     """
 
-    residents: list[Resident]
+    versions: list[VersionReport]
     free_bytes: int
     queued_s: float
     evictions: dict[str, int] = {}
@@ -307,13 +307,13 @@ FromEngine = (
     | Begun
     | Answer
     | Failed
-    | Pieces
+    | TextDeltas
     | Free
     | Counts
     | SpecLearned
     | Pong
     | QueueState
     | Leave
-    | Residents
+    | ReplicaReport
     | Closed
 )

@@ -21,9 +21,9 @@ from frameworks.engine.process.messages import (
     Failed,
     FromEngine,
     MessageTooLarge,
-    Pieces,
     Proceed,
     ProtocolError,
+    TextDeltas,
 )
 from frameworks.engine.process.plain import error_from_plain, request_to_plain
 from frameworks.engine.process.retries import InFlight, RetryQueue
@@ -67,7 +67,7 @@ class OpenCalls:
             Answer: self._complete,
             Begun: self._begin,
             Failed: self._fail,
-            Pieces: self._push,
+            TextDeltas: self._push,
             Counted: self._count_tokens,
         }
 
@@ -248,7 +248,7 @@ class OpenCalls:
     def _fail(self, message: Failed) -> None:
         self._fail_call(message.id, error_from_plain(message.error))
 
-    def _push(self, message: Pieces) -> None:
+    def _push(self, message: TextDeltas) -> None:
         call = self._calls.get(message.id)
         if call is None:
             return

@@ -9,7 +9,7 @@ Serve handle takes 4 ms of CPU and a frame 20 µs, so no request is a call.
 | `deployment` | the Serve deployment of a model: replicas, resources, autoscaling |
 | `replica`, `hosted`, `clients`, `gate` | the replica: its versions, its clients, its port |
 | `running`, `router` | which replicas run, as Serve's router learns it |
-| `link`, `clock`, `hello` | a connection to a replica |
+| `link`, `clock`, `handshake` | a connection to a replica |
 | `group`, `connections` | the Engine over a changing set of replicas |
 | `sharing`, `residents`, `watching` | the same where models share the replicas: which of them has loaded what |
 

@@ -12,7 +12,7 @@ from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.suspects import RefusalRule, Suspects
 from frameworks.engine.ray.departures import WithdrawnReplicas
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.engine.ray.running import RunningReplicas
 from frameworks.errors import ModelFailed, RoundhouseError

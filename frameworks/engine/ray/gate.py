@@ -9,17 +9,17 @@ import structlog
 
 from frameworks.engine.process.channel import Channel
 from frameworks.engine.process.messages import ProtocolError, ToEngine
-from frameworks.engine.ray.hello import Hello, take_hello
+from frameworks.engine.ray.handshake import Handshake, take_handshake
 
 log = structlog.get_logger(__name__)
 
 MAX_UNKNOWN = 64
-"""Bound of the connections that have not sent their hello."""
-HELLO_S = 10.0
-"""Time for the hello."""
+"""Bound of the connections that have not sent their handshake."""
+HANDSHAKE_S = 10.0
+"""Time for the handshake."""
 
-Accept = Callable[[Hello], Channel[ToEngine]]
-"""Return the channel that receives what follows the hello."""
+Accept = Callable[[Handshake], Channel[ToEngine]]
+"""Return the channel that receives what follows the handshake."""
 
 
 class Gate:
@@ -47,7 +47,7 @@ class Gate:
             each.refuse("the replica stops")
 
     def admit(self, arrival: "_Arrival") -> bool:
-        """Count a connection without a hello. Returns whether there is room for it."""
+        """Count a connection without a handshake. Returns whether there is room for it."""
         if self._is_closed or len(self._unknown) >= MAX_UNKNOWN:
             return False
         self._unknown.add(arrival)
@@ -58,12 +58,12 @@ class Gate:
         self._unknown.discard(arrival)
 
     def hand_over(self, arrival: "_Arrival", transport: asyncio.Transport, received: bytearray) -> None:
-        """Give the connection to its session when its hello is whole. Raises ProtocolError."""
-        hello = take_hello(received, self._secret)
-        if hello is None:
+        """Give the connection to its session when its handshake is whole. Raises ProtocolError."""
+        handshake = take_handshake(received, self._secret)
+        if handshake is None:
             return
         arrival.end()
-        channel: Any = self._accept(hello)
+        channel: Any = self._accept(handshake)
         transport.set_protocol(channel)
         channel.connection_made(transport)
         if received:
@@ -71,7 +71,7 @@ class Gate:
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection that has not sent its whole hello."""
+    """A connection that has not sent its whole handshake."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -84,7 +84,7 @@ class _Arrival(asyncio.Protocol):
         if not self._gate.admit(self):
             self._transport.abort()
             return
-        self._timer = asyncio.get_running_loop().call_later(HELLO_S, self.refuse, "no hello in time")
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.refuse, "no handshake in time")
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
@@ -105,7 +105,7 @@ class _Arrival(asyncio.Protocol):
             self._transport.abort()
 
     def end(self) -> None:
-        """Stop waiting for the hello."""
+        """Stop waiting for the handshake."""
         self._gate.forget(self)
         if self._timer is not None:
             self._timer.cancel()

@@ -18,7 +18,7 @@ from frameworks.engine.process.plain import error_to_plain
 from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.files import local_files, newest_files, state_of
-from frameworks.engine.ray.hello import Hello
+from frameworks.engine.ray.handshake import Handshake
 from frameworks.engine.ray.hosting import VersionTotals
 from frameworks.engine.ray.metered import MeteredEngine
 from frameworks.engine.threads import EngineThreads
@@ -69,10 +69,10 @@ class HostedVersions(VersionTotals):
             error = version.reply.error
             raise InvalidModel(error.message, error.public or error.message)
 
-    def accept(self, hello: Hello) -> Channel[ToEngine]:
+    def accept(self, handshake: Handshake) -> Channel[ToEngine]:
         """Return the channel of a new client; its version is loaded where it is not."""
-        version = self._version(hello.version, hello.path)
-        client = ReplicaClient(version, hello.client, self._note_end)
+        version = self._version(handshake.version, handshake.path)
+        client = ReplicaClient(version, handshake.client, self._note_end)
         version.clients.add(client)
         version.was_closed = False
         asyncio.get_running_loop().call_soon(client.greet)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from frameworks.engine.process.channel import Channel
 from frameworks.engine.process.messages import ToEngine
 from frameworks.engine.ray.clients import HostedVersion
-from frameworks.engine.ray.hello import Hello
+from frameworks.engine.ray.handshake import Handshake
 from frameworks.engine.threads import EngineThreads
 
 
@@ -36,7 +36,7 @@ class Hosted(Protocol):
         """Load what has to be loaded before the replica serves. Raises InvalidModel."""
         ...
 
-    def accept(self, hello: Hello) -> Channel[ToEngine]:
+    def accept(self, handshake: Handshake) -> Channel[ToEngine]:
         """Return the channel of a new client; its version is loaded where it is not."""
         ...
 

@@ -26,7 +26,7 @@ from frameworks.engine.process.messages import (
 from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.ray.clock import PeerClock
-from frameworks.engine.ray.hello import PROTOCOL_VERSION, Address, Hello, encode_hello
+from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.tls import client_context
 from frameworks.errors import ModelFailed
 from frameworks.types import Array
@@ -83,7 +83,7 @@ class ReplicaLink:
         replica is lost.
         """
         address = self.address
-        hello = Hello(PROTOCOL_VERSION, address.secret, client, version, path, model)
+        handshake = Handshake(PROTOCOL_VERSION, address.secret, client, version, path, model)
         try:
             async with asyncio.timeout(CONNECT_S):
                 transport, _ = await self._loop.create_connection(
@@ -92,7 +92,7 @@ class ReplicaLink:
         except (OSError, TimeoutError) as error:
             raise ModelFailed(f"the replica at {address.host}:{address.port} cannot be reached: {error}") from None
         try:
-            transport.write(encode_hello(hello))
+            transport.write(encode_handshake(handshake))
             self._heard_s = self._ping_due_s = self._loop.time()
             self._send_ping()
             loaded = await self._reply

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from frameworks.engine.process.messages import Resident, Residents
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.process.messages import ReplicaReport, VersionReport
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.running import RunningReplicas
 from frameworks.engine.ray.watching import ReplicaWatch
 
@@ -25,7 +25,7 @@ class GroupResidents:
         self._running = running
         self._client = client
         self._watches: dict[str, ReplicaWatch] = {}
-        self._states: dict[str, Residents] = {}
+        self._states: dict[str, ReplicaReport] = {}
         self._unknown: dict[str, float] = {}
         """Replicas without a first report, and until when the choice waits for it."""
         self._loads: dict[str, list[VersionKey]] = {}
@@ -99,11 +99,11 @@ class GroupResidents:
         loads = self._loads.get(replica, ())
         return 0 if state is None else state.free_bytes - sum(self._sizes.get(each, 0) for each in loads)
 
-    def _resident(self, replica: str, key: VersionKey) -> Resident | None:
+    def _resident(self, replica: str, key: VersionKey) -> VersionReport | None:
         state = self._states.get(replica)
         if state is None:
             return None
-        return next((each for each in state.residents if _key_of(each) == key), None)
+        return next((each for each in state.versions if _key_of(each) == key), None)
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
         loop = asyncio.get_running_loop()
@@ -119,17 +119,17 @@ class GroupResidents:
                 watch.open()
         self._report()
 
-    def _note(self, replica: str, residents: Residents | None) -> None:
+    def _note(self, replica: str, report: ReplicaReport | None) -> None:
         self._unknown.pop(replica, None)
-        if residents is None:
+        if report is None:
             self._states.pop(replica, None)
         else:
-            self._states[replica] = residents
-            for each in residents.residents:
+            self._states[replica] = report
+            for each in report.versions:
                 if each.memory_bytes:
                     self._sizes[_key_of(each)] = each.memory_bytes
-            if residents.evictions:
-                self.on_evictions(residents.evictions)
+            if report.evictions:
+                self.on_evictions(report.evictions)
         self._report()
 
     def _report(self) -> None:
@@ -137,5 +137,5 @@ class GroupResidents:
             callback()
 
 
-def _key_of(resident: Resident) -> VersionKey:
-    return resident.model, resident.version, resident.path
+def _key_of(report: VersionReport) -> VersionKey:
+    return report.model, report.version, report.path

@@ -23,7 +23,7 @@ class PublishingRouter(PowerOfTwoChoicesRequestRouter):
         self._publish()
 
     def _publish(self) -> None:
-        from frameworks.engine.ray.hello import Address
+        from frameworks.engine.ray.handshake import Address
         from frameworks.engine.ray.running import running_replicas
 
         found = {}

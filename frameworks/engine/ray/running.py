@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 
 DeploymentKey = tuple[str, str]
 """Names of the application and of the deployment."""

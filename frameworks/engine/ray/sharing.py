@@ -10,7 +10,7 @@ from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.ray.connections import Connections, ReplicaEngine, Version
 from frameworks.engine.ray.group import NO_REPLICA, ReplicaGroup
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.residents import GroupResidents, VersionKey
 from frameworks.engine.ray.routing import LeastSeconds
 from frameworks.engine.ray.running import RunningReplicas

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, Residents
-from frameworks.engine.ray.hello import PROTOCOL_VERSION, Address, Hello, encode_hello
+from frameworks.engine.process.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, ReplicaReport
+from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.link import CONNECT_S, PING_S, SILENT_S
 from frameworks.engine.ray.tls import client_context
 
@@ -19,11 +19,11 @@ _RETRY_S = 0.5
 class ReplicaWatch:
     """Owned by the event loop. Connects again and again from `open` to `close`."""
 
-    def __init__(self, address: Address, client: str, on_residents: Callable[[Residents | None], None]) -> None:
-        """`client`: name of this process. `on_residents`: called with each report; with None when it is lost."""
+    def __init__(self, address: Address, client: str, on_report: Callable[[ReplicaReport | None], None]) -> None:
+        """`client`: name of this process. `on_report`: called with each report; with None when it is lost."""
         self._address = address
         self._client = client
-        self._on_residents = on_residents
+        self._on_report = on_report
         self._heard_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -44,7 +44,7 @@ class ReplicaWatch:
             except (OSError, TimeoutError, ChannelLost) as error:
                 reason = f"{type(error).__name__}: {error}"
             log.info("replica not followed", host=address.host, port=address.port, reason=reason)
-            self._on_residents(None)
+            self._on_report(None)
             await asyncio.sleep(_RETRY_S)
 
     async def _follow(self) -> str:
@@ -58,7 +58,9 @@ class ReplicaWatch:
                 transport, _ = await loop.create_connection(
                     lambda: channel, address.host, address.port, ssl=client_context()
                 )
-            transport.write(encode_hello(Hello(PROTOCOL_VERSION, address.secret, self._client, "", "", follows=True)))
+            transport.write(
+                encode_handshake(Handshake(PROTOCOL_VERSION, address.secret, self._client, "", "", follows=True))
+            )
             self._heard_s = loop.time()
             number = 0
             while not over.done():
@@ -76,7 +78,7 @@ class ReplicaWatch:
     def _received(self, messages: Sequence[FromEngine]) -> None:
         self._heard_s = asyncio.get_running_loop().time()
         for message in messages:
-            if isinstance(message, Residents):
-                self._on_residents(message)
+            if isinstance(message, ReplicaReport):
+                self._on_report(message)
             elif not isinstance(message, Pong):
-                raise ProtocolError(f"expected Residents, got {type(message).__name__}")
+                raise ProtocolError(f"expected ReplicaReport, got {type(message).__name__}")

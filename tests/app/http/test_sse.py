@@ -8,11 +8,11 @@ import pytest
 
 from app.http import sse
 from frameworks.errors import DeadlineExceeded, Draining, ModelFailed, Overloaded
-from frameworks.generation.types import GenerateRequest, Piece
+from frameworks.generation.types import GenerateRequest, TextDelta
 from tests.app.protocols.generating import Caller, Endless, EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop, settle, soon, task
 
-PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
+PIECES = (TextDelta(0, "Hal"), TextDelta(0, "lo"), TextDelta(0, "!", "stop"))
 LAST = {"text": "!", "index": 0, "finish_reason": "stop", "tokens_generated": 2, "prompt_tokens": 3}
 
 
@@ -135,7 +135,7 @@ class TestStream:
 
     @in_loop
     async def test_empty_text_is_streamed(self) -> None:
-        harness = EndpointHarness(ScriptedGeneration(Piece(0, "", "length")))
+        harness = EndpointHarness(ScriptedGeneration(TextDelta(0, "", "length")))
         caller = Caller(harness, stream=True)
         await caller.send_request()
         last, done = caller.events

@@ -15,12 +15,12 @@ from app.http import clocks, sse
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from frameworks.errors import Overloaded
-from frameworks.generation.types import Piece
+from frameworks.generation.types import TextDelta
 from tests.app.protocols.generating import Endless, EndpointHarness, ScriptedGeneration, events_of
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon
 
 PATH = "/models/writer/infer"
-PIECES = [Piece(0, f"{i} ") for i in range(50)] + [Piece(0, "", "stop")]
+PIECES = [TextDelta(0, f"{i} ") for i in range(50)] + [TextDelta(0, "", "stop")]
 
 
 class SmallBuffers(BoundedHttpProtocol):
@@ -90,7 +90,7 @@ async def test_connection_carries_several_streams() -> None:
 
 @in_loop
 async def test_reset_connection_cancels_text() -> None:
-    harness = EndpointHarness(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
+    harness = EndpointHarness(ScriptedGeneration(TextDelta(0, "a"), asyncio.Event()))
     async with serving(harness) as address:
         async with open_stream(address) as connection:
             await asyncio.get_running_loop().sock_recv(connection, 2**16)
@@ -112,7 +112,7 @@ async def test_stopped_reader_loses_connection_and_text(monkeypatch: pytest.Monk
 @in_loop
 async def test_slow_reader_gets_whole_stream() -> None:
     text = "x" * 1000
-    harness = EndpointHarness(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
+    harness = EndpointHarness(ScriptedGeneration(*[TextDelta(0, text)] * 500, TextDelta(0, "", "stop")))
     async with serving(harness) as address, open_stream(address) as connection:
         received = b""
         stall_checks = 0
@@ -154,7 +154,7 @@ class TestDeadline:
     async def test_stopped_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
         harness = EndpointHarness(
-            generation := ScriptedGeneration(*[Piece(0, "x" * 200_000)] * 9, Piece(0, "", "stop"))
+            generation := ScriptedGeneration(*[TextDelta(0, "x" * 200_000)] * 9, TextDelta(0, "", "stop"))
         )
         generation.deadline_s = asyncio.get_running_loop().time() + HANGS_AFTER_S
         async with serving(harness) as address, open_stream(address) as connection:
@@ -188,7 +188,7 @@ class TestGivenUp:
     @in_loop
     async def test_stopped_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
-        harness = EndpointHarness(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
+        harness = EndpointHarness(ScriptedGeneration(TextDelta(0, "x" * 200_000), self.ERROR))
         async with serving(harness) as address, open_stream(address) as connection:
             await soon(lambda: harness.observer.inflight == 1)
             await soon(lambda: harness.observer.inflight == 0)

@@ -11,7 +11,15 @@ from app.inference.context import RunContext
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.observability.metrics import Observer
-from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation, Piece, Prompt, Sampling, Stopping
+from frameworks.generation.types import (
+    GenerateAnswer,
+    GenerateRequest,
+    Generation,
+    Prompt,
+    Sampling,
+    Stopping,
+    TextDelta,
+)
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
@@ -58,7 +66,7 @@ class Harness:
         async with self.begin(request, left_s, in_pieces=False) as generation:
             return await generation.collect()
 
-    async def pieces(self, request: GenerateRequest, left_s: float | None = None) -> list[Piece]:
+    async def pieces(self, request: GenerateRequest, left_s: float | None = None) -> list[TextDelta]:
         async with self.begin(request, left_s) as generation:
             return [piece async for piece in generation]
 

@@ -13,13 +13,13 @@ from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
 from app.protocols.native.routes import ROUTES
 from app.protocols.routes import Route, RouteTable
-from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import WRITER
 
 GONE = {"type": "http.disconnect"}
-Script = Piece | Exception | asyncio.Event
+Script = TextDelta | Exception | asyncio.Event
 
 
 class ScriptedGeneration:
@@ -35,19 +35,19 @@ class ScriptedGeneration:
     def __aiter__(self) -> "ScriptedGeneration":
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> TextDelta:
         while self._script:
             item = self._script.pop(0)
-            if isinstance(item, Piece):
+            if isinstance(item, TextDelta):
                 return item
             if isinstance(item, Exception):
                 raise item
             await item.wait()
         raise StopAsyncIteration
 
-    def ready(self) -> list[Piece]:
-        pieces: list[Piece] = []
-        while self._script and isinstance(piece := self._script[0], Piece):
+    def ready(self) -> list[TextDelta]:
+        pieces: list[TextDelta] = []
+        while self._script and isinstance(piece := self._script[0], TextDelta):
             pieces.append(piece)
             del self._script[0]
         return pieces
@@ -65,11 +65,11 @@ class Endless(ScriptedGeneration):
 
     error: Exception | None = None
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> TextDelta:
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        return Piece(0, "x" * 1000)
+        return TextDelta(0, "x" * 1000)
 
 
 class Version:

@@ -10,7 +10,7 @@ import pytest
 
 from frameworks.engine.contract import Run
 from frameworks.engine.process.link import Loss
-from frameworks.engine.process.messages import Cancel, Close, Generate, Infer, Pieces, SpecLearned
+from frameworks.engine.process.messages import Cancel, Close, Generate, Infer, SpecLearned, TextDeltas
 from frameworks.engine.process.specs import spec_to_plain
 from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelFailed
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Usage
@@ -356,13 +356,13 @@ async def test_generations_wait_for_running_ones() -> None:
     assert (len(prompts_at(group, 0)), len(prompts_at(group, 1))) == (1, 4)
     link = group.members[0].link
     [number] = prompts_at(group, 0)
-    link.receive(Pieces(number, [], Usage(1, 0)))
+    link.receive(TextDeltas(number, [], Usage(1, 0)))
     (await first).close()
     await settle()
     assert len(prompts_at(group, 0)) == 2
-    link.receive(Pieces(prompts_at(group, 0)[1], [], Usage(1, 1), is_over=True))
+    link.receive(TextDeltas(prompts_at(group, 0)[1], [], Usage(1, 1), is_over=True))
     for number in prompts_at(group, 1):
-        group.members[1].link.receive(Pieces(number, [], Usage(1, 1), is_over=True))
+        group.members[1].link.receive(TextDeltas(number, [], Usage(1, 1), is_over=True))
     for each in others:
         assert (await each).is_over
     group.engine.check_integrity()

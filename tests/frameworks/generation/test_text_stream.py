@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
-from frameworks.generation.types import FinishReason, GeneratedToken, Piece
+from frameworks.generation.types import FinishReason, GeneratedToken, TextDelta
 
 SEQUENCE_ID = 7
 # Few letters, so that stop strings occur, overlap and restart within themselves; some of several bytes.
@@ -55,7 +55,7 @@ def pieces_of(
     last_is_text: bool = True,
     with_tokens: bool = False,
     min_tokens: int = 0,
-) -> list[Piece]:
+) -> list[TextDelta]:
     """Return the pieces of a text whose tokens are all pushed, even those after its end."""
     choice = ChoiceText(
         3,
@@ -89,7 +89,7 @@ def test_bytes_of_tokens_are_those_of_text(text: str, borders: set[int]) -> None
     assert [token.bytes_of(*token.top[1][:2]) for token in shown] == tokens[:1] * len(tokens)
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
+def text_of(pieces: Sequence[TextDelta]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -158,7 +158,7 @@ class TestStopStrings:
             ("", None),
             ("", None),
         ]
-        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == Piece(3, "b ", "stop", stop_string="STOP")
+        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == TextDelta(3, "b ", "stop", stop_string="STOP")
 
     def test_held_text_delivered_at_end(self) -> None:
         pieces = pieces_of([b"a ST", b"</s>"], ["STOP"], finish_reason="stop", last_is_text=False)
@@ -200,7 +200,7 @@ class TestCharacters:
         assert text_of(pieces_of(tokens, last_is_text=last_is_text)) == "a\ufffd"
 
     def test_stop_string_with_replacement_character(self) -> None:
-        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == Piece(3, "", "stop", stop_string="b\ufffd")
+        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == TextDelta(3, "", "stop", stop_string="b\ufffd")
 
     def test_stop_token_has_no_text(self) -> None:
         for reason in ("stop", "length"):
@@ -214,7 +214,7 @@ def _reason(reason: str) -> Literal["stop", "length"]:
 
 
 class TestTokens:
-    def ids_of(self, pieces: Sequence[Piece]) -> list[list[int]]:
+    def ids_of(self, pieces: Sequence[TextDelta]) -> list[list[int]]:
         return [[token.token_id for token in piece.tokens] for piece in pieces]
 
     def test_tokens_absent_unless_requested(self) -> None:

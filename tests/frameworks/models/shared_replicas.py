@@ -12,7 +12,7 @@ import numpy as np
 from frameworks.devices import DeviceManager
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.gate import Gate
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.opening import Deployed
 from frameworks.engine.ray.residents import GroupResidents
 from frameworks.engine.ray.running import RunningReplicas

@@ -8,7 +8,7 @@ import pytest
 
 from frameworks.engine.ray import sharing as sharing_module
 from frameworks.engine.ray.connections import ReplicaEngine
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.sharing import SharedConnections, SharedGroup
 from frameworks.errors import ModelFailed, OutOfMemory
 from frameworks.manager import MLFrameworkManager

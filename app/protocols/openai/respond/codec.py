@@ -22,7 +22,7 @@ from app.protocols.openai.respond.conversation import (
 from app.protocols.openai.respond.output import Output
 from app.protocols.openai.respond.requests import NamedFunctionTool, ResponsesRequest
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Usage
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.types import ModelSpec
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -85,7 +85,7 @@ class _Stream:
         begun = response.begun(self._head)
         return self._events([{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")])
 
-    def piece(self, piece: Piece) -> list[NamedEvent]:
+    def piece(self, piece: TextDelta) -> list[NamedEvent]:
         events = self._output.push(piece.text, piece.tokens)
         if piece.finish_reason is not None:
             self._finish_reason = piece.finish_reason

@@ -189,7 +189,7 @@ InputItems = Annotated[
 ]
 
 
-class _Turn:
+class _AssistantTurn:
     """A turn of the assistant, of which chat templates make one message."""
 
     def __init__(self) -> None:
@@ -204,23 +204,23 @@ class _Turn:
 def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
     """Yield the messages of the items. Reasoning, text and calls that follow each other are one message."""
     names: dict[str, str] = {}
-    turn: _Turn | None = None
+    turn: _AssistantTurn | None = None
     for item in items:
         if isinstance(item, ReasoningItem):
             if turn is not None and (turn.content is not None or turn.calls):
                 yield turn.message()
                 turn = None
-            turn = turn or _Turn()
+            turn = turn or _AssistantTurn()
             turn.reasoning += [part.text for part in item.content or ()]
         elif isinstance(item, FunctionCallItem):
-            turn = turn or _Turn()
+            turn = turn or _AssistantTurn()
             turn.calls.append(MessageCall(item.call_id, item.name, item.arguments))
             names[item.call_id] = item.name
         elif isinstance(item, MessageItem) and item.role == "assistant":
             if turn is not None and (turn.content is not None or turn.calls):
                 yield turn.message()
                 turn = None
-            turn = turn or _Turn()
+            turn = turn or _AssistantTurn()
             turn.content = _text_of(item.content)
         else:
             if turn is not None:

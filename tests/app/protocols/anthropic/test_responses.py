@@ -20,7 +20,7 @@ from frameworks.errors import (
     Overloaded,
     RoundhouseError,
 )
-from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import TokenizeAnswer
 from tests.app.protocols.anthropic.messages import ask, collect, count, encode, error_of, tool
 from tests.app.protocols.openai.decoding import CONTEXT, events
@@ -43,7 +43,7 @@ def whole(text: str, reason: Any = "stop", stop_string: str | None = None, reque
 
 def streamed(parts: list[str], reason: Any = "stop", stop_string: str | None = None) -> Any:
     writer = MESSAGES_CODEC.stream_writer(caller(stream=True), CONTEXT)
-    pieces = [Piece(0, part) for part in parts] + [Piece(0, "", reason, (), stop_string)]
+    pieces = [TextDelta(0, part) for part in parts] + [TextDelta(0, "", reason, (), stop_string)]
     payloads = [*writer.begin(Usage(5, 1, 0)), *itertools.chain(*map(writer.piece, pieces)), *writer.end(USAGE, 1.0)]
     return collect(payloads)
 

@@ -13,7 +13,7 @@ from app.protocols.errors import ErrorReply, InvalidJson, UnsupportedMediaType, 
 from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
 from app.protocols.open_inference.generate_response import GenerateTextResponse
 from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound
-from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import SPECS, find_spec
 
@@ -47,7 +47,7 @@ def answer(*texts: str, **body: Any) -> Any:
     return content
 
 
-def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
+def events(pieces: list[TextDelta], error: bool = False, **body: Any) -> list[Any]:
     """Return the events of a generate_stream response."""
     writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
     payloads = [*writer.begin(Usage(5, 0)), *(payload for piece in pieces for payload in writer.piece(piece))]
@@ -60,8 +60,8 @@ def event(text: Any, reason: Any = None, done: bool = False, **more: Any) -> dic
     return {**HEAD, "text_output": text, "finish_reason": reason, "done": done, **more}
 
 
-def split(reason: FinishReason | None = "stop") -> list[Piece]:
-    return [Piece(0, "Ha", None, TOKENS[:1]), Piece(0, "llo", reason, TOKENS[1:])]
+def split(reason: FinishReason | None = "stop") -> list[TextDelta]:
+    return [TextDelta(0, "Ha", None, TOKENS[:1]), TextDelta(0, "llo", reason, TOKENS[1:])]
 
 
 class TestDecode:
@@ -185,7 +185,7 @@ class TestStreamWriter:
         assert events(split(), error=True, stream=False) == [{"error": "too late"}]
 
     def test_event_has_an_element_for_each_text(self) -> None:
-        pieces = [Piece(1, "b"), Piece(0, "a", "stop"), Piece(1, "c", "length")]
+        pieces = [TextDelta(1, "b"), TextDelta(0, "a", "stop"), TextDelta(1, "c", "length")]
         assert events(pieces, n=2) == [
             event(["", "b"], [None, None]),
             event(["a", ""], ["stop", None]),
@@ -199,7 +199,7 @@ class TestStreamWriter:
 
     def test_whole_text_may_be_one_event(self) -> None:
         assert events(split(), stream=False) == [event("Hallo", "stop", True, **COUNTS)]
-        (only,) = events([Piece(1, "b", "stop"), Piece(0, "a", "stop")], stream=False, n=2)
+        (only,) = events([TextDelta(1, "b", "stop"), TextDelta(0, "a", "stop")], stream=False, n=2)
         assert only["text_output"] == ["a", "b"]
 
     def test_every_event_meets_the_schema(self) -> None:

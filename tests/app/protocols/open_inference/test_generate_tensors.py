@@ -18,8 +18,8 @@ from frameworks.generation.types import (
     FinishReason,
     GenerateAnswer,
     GenerateRequest,
-    Piece,
     Stopping,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -199,7 +199,7 @@ class TestOutputs:
 
 class TestStream:
     @staticmethod
-    def stream(request: InferRequest, *pieces: Piece) -> list[Any]:
+    def stream(request: InferRequest, *pieces: TextDelta) -> list[Any]:
         """Return the outputs of each response. Each piece has two tokens."""
         responses = StreamedTensors(request)
         found = []
@@ -211,8 +211,8 @@ class TestStream:
         return found
 
     @staticmethod
-    def pieces(reason: FinishReason = "stop") -> list[Piece]:
-        return [Piece(0, "Ha", None, TOKENS[:1]), Piece(0, "llo", reason, TOKENS[1:])]
+    def pieces(reason: FinishReason = "stop") -> list[TextDelta]:
+        return [TextDelta(0, "Ha", None, TOKENS[:1]), TextDelta(0, "llo", reason, TOKENS[1:])]
 
     def test_outputs_of_each_piece(self) -> None:
         request = ask(outputs=("text_output", "finish_reason", "num_output_tokens", "cum_log_probs"))
@@ -228,14 +228,14 @@ class TestStream:
 
     def test_several_texts_have_an_element_each(self) -> None:
         request = ask(n=2, return_finish_reason=True)
-        assert self.stream(request, Piece(1, "b", "stop"), Piece(0, "a", "length")) == [
+        assert self.stream(request, TextDelta(1, "b", "stop"), TextDelta(0, "a", "length")) == [
             {"text_output": ["", "b"], "finish_reason": ["None", "stop"]},
             {"text_output": ["a", ""], "finish_reason": ["length", "None"]},
         ]
 
     def test_sequence_index_gives_a_response_each(self) -> None:
         request = ask(n=2, outputs=("text_output", "sequence_index"))
-        assert self.stream(request, Piece(1, "b", "stop"), Piece(0, "a", "length")) == [
+        assert self.stream(request, TextDelta(1, "b", "stop"), TextDelta(0, "a", "length")) == [
             {"text_output": ["b"], "sequence_index": [[1]]},
             {"text_output": ["a"], "sequence_index": [[0]]},
         ]
@@ -243,7 +243,7 @@ class TestStream:
     def test_sequence_index_of_whole_texts(self) -> None:
         request = ask(tensor("stream", [False], "bool"), n=2, outputs=("text_output", "sequence_index"))
         assert wants_text_in_parts(request)
-        pieces = [Piece(1, "b"), Piece(0, "a"), Piece(1, "c", "stop"), Piece(0, "d", "length")]
+        pieces = [TextDelta(1, "b"), TextDelta(0, "a"), TextDelta(1, "c", "stop"), TextDelta(0, "d", "length")]
         assert self.stream(request, *pieces) == [
             None,
             None,

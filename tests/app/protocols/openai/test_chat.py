@@ -18,9 +18,9 @@ from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
     Message,
-    Piece,
     Sampling,
     Stopping,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -257,9 +257,9 @@ class TestStream:
         writer = CHAT_CODEC.stream_writer(chat(stream=True, n=2), CONTEXT)
         payloads = [
             *writer.begin(Usage(5, 0)),
-            *writer.piece(Piece(1, "Hi")),
-            *writer.piece(Piece(0, "Ho", "stop")),
-            *writer.piece(Piece(1, "", "length")),
+            *writer.piece(TextDelta(1, "Hi")),
+            *writer.piece(TextDelta(0, "Ho", "stop")),
+            *writer.piece(TextDelta(1, "", "length")),
             *writer.end(Usage(5, 3), 1.0),
         ]
         *chunks, done = events(payloads)
@@ -282,7 +282,7 @@ class TestStream:
     def test_stream_usage_is_last_without_choices(self) -> None:
         request = chat(stream=True, stream_options={"include_usage": True})
         writer = CHAT_CODEC.stream_writer(request, CONTEXT)
-        payloads = [*writer.begin(Usage(5, 0)), *writer.piece(Piece(0, "a", "stop"))]
+        payloads = [*writer.begin(Usage(5, 0)), *writer.piece(TextDelta(0, "a", "stop"))]
         payloads += writer.end(Usage(5, 3, 0, 2, 1, 7), 1.0)
         *chunks, last, done = events(payloads)
         assert [chunk["usage"] for chunk in chunks] == [None, None, None]
@@ -298,7 +298,9 @@ class TestStream:
 
     def test_stream_sends_logprobs_with_their_piece(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
-        chunks = events([*writer.piece(Piece(0, "é\ufffd", "stop", TOKENS)), *writer.piece(Piece(0, "", None, TOKENS))])
+        chunks = events(
+            [*writer.piece(TextDelta(0, "é\ufffd", "stop", TOKENS)), *writer.piece(TextDelta(0, "", None, TOKENS))]
+        )
         assert [chunk["choices"][0]["logprobs"] for chunk in chunks] == [LOGPROBS, None, LOGPROBS]
         for chunk in chunks:
             check_is(ChatCompletionChunk, chunk)

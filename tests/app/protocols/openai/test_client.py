@@ -10,11 +10,11 @@ import pytest
 
 from app.protocols.openai.routes import ROUTES
 from frameworks.errors import DeadlineExceeded, ModelFailed, Overloaded
-from frameworks.generation.types import Piece
+from frameworks.generation.types import TextDelta
 from tests.app.protocols.generating import EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop
 
-PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
+PIECES = (TextDelta(0, "Hal"), TextDelta(0, "lo"), TextDelta(0, "!", "stop"))
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
 
 

@@ -18,9 +18,9 @@ from frameworks.generation.types import (
     Constraint,
     GenerateAnswer,
     GenerateRequest,
-    Piece,
     Sampling,
     Stopping,
+    TextDelta,
     TokenText,
     Usage,
 )
@@ -249,18 +249,18 @@ class TestStream:
     def test_stream_sends_each_piece(self) -> None:
         writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True, n=2), CONTEXT)
         assert writer.begin(Usage(5, 0)) == []
-        (first,) = events(writer.piece(Piece(1, " upon")))
+        (first,) = events(writer.piece(TextDelta(1, " upon")))
         assert first == {
             **HEAD, "choices": [{"index": 1, "text": " upon", "logprobs": None, "finish_reason": None}]
         }  # fmt: skip
-        (last,) = events(writer.piece(Piece(0, "", "stop")))
+        (last,) = events(writer.piece(TextDelta(0, "", "stop")))
         assert last["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
         assert events(writer.end(Usage(5, 3, 4), 1.0)) == [b"[DONE]"]
 
     def test_stream_usage_is_last_without_choices(self) -> None:
         decoded = completion(stream=True, stream_options={"include_usage": True})
         writer = COMPLETIONS_CODEC.stream_writer(decoded, CONTEXT)
-        (piece,) = events(writer.piece(Piece(0, "a")))
+        (piece,) = events(writer.piece(TextDelta(0, "a")))
         assert piece["usage"] is None
         usage, done = events(writer.end(Usage(5, 3, 4, 1, 2, 6), 1.0))
         assert usage == {**HEAD, "choices": [], "usage": USAGE}
@@ -270,7 +270,11 @@ class TestStream:
     def test_stream_text_offsets_continue_across_pieces(self) -> None:
         writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True, logprobs=1, n=2), CONTEXT)
         offsets = []
-        for piece in (Piece(0, "an", tokens=TOKENS[:1]), Piece(1, "a", tokens=TOKENS[:1]), Piece(0, "", tokens=TOKENS)):
+        for piece in (
+            TextDelta(0, "an", tokens=TOKENS[:1]),
+            TextDelta(1, "a", tokens=TOKENS[:1]),
+            TextDelta(0, "", tokens=TOKENS),
+        ):
             (event,) = events(writer.piece(piece))
             check_is(Completion, {**event, "choices": [{**event["choices"][0], "finish_reason": "stop"}]})
             offsets.append(event["choices"][0]["logprobs"]["text_offset"])

@@ -7,7 +7,7 @@ import pytest
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
-from frameworks.generation.types import Choice, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, decode, encode, events
 
 PROMPT_TOKENS = [
@@ -128,10 +128,10 @@ class TestResponse:
         assert COMPLETIONS_CODEC.stream is not None
         writer = COMPLETIONS_CODEC.stream(request, CONTEXT)
         pieces = [
-            Piece(0, "Once", None, tuple(PROMPT_TOKENS[:2]), is_prompt=True),
-            Piece(0, "", None, tuple(PROMPT_TOKENS[2:]), is_prompt=True),
-            Piece(0, " up", None, tuple(TOKENS[:1])),
-            Piece(0, "", "stop", tuple(TOKENS[1:])),
+            TextDelta(0, "Once", None, tuple(PROMPT_TOKENS[:2]), is_prompt=True),
+            TextDelta(0, "", None, tuple(PROMPT_TOKENS[2:]), is_prompt=True),
+            TextDelta(0, " up", None, tuple(TOKENS[:1])),
+            TextDelta(0, "", "stop", tuple(TOKENS[1:])),
         ]
         choices = [event["choices"][0] for piece in pieces for event in events(writer.piece(piece))]
         whole = self.written(echo=True, logprobs=2)["choices"][0]

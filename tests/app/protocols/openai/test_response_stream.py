@@ -16,7 +16,7 @@ from app.protocols.codec import Payload
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.respond.codec import RESPONSES_CODEC as CODEC
-from frameworks.generation.types import Choice, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, check_is, decode, encode, events
 
 USAGE = Usage(9, 4, 2, 1)
@@ -40,7 +40,7 @@ def ask(model: str = "caller", **fields: Any) -> OpenAiRequest:
     return decode(CODEC, **{"model": model, "input": "Hi", "stream": True, "tools": TOOLS, **fields})
 
 
-def stream(request: OpenAiRequest, pieces: Iterable[Piece]) -> list[Any]:
+def stream(request: OpenAiRequest, pieces: Iterable[TextDelta]) -> list[Any]:
     writer = CODEC.stream_writer(request, CONTEXT)
     payloads: list[Payload] = [*writer.begin(USAGE)]
     for piece in pieces:
@@ -74,8 +74,8 @@ def cut(draw: st.DrawFn) -> list[str]:
 def test_events_build_whole_response(texts: list[str], reason: Any, has_logprobs: bool) -> None:
     request = ask(**(LOGPROBS if has_logprobs else {}))
     tokens = [TokenText(number, text, -0.5, ((1, "x", -1.0),)) for number, text in enumerate(texts)]
-    pieces = [Piece(0, token.text, None, (token,) if has_logprobs else ()) for token in tokens]
-    sent = stream(request, [*pieces, Piece(0, "", reason)])
+    pieces = [TextDelta(0, token.text, None, (token,) if has_logprobs else ()) for token in tokens]
+    sent = stream(request, [*pieces, TextDelta(0, "", reason)])
     last = sent[-1]["response"]
     assert without_ids(last) == without_ids(whole(request, "".join(texts), reason, tokens if has_logprobs else None))
     assert [event["sequence_number"] for event in sent] == list(range(len(sent)))
@@ -144,7 +144,7 @@ def test_cut_call_leaves_no_markup() -> None:
 
 
 def test_events_of_text_in_order() -> None:
-    sent = stream(ask("llama", tools=None), [Piece(0, "Hel"), Piece(0, "lo", "stop")])
+    sent = stream(ask("llama", tools=None), [TextDelta(0, "Hel"), TextDelta(0, "lo", "stop")])
     assert kinds_of(sent) == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
         "output_text.done", "content_part.done", "output_item.done", "completed",
@@ -156,7 +156,7 @@ def test_events_of_text_in_order() -> None:
 
 def test_events_of_parts_in_order() -> None:
     text = f"<think>Hm.</think>I look.{CALL}"
-    kinds = kinds_of(stream(ask(), [Piece(0, text, "stop")]))
+    kinds = kinds_of(stream(ask(), [TextDelta(0, text, "stop")]))
     reasoning = ["reasoning_text.delta", "reasoning_text.done"]
     message = ["output_text.delta", "output_text.done"]
     assert kinds == [
@@ -169,20 +169,20 @@ def test_events_of_parts_in_order() -> None:
 
 
 def test_arguments_arrive_in_pieces() -> None:
-    sent = stream(ask(), [*(Piece(0, letter) for letter in CALL), Piece(0, "", "stop")])
+    sent = stream(ask(), [*(TextDelta(0, letter) for letter in CALL), TextDelta(0, "", "stop")])
     deltas = [each["delta"] for each in sent if each["type"] == "response.function_call_arguments.delta"]
     assert "".join(deltas) == '{"city": "Köln"}'
     assert len(deltas) > 5
 
 
 def test_cut_text_ends_with_incomplete() -> None:
-    sent = stream(ask("llama", tools=None), [Piece(0, "Hel", "length")])
+    sent = stream(ask("llama", tools=None), [TextDelta(0, "Hel", "length")])
     assert sent[-1]["type"] == "response.incomplete"
     assert sent[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-@pytest.mark.parametrize("pieces", [[], [Piece(0, "Hel")], [Piece(0, "<think>Hm")], [Piece(0, CALL)]])
-def test_error_ends_with_failed_response(pieces: list[Piece]) -> None:
+@pytest.mark.parametrize("pieces", [[], [TextDelta(0, "Hel")], [TextDelta(0, "<think>Hm")], [TextDelta(0, CALL)]])
+def test_error_ends_with_failed_response(pieces: list[TextDelta]) -> None:
     writer = CODEC.stream_writer(ask(), CONTEXT)
     sent = events([*writer.begin(USAGE), *(payload for piece in pieces for payload in writer.piece(piece))])
     ends = events(writer.error(ErrorReply(503, "draining", "going down")))

@@ -12,7 +12,7 @@ from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import InvalidInput
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.formats import TextFormat
-from frameworks.generation.types import Choice, GenerateAnswer, MessageCall, Piece, TokenText, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, MessageCall, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, check_is, decode, encode, events
 
 MESSAGES = [{"role": "user", "content": "How warm?"}]
@@ -183,7 +183,7 @@ class TestResponse:
         assert (message["content"], message["reasoning_content"]) == (content, reasoning)
         assert [call["function"]["name"] for call in message.get("tool_calls", ())] == names
         writer = CHAT_CODEC.stream_writer(chat(stream=True), CONTEXT)
-        pieces = [Piece(0, character) for character in text] + [Piece(0, "", "length")]
+        pieces = [TextDelta(0, character) for character in text] + [TextDelta(0, "", "length")]
         chunks = events([payload for piece in pieces for payload in writer.piece(piece)])
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == (content or "")
         assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
@@ -201,7 +201,7 @@ class TestResponse:
 
     def test_stream_sends_deltas_in_order(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True), CONTEXT)
-        pieces = [Piece(0, character) for character in CALL] + [Piece(0, "", "stop")]
+        pieces = [TextDelta(0, character) for character in CALL] + [TextDelta(0, "", "stop")]
         chunks = events([payload for piece in pieces for payload in writer.piece(piece)])
         deltas = [check_delta(chunk) for chunk in chunks]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
@@ -220,7 +220,7 @@ class TestResponse:
     def test_held_piece_keeps_its_logprobs(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
         token = TokenText(7, "<tool", -0.5)
-        (chunk,) = events(writer.piece(Piece(0, "<tool", None, (token,))))
+        (chunk,) = events(writer.piece(TextDelta(0, "<tool", None, (token,))))
         assert chunk["choices"][0]["delta"] == {"content": ""}
         assert len(chunk["choices"][0]["logprobs"]["content"]) == 1
 

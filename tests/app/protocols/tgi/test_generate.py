@@ -18,7 +18,16 @@ from app.protocols.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC
 from app.protocols.tgi.routes import ROUTES
 from frameworks.errors import Overloaded, RoundhouseError
 from frameworks.generation.prompt_scores import PromptOptions
-from frameworks.generation.types import Choice, Constraint, GenerateAnswer, Piece, Sampling, Stopping, TokenText, Usage
+from frameworks.generation.types import (
+    Choice,
+    Constraint,
+    GenerateAnswer,
+    Sampling,
+    Stopping,
+    TextDelta,
+    TokenText,
+    Usage,
+)
 from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, decode, decode_error, encode, find_spec
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
@@ -146,7 +155,7 @@ class TestWhole:
         assert (body["generated_text"], body["details"]["finish_reason"]) == (text, reason)
 
 
-def events_of(pieces: list[Piece], **parameters: object) -> list[Any]:
+def events_of(pieces: list[TextDelta], **parameters: object) -> list[Any]:
     writer = STREAM_CODEC.stream_writer(ask(STREAM_CODEC, **parameters), CONTEXT)
     payloads = [*writer.begin(USAGE), *itertools.chain(*map(writer.piece, pieces)), *writer.end(USAGE, 1)]
     return [orjson.loads(each) for each in payloads]  # type: ignore[arg-type]
@@ -155,9 +164,9 @@ def events_of(pieces: list[Piece], **parameters: object) -> list[Any]:
 class TestStream:
     def test_each_token_is_an_event(self) -> None:
         pieces = [
-            Piece(0, "On", is_prompt=True),
-            Piece(0, "ce", None, (TOKENS[0],)),
-            Piece(0, "", "stop", (TOKENS[1],)),
+            TextDelta(0, "On", is_prompt=True),
+            TextDelta(0, "ce", None, (TOKENS[0],)),
+            TextDelta(0, "", "stop", (TOKENS[1],)),
         ]
         first, last = events_of(pieces, return_full_text=True)
         assert first == {
@@ -177,10 +186,14 @@ class TestStream:
     def test_joined_tokens_are_the_text(self, tokens: list[list[str]], has_stop: bool) -> None:
         """Characters of several tokens are whole in the text of a piece."""
         pieces = [
-            Piece(0, "".join(texts).replace("\ufffd", "é"), None, tuple(TokenText(9, text, -1.0) for text in texts[1:]))
+            TextDelta(
+                0, "".join(texts).replace("\ufffd", "é"), None, tuple(TokenText(9, text, -1.0) for text in texts[1:])
+            )
             for texts in tokens
         ]
-        last = Piece(0, "", "stop", (), "END") if has_stop else Piece(0, "z", "length", (TokenText(3, "z", -1.0),))
+        last = (
+            TextDelta(0, "", "stop", (), "END") if has_stop else TextDelta(0, "z", "length", (TokenText(3, "z", -1.0),))
+        )
         events = events_of([*pieces, last], **({"stop": ["END"]} if has_stop else {}))
         text = "".join(piece.text for piece in pieces) + ("END" if has_stop else "z")
         assert "".join(event["token"]["text"] for event in events) == text
@@ -189,7 +202,7 @@ class TestStream:
 
     def test_error_follows_held_token(self) -> None:
         writer = STREAM_CODEC.stream_writer(ask(STREAM_CODEC, stop=["END"]), CONTEXT)
-        assert writer.piece(Piece(0, "ce", None, (TOKENS[0],))) == []
+        assert writer.piece(TextDelta(0, "ce", None, (TOKENS[0],))) == []
         held, error = writer.error(to_http(Overloaded("full", 1.0)))
         assert orjson.loads(held)["token"]["text"] == "ce"  # type: ignore[arg-type]
         assert orjson.loads(error) == {"error": "full", "error_type": "overloaded"}  # type: ignore[arg-type]

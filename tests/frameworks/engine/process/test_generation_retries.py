@@ -3,16 +3,16 @@
 import pytest
 
 from frameworks.engine.process.generations import GenerationCall
-from frameworks.engine.process.messages import Generate, Pieces
-from frameworks.generation.types import GenerateRequest, Piece, Usage
+from frameworks.engine.process.messages import Generate, TextDeltas
+from frameworks.generation.types import GenerateRequest, TextDelta, Usage
 from frameworks.scheduling.steps.token_feed import MAX_UNREAD_TOKENS
 from tests.frameworks.engine.process.fake_link import FakeLink, Harness
 from tests.frameworks.engine.process.test_same_answers import Times, run_of
 from tests.support.loops import in_loop, settle, soon, task
 
 
-def text(number: int, *pieces: str, is_over: bool = False) -> Pieces:
-    return Pieces(number, [Piece(0, each) for each in pieces], Usage(1, len(pieces)), begun=1, is_over=is_over)
+def text(number: int, *pieces: str, is_over: bool = False) -> TextDeltas:
+    return TextDeltas(number, [TextDelta(0, each) for each in pieces], Usage(1, len(pieces)), begun=1, is_over=is_over)
 
 
 def numbers(link: FakeLink) -> list[int]:

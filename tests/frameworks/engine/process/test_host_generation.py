@@ -10,8 +10,8 @@ from frameworks.engine.process.messages import (
     Counts,
     Failed,
     Generate,
-    Pieces,
     Proceed,
+    TextDeltas,
 )
 from frameworks.engine.process.plain import error_from_plain, request_to_plain
 from frameworks.errors import DeadlineExceeded, InvalidInput
@@ -36,10 +36,10 @@ def generate(
     link.send(Generate(number, plain, 5, DEFAULT_TENANT, 0.0, left_s, in_pieces, is_metered))
 
 
-async def to_end(link: HostLink) -> list[Pieces]:
+async def to_end(link: HostLink) -> list[TextDeltas]:
     """Return the messages of a generation up to its last one."""
-    await soon(lambda: any(message.is_over for message in link.of(Pieces)))
-    return link.of(Pieces)
+    await soon(lambda: any(message.is_over for message in link.of(TextDeltas)))
+    return link.of(TextDeltas)
 
 
 @in_loop
@@ -48,7 +48,7 @@ async def test_accepted_generation_is_reported_before_tokens() -> None:
     async with hosted(FakeSource(EchoModel(gate))) as link:
         await link.load()
         generate(link)
-        first = await link.next(Pieces)
+        first = await link.next(TextDeltas)
         assert (first.pieces, first.usage.prompt_tokens, first.begun, first.is_over) == ([], 5, 0, False)
         gate.open()
         messages = await to_end(link)
@@ -66,7 +66,7 @@ async def test_counts_arrive_before_last_pieces() -> None:
         await link.load()
         generate(link)
         await to_end(link)
-        last = link.messages.index(link.of(Pieces)[-1])
+        last = link.messages.index(link.of(TextDeltas)[-1])
         before = [each for each in link.messages[:last] if isinstance(each, Counts)]
         assert sum(each.steps.tokens for each in before if each.steps is not None) == 5
         assert [each.stats for each in before if each.stats is not None][-1].running == 0
@@ -92,12 +92,12 @@ async def test_cancelled_generation_ends_sequences() -> None:
     async with hosted(FakeSource(model)) as link:
         await link.load()
         generate(link)
-        await soon(lambda: any(each.pieces for each in link.of(Pieces)))
+        await soon(lambda: any(each.pieces for each in link.of(TextDeltas)))
         link.send(Cancel(1))
         await settle()
         gate.open()
         await soon(lambda: bool(model.aborted) and not model.has_work)
-        assert not any(each.is_over for each in link.of(Pieces))
+        assert not any(each.is_over for each in link.of(TextDeltas))
 
 
 @in_loop
@@ -108,8 +108,8 @@ async def test_error_follows_pieces_before_it() -> None:
         await soon(lambda: bool(link.of(Failed)))
         [failed] = link.of(Failed)
         assert isinstance(error_from_plain(failed.error), InvalidInput)
-        assert "".join(piece.text for each in link.of(Pieces) for piece in each.pieces) == "ab"
-        assert link.messages.index(failed) > link.messages.index(link.of(Pieces)[-1])
+        assert "".join(piece.text for each in link.of(TextDeltas) for piece in each.pieces) == "ab"
+        assert link.messages.index(failed) > link.messages.index(link.of(TextDeltas)[-1])
 
 
 @in_loop
@@ -140,8 +140,8 @@ async def test_generation_waits_for_slow_server(monkeypatch: pytest.MonkeyPatch)
         await link.load()
         monkeypatch.setattr(hosted_calls, "MAX_BUFFERED_BYTES", -1)
         generate(link)
-        await soon(lambda: any(each.pieces for each in link.of(Pieces)))
+        await soon(lambda: any(each.pieces for each in link.of(TextDeltas)))
         await settle()
-        assert not any(each.is_over for each in link.of(Pieces))
+        assert not any(each.is_over for each in link.of(TextDeltas))
         monkeypatch.undo()
         await to_end(link)

@@ -14,7 +14,7 @@ from frameworks.engine.process.model_source import HostedModel
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.gate import Gate
 from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.hosted import HostedVersions
 from frameworks.engine.ray.opening import Deployed, open_group
 from frameworks.engine.ray.running import RunningReplicas

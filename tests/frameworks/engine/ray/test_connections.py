@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from frameworks.engine.process.messages import Infer, ProtocolError
 from frameworks.engine.ray import clients, gate, link
 from frameworks.engine.ray.clock import PeerClock
-from frameworks.engine.ray.hello import MAX_HELLO_BYTES, PROTOCOL_VERSION, Address, Hello, encode_hello, take_hello
+from frameworks.engine.ray.handshake import (
+    MAX_HANDSHAKE_BYTES,
+    PROTOCOL_VERSION,
+    Address,
+    Handshake,
+    encode_handshake,
+    take_handshake,
+)
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.errors import ModelFailed
 from frameworks.types import TensorBatch
@@ -22,7 +29,7 @@ from tests.frameworks.engine.ray.replicas import NODE, SECRET, Replica, ask, clu
 from tests.support.certificates import Authority, server_pair
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
 
-HELLO = Hello(PROTOCOL_VERSION, SECRET, "ingress", "1", "files")
+HANDSHAKE = Handshake(PROTOCOL_VERSION, SECRET, "ingress", "1", "files")
 
 
 async def connect(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -44,7 +51,7 @@ async def is_refused(replica: Replica, sent: bytes) -> bool:
 
 @in_loop
 async def test_connection_without_hello_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "HELLO_S", 0.05)
+    monkeypatch.setattr(gate, "HANDSHAKE_S", 0.05)
     async with cluster() as there:
         (replica,) = there.replicas.values()
         assert await is_refused(replica, b"")
@@ -55,9 +62,9 @@ async def test_wrong_hello_is_refused() -> None:
     async with cluster() as there:
         (replica,) = there.replicas.values()
         wrong = [
-            encode_hello(Hello(PROTOCOL_VERSION, "another", "ingress", "1", "files")),
-            encode_hello(Hello(PROTOCOL_VERSION + 1, SECRET, "ingress", "1", "files")),
-            (MAX_HELLO_BYTES + 1).to_bytes(4, "big") + b"x",
+            encode_handshake(Handshake(PROTOCOL_VERSION, "another", "ingress", "1", "files")),
+            encode_handshake(Handshake(PROTOCOL_VERSION + 1, SECRET, "ingress", "1", "files")),
+            (MAX_HANDSHAKE_BYTES + 1).to_bytes(4, "big") + b"x",
             b"GET / HTTP/1.1\r\n\r\n",
             (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
         ]
@@ -84,7 +91,7 @@ async def test_hello_arrives_in_pieces() -> None:
     async with cluster() as there:
         (replica,) = there.replicas.values()
         reader, writer = await connect(replica)
-        for byte in encode_hello(HELLO):
+        for byte in encode_handshake(HANDSHAKE):
             writer.write(bytes([byte]))
             await writer.drain()
         assert await reader.read(1)
@@ -98,7 +105,7 @@ async def test_damaged_frame_ends_one_connection() -> None:
     async with serving() as (there, group):
         (replica,) = there.replicas.values()
         reader, writer = await connect(replica)
-        writer.write(encode_hello(HELLO) + (4).to_bytes(4, "big") + b"\xc1\xc1\xc1\xc1")
+        writer.write(encode_handshake(HANDSHAKE) + (4).to_bytes(4, "big") + b"\xc1\xc1\xc1\xc1")
         async with asyncio.timeout(HANGS_AFTER_S):
             while await reader.read(1000):
                 pass
@@ -155,7 +162,7 @@ async def _check_tls() -> None:
         assert await ask(group, 2.0, columns=100_000) == 4.0
         (replica,) = there.replicas.values()
         # A plain connection gets no answer, whatever it sends.
-        assert await is_refused(replica, encode_hello(HELLO))
+        assert await is_refused(replica, encode_handshake(HANDSHAKE))
 
 
 def test_cluster_with_tls_encrypts_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +215,14 @@ def test_clock_error_is_within_shortest_trip(trips: list[tuple[float, float]], a
 @given(st.binary(max_size=200))
 def test_damaged_hello_is_refused(received: bytes) -> None:
     with suppress(ProtocolError):
-        assert take_hello(bytearray(received), SECRET) is None
+        assert take_handshake(bytearray(received), SECRET) is None
 
 
 @given(st.binary(max_size=50), st.text(max_size=50), st.text(max_size=50))
 def test_hello_is_taken_whole(rest: bytes, version: str, path: str) -> None:
-    hello = Hello(PROTOCOL_VERSION, SECRET, "ingress", version, path)
-    received = bytearray(encode_hello(hello) + rest)
-    assert take_hello(received, SECRET) == hello
+    handshake = Handshake(PROTOCOL_VERSION, SECRET, "ingress", version, path)
+    received = bytearray(encode_handshake(handshake) + rest)
+    assert take_handshake(received, SECRET) == handshake
     assert received == rest
 
 

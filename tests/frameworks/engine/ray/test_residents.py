@@ -1,7 +1,7 @@
 """The choice of the replica that loads a version, by what the replicas report."""
 
-from frameworks.engine.process.messages import Resident, Residents
-from frameworks.engine.ray.hello import Address
+from frameworks.engine.process.messages import ReplicaReport, VersionReport
+from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.residents import GroupResidents
 from frameworks.engine.ray.running import RunningReplicas
 from tests.support.loops import in_loop, pass_time, settle
@@ -14,8 +14,8 @@ def known(**replicas: tuple[list[tuple[str, float]], int, float]) -> GroupReside
     """Return the reports of replicas: models and their queued seconds, free bytes, queued seconds of all."""
     residents = GroupResidents(RunningReplicas(), "ingress")
     for replica, (models, free_bytes, queued_s) in replicas.items():
-        loaded = [Resident(model, "1", "files", 100, seconds) for model, seconds in models]
-        residents._note(replica, Residents(loaded, free_bytes, queued_s))
+        loaded = [VersionReport(model, "1", "files", 100, seconds) for model, seconds in models]
+        residents._note(replica, ReplicaReport(loaded, free_bytes, queued_s))
     return residents
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from frameworks.engine.process.messages import ProtocolError
 
 PROTOCOL_VERSION = 2
-MAX_HELLO_BYTES = 64 * 1024
+MAX_HANDSHAKE_BYTES = 64 * 1024
 _LENGTH_BYTES = 4
 SECRET_BYTES = 32
 
@@ -39,11 +39,11 @@ class Address(Struct, frozen=True):
             return None
 
 
-class Hello(Struct, frozen=True, array_like=True):
+class Handshake(Struct, frozen=True, array_like=True):
     """`version`, `path`: of the model's version, which the replica loads where needed. `client`: for logs.
 
     `model`: its name, where models share the replica. `follows`: the client asks for no version there, but for the
-    Residents.
+    ReplicaReport.
     """
 
     protocol: int
@@ -55,31 +55,31 @@ class Hello(Struct, frozen=True, array_like=True):
     follows: bool = False
 
 
-def encode_hello(hello: Hello) -> bytes:
-    """Return the bytes of a hello, with their length before them."""
-    content = msgspec.msgpack.encode(hello)
+def encode_handshake(handshake: Handshake) -> bytes:
+    """Return the bytes of a handshake, with their length before them."""
+    content = msgspec.msgpack.encode(handshake)
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content
 
 
-def take_hello(received: bytearray, secret: str) -> Hello | None:
-    """Remove the hello from the received bytes and return it; None while it is not whole.
+def take_handshake(received: bytearray, secret: str) -> Handshake | None:
+    """Remove the handshake from the received bytes and return it; None while it is not whole.
 
     Raises ProtocolError for another protocol or a wrong secret.
     """
     if len(received) < _LENGTH_BYTES:
         return None
     end = _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big")
-    if end > MAX_HELLO_BYTES:
-        raise ProtocolError("hello: expected at most 64 KiB, got more")
+    if end > MAX_HANDSHAKE_BYTES:
+        raise ProtocolError("handshake: expected at most 64 KiB, got more")
     if len(received) < end:
         return None
     try:
-        hello = msgspec.msgpack.decode(received[_LENGTH_BYTES:end], type=Hello)
+        handshake = msgspec.msgpack.decode(received[_LENGTH_BYTES:end], type=Handshake)
     except msgspec.DecodeError:
-        raise ProtocolError("hello: expected a hello, got other bytes") from None
-    if hello.protocol != PROTOCOL_VERSION:
-        raise ProtocolError(f"hello: expected protocol {PROTOCOL_VERSION}, got {hello.protocol}")
-    if not hmac.compare_digest(hello.secret.encode(), secret.encode()):
-        raise ProtocolError("hello: expected the secret of the replica, got another one")
+        raise ProtocolError("handshake: expected a handshake, got other bytes") from None
+    if handshake.protocol != PROTOCOL_VERSION:
+        raise ProtocolError(f"handshake: expected protocol {PROTOCOL_VERSION}, got {handshake.protocol}")
+    if not hmac.compare_digest(handshake.secret.encode(), secret.encode()):
+        raise ProtocolError("handshake: expected the secret of the replica, got another one")
     del received[:end]
-    return hello
+    return handshake
