@@ -34,11 +34,7 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 """Ends of the architectures that generate text."""
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
-# Ends of those of transformers whose task is not served.
-_OTHER_TASKS = (
-    *("ForTokenClassification", "ForMultipleChoice", "ForNextSentencePrediction", "DoubleHeadsModel", "Reader"),
-    *("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
-)
+_EMBEDS_NOT = ("DoubleHeadsModel",)
 _MODULES_SERVED = ("Transformer", "Pooling", "Normalize", "LogitScore", "CLIPModel")
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
@@ -90,12 +86,9 @@ class TextConfig:
     def has_task(self) -> bool:
         """Whether the model embeds, classifies, scores or generates texts. Classes of other tasks end otherwise.
 
-        With a module for its pooling a class of any other name embeds, as in sentence-transformers: a training named
-        it.
+        An encoder with a module for its pooling embeds, whatever its class, as in sentence-transformers.
         """
-        if self.architecture.endswith(_OTHER_TASKS):
-            return False
-        embeds = self.architecture.endswith(_EMBEDS)
+        embeds = self.architecture.endswith(_EMBEDS) and not self.architecture.endswith(_EMBEDS_NOT)
         return embeds or not self.architecture or self.pooling is not None or self.classifies or self.generates
 
     @property

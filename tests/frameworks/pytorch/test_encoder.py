@@ -76,6 +76,15 @@ class TestEmbeddings:
         np.testing.assert_allclose(rows, sentence_transformers_of(folder), rtol=0, atol=1e-5)
         assert np.ptp(rows, axis=0).max() > 0.1, "texts that all give one vector would prove nothing"
 
+    @pytest.mark.parametrize("head", ["ForTokenClassification", "ForNextSentencePrediction"])
+    def test_class_of_other_task_with_pooling_embeds(self, copied: FolderMaker, head: str) -> None:
+        """As in sentence-transformers: its files name the task."""
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", architectures=[f"Bert{head}"])
+        write_sentence_transformers(folder, max_seq_length=MAX_TOKENS)
+        model = load_torch(folder, dtype="f32")
+        np.testing.assert_allclose(answers_of(model, RAGGED), sentence_transformers_of(folder), rtol=0, atol=1e-5)
+
     def test_embeddings_equal_saved_sentence_transformers(self, copied: FolderMaker, tmp_path: Path) -> None:
         """The current version writes other files than older ones."""
         folder = copied(save_embedder)

@@ -10,7 +10,7 @@ import pytest
 
 from frameworks.errors import InvalidModel
 from frameworks.files import read_json
-from frameworks.text.config import Pooling, read_text_config, transformer_folder
+from frameworks.text.config import read_text_config, transformer_folder
 from tests.support.models.text_files import change_json, write_json, write_sentence_transformers
 
 Read = Callable[..., Any]
@@ -279,7 +279,6 @@ class TestLabels:
             assert config_of(architectures=[architecture]).classifies is classifies
         assert not config_of().classifies
 
-    @pytest.mark.parametrize("pooling", [None, "mean"])
     @pytest.mark.parametrize(
         "architecture",
         [
@@ -287,11 +286,8 @@ class TestLabels:
             "BertForMultipleChoice", "BertForNextSentencePrediction", "DPRReader", "GPT2DoubleHeadsModel",
         ],
     )  # fmt: skip
-    def test_class_of_other_task_has_none(self, config_of: Read, architecture: str, pooling: Pooling | None) -> None:
-        assert not replace(config_of(architectures=[architecture]), pooling=pooling).has_task
-
-    def test_unknown_class_with_pooling_embeds(self, config_of: Read) -> None:
-        config = config_of(architectures=["BertForCL"])
+    def test_class_of_other_task_has_none(self, config_of: Read, architecture: str) -> None:
+        config = config_of(architectures=[architecture])
         assert not config.has_task
         assert replace(config, pooling="mean").has_task
 
