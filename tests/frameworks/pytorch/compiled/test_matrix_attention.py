@@ -12,7 +12,11 @@ LANES = 16
 # Shares of the values are rounded to 8 bits: the result is off by 2^-8 of the largest value at most.
 SHARES_ERROR = 2.0**-8 + 1e-5
 
-pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors")
+# The stand-in for the tiles is compiled for 8 s.
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors"),
+]
 
 
 def form(head_size: int = 64, group: int = 3, heads: int = 3, window: int = 0) -> Form:
@@ -26,25 +30,21 @@ def check(text: Text) -> None:
     assert not TILES.is_configured
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("head_size", [32, 64, 96, 128])
 def test_attention_of_head_sizes_matches_reference(head_size: int) -> None:
     check(Text(40, 50, form(head_size), IN_ROW))
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(("group", "heads"), [(1, 1), (4, 2), (7, 7), (64, 64)])
 def test_attention_of_head_groups_matches_reference(group: int, heads: int) -> None:
     check(Text(33, 5, form(group=group, heads=heads), IN_ROW))
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("window", [1, 31, 32, 33, 100])
 def test_attention_of_windows_matches_reference(window: int) -> None:
     check(Text(40, 60, form(window=window), IN_ROW))
 
 
-@pytest.mark.extended
 @settings(max_examples=10)
 @given(
     start=st.integers(0, 100),
@@ -84,7 +84,6 @@ def with_larger_keys(text: Text, key: int, factor: int) -> Text:
     return text
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(("start", "key", "factor"), [(0, 40, 8), (0, 40, 64), (1000, 1028, 1), (1000, 1028, 64)])
 def test_later_scores_are_much_larger(start: int, key: int, factor: int) -> None:
     """A row's first score is the reference of the others, unless they are much larger.
