@@ -69,5 +69,5 @@ def test_collection_beyond_budget_leaves_server_degraded(start: Start) -> None:
     server.stop()
     server = start(CONFIG.replace(str(BUDGET), str(BUDGET // 4))).wait_ready()
     assert server.client.get("/health").json()["collections"] == {"numbers": "failed", "others": "ready"}
-    (failed,) = server.events("collection failed to open", collection="numbers")
+    failed = server.wait_for_log("collection failed to open", collection="numbers")
     assert "MiB of 2 MiB left for models and collections" in failed["reason"]

@@ -73,6 +73,7 @@ def test_least_recently_used_model_evicted(start: Start, graphs: Path) -> None:
 def test_start_up_evicts_no_model(start: Start, graphs: Path) -> None:
     server = start(entries(graphs, keys="")).wait_ready()
     assert states(server) == {"a": "ready", "b": "ready", "c": "registered", "d": "registered"}
+    server.wait_for_log("model is not loaded at start-up", model="d")
     assert [event["model"] for event in server.events("model is not loaded at start-up")] == ["c", "d"]
     assert server.infer("d", **ONES)["output_data"][0] == 7
     assert server.client.get("/health/ready").status_code == 200

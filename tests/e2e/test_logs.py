@@ -93,13 +93,13 @@ def test_request_line_fields(server: RunningServer) -> None:
 
 
 def test_start_up_events(server: RunningServer) -> None:
-    assert server.events("listening")[0].keys() >= {"host", "port", "pid"}
-    assert "cpu" in server.events("devices")[0]["devices"][-1]
-    digits = server.events("model ready", model="digits")[0]
+    assert server.wait_for_log("listening").keys() >= {"host", "port", "pid"}
+    assert "cpu" in server.wait_for_log("devices")["devices"][-1]
+    digits = server.wait_for_log("model ready", model="digits")
     assert (digits["framework"], digits["device"]) == ("onnx", "cpu")
     assert digits["providers"] == ["CPUExecutionProvider"]
     assert digits["load_s"] >= digits["warm_up_s"] >= 0
-    assert server.events("model ready", model="minilm")[0]["framework"] == "pytorch"
+    assert server.wait_for_log("model ready", model="minilm")["framework"] == "pytorch"
 
 
 def test_every_log_line_is_json(server: RunningServer) -> None:

@@ -30,8 +30,9 @@ def test_batch_too_large_is_split(server: RunningServer) -> None:
     for _ in range(3):
         assert server.infer("hoards", input_data=[*range(100)])["output_data"] == [*range(100)]
     assert split(server) > before
-    told = server.events("batch did not fit and was split; later batches are smaller")
-    assert [(entry["model"], entry["level"]) for entry in told] == [("hoards", "warning")]
+    told = "batch did not fit and was split; later batches are smaller"
+    server.wait_for_log(told)
+    assert [(entry["model"], entry["level"]) for entry in server.events(told)] == [("hoards", "warning")]
 
 
 def test_only_row_too_large_is_refused(server: RunningServer) -> None:

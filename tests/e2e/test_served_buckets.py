@@ -92,7 +92,7 @@ def test_models_are_served_after_sources_end(
         server.wait_ready()
         assert not doubles(server)
         assert not doubles(server, "other")
-        assert len(server.events("source does not answer; the cached version is used")) == 2
+        wait_until(lambda: len(server.events("source does not answer; the cached version is used")) == 2)
 
 
 @pytest.mark.extended
