@@ -11,6 +11,8 @@ from pathlib import Path
 
 # Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Set before onnxruntime is imported. Its thread opens sockets, which tests of descriptors would count.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 

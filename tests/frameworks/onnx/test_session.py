@@ -1,6 +1,8 @@
 """Sessions of paths, and bfloat16, which numpy has not: rounded as ml_dtypes rounds it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +16,7 @@ from frameworks.errors import InvalidModel
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import bfloat16_bits, open_session
 from frameworks.types import Array
+from tests.support.loops import HANGS_AFTER_S
 
 
 @given(np_st.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
@@ -46,3 +49,13 @@ def test_path_that_is_not_utf8_is_refused() -> None:
     path = Path(os.fsdecode(b"mod\xe8le.onnx"))
     with pytest.raises(InvalidModel, match="expected a path in UTF-8, which onnxruntime needs; rename the file"):
         open_session(path, ProviderChoice([("CPUExecutionProvider", {})], None), 1, 1)
+
+
+def test_import_starts_no_telemetry(tmp_path: Path) -> None:
+    """ONNX Runtime opens its store in the home folder at the import, and sends it from a thread."""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    for name in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    words = [sys.executable, "-c", "import frameworks.onnx.session"]
+    subprocess.run(words, env=environment, cwd=Path(__file__).parents[3], check=True, timeout=HANGS_AFTER_S)
+    assert not list(tmp_path.iterdir())
