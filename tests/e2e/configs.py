@@ -1,6 +1,6 @@
 """config.toml files for the tests: tiny graphs saved where the file says they are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -69,7 +69,7 @@ def text_entries(folder: Path) -> str:
     """Save tiny classifiers (one label, several labels, pairs) and an embedder with shorter vectors on request; return
     their entries. The embedder accepts token ids.
     """
-    from tests.support.models.text_files import change_json, write_json, write_tokenizer
+    from tests.support.models.text_files import change_json
     from tests.support.models.torch_folders import save_classifier, save_embedder
 
     save_classifier(folder / "classify")
@@ -77,14 +77,7 @@ def text_entries(folder: Path) -> str:
     save_classifier(folder / "cross-encoder", labels=("LABEL_0",))
     save_embedder(folder / "embed-cuts")
     change_json(folder / "embed-cuts" / "config.json", matryoshka_dimensions=[8, 16])
-    onnx_folder = folder / "classify-onnx"
-    write_tokenizer(onnx_folder)
-    labels = {"0": "fast", "1": "slow", "2": "late"}
-    write_json(
-        onnx_folder / "config.json",
-        {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": labels},
-    )
-    onnx_graphs.save(onnx_encoders.encoder(("logits",), vocabulary_size=128), onnx_folder)
+    save_onnx_classifier(folder / "classify-onnx", ("fast", "slow", "late"))
     return "".join(
         f'[[models.{table}]]\nname = "{name}"\npath = "{folder / name}"\n'
         for table, name in (
@@ -100,6 +93,17 @@ def unpadded_entry(folder: Path) -> str:
 
     path = save_family(folder / "fnet", "FNetModel")
     return f'[[models.torch_models]]\nname = "fnet"\npath = "{path}"\n'
+
+
+def save_onnx_classifier(folder: Path, labels: Sequence[str]) -> Path:
+    """Save a tiny classifier of texts with these labels; with one of them it ranks pairs. Return its folder."""
+    from tests.support.models.text_files import write_json, write_tokenizer
+
+    write_tokenizer(folder)
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    write_json(folder / "config.json", config | {"id2label": {str(at): label for at, label in enumerate(labels)}})
+    onnx_graphs.save(onnx_encoders.encoder(("logits",), labels=len(labels)), folder)
+    return folder
 
 
 def onnx_entries(folder: Path, graphs: Mapping[str, onnx.ModelProto]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.e2e.configs import onnx_entries, text_entries
+from tests.e2e.configs import onnx_entries, save_onnx_classifier
 from tests.e2e.engines import ISOLATED, engines, wait_at_rest
 from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import grpc_tensor, http_tensor, string_array, triton_client
@@ -25,6 +25,8 @@ GRAPHS = {
     "zip": onnx_graphs.zip_map(),
     "bfloat16": onnx_graphs.identity("bfloat16", None),
 }
+CLASSIFIERS = {"classify-onnx": ("fast", "slow", "late"), "cross-encoder": ("LABEL_0",)}
+"""Models of ONNX Runtime: each process that imports torch takes seconds to start."""
 TORCH = ("minilm", "tiny-llama")
 TEXTS = ["Engines wait in a shed.", "", "naïve cafés — 你好", "the cat sat on the mat . " * 20]
 DOCUMENTS = ["Bread rises overnight.", "A roundhouse is where engines wait."]
@@ -113,7 +115,10 @@ _TOLERANCE = 1e-4
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A server whose models are in its process, and one whose models have their own."""
     folder = tmp_path_factory.mktemp("parity")
-    entries = onnx_entries(folder, GRAPHS) + _chosen(text_entries(folder))
+    entries = onnx_entries(folder, GRAPHS)
+    for name, labels in CLASSIFIERS.items():
+        path = save_onnx_classifier(folder / name, labels)
+        entries += f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\n'
     entries += "".join(f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / name}"\n' for name in TORCH)
     for name in ("ours", "theirs"):
         (folder / name).mkdir()
@@ -122,16 +127,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         serving(folder / "theirs", entries + ISOLATED, {GRPC_PORT: free_port()}) as theirs,
     ):
         both = ours.wait_ready(), theirs.wait_ready()
-        assert (len(engines(ours)), len(engines(theirs))) == (0, len(GRAPHS) + len(TORCH) + 2)
+        assert (len(engines(ours)), len(engines(theirs))) == (0, len(GRAPHS) + len(CLASSIFIERS) + len(TORCH))
         yield both
         for server in both:
             server.check_log()
-
-
-def _chosen(entries: str) -> str:
-    """Return the entries of two text models, which cover both frameworks."""
-    parts = entries.replace('token_ids = "own"\n', "").split("[[")
-    return "".join(f"[[{part}" for part in parts if '"classify-onnx"' in part or '"cross-encoder"' in part)
 
 
 def steady(value: Any) -> Any:

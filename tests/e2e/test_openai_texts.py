@@ -172,7 +172,7 @@ class TestScores:
             assert refused(server, "/v1/rerank", **body, truncate=False)["param"] == where
 
     def test_best_of_many_documents(self, server: RunningServer) -> None:
-        documents = [f"document {number}" for number in range(500)]
+        documents = [f"document {number}" for number in range(150)]
         results = ask(server, "/v1/rerank", model="minilm", query="document 7", documents=documents, top_n=3)["results"]
         assert results[0]["index"] == 7
         assert results[0]["relevance_score"] == pytest.approx(1, abs=1e-5)

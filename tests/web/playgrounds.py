@@ -5,10 +5,10 @@ from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.e2e.configs import save_onnx_classifier
 from tests.e2e.server import MODELS
-from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models import onnx_graphs
 from tests.support.models.embedded_encoders import save_first_layers
-from tests.support.models.text_files import write_json, write_tokenizer
 
 LAYERS = 1
 """Of the encoder that runs in the page: MiniLM's own weights and tokenizer, with one of its six layers."""
@@ -49,13 +49,13 @@ def playground_entries(folder: Path) -> str:
     onnx = [
         ("digits", MODELS / "digits", "downloadable = true"),
         ("encoder", encoder, "downloadable = true"),
-        ("encoder-int8", encoder, "downloadable = true\nquantized = true"),
+        ("encoder-int8", encoder, 'downloadable = true\nquantized = true\nload = "lazy"'),
         ("pictures", folder / "pictures", "downloadable = true"),
         ("numbers", folder / "numbers", ""),
         ("names", folder / "names", ""),
         ("maps", folder / "maps", 'load = "lazy"'),
-        ("classify", save_classifier(folder / "classify", ("fast", "slow", "late")), ""),
-        ("cross-encoder", save_classifier(folder / "cross-encoder", ("LABEL_0",)), ""),
+        ("classify", save_onnx_classifier(folder / "classify", ("fast", "slow", "late")), ""),
+        ("cross-encoder", save_onnx_classifier(folder / "cross-encoder", ("LABEL_0",)), ""),
     ]
     entries = "".join(
         f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\n{more}\n' for name, path, more in onnx
@@ -65,15 +65,6 @@ def playground_entries(folder: Path) -> str:
         for name in ("writer", "writer-2")
     )
     return f'[models]\ncache_dir = "{folder / "cache"}"\n{entries}{writers}{PIPELINES}'
-
-
-def save_classifier(folder: Path, labels: tuple[str, ...]) -> Path:
-    """Save a tiny classifier of texts with these labels; with one of them it ranks pairs. Return its folder."""
-    write_tokenizer(folder)
-    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
-    write_json(folder / "config.json", config | {"id2label": {str(at): label for at, label in enumerate(labels)}})
-    onnx_graphs.save(onnx_encoders.encoder(("logits",), labels=len(labels)), folder)
-    return folder
 
 
 def run_module(page: Page, path: str, body: str, value: object = None) -> Any:

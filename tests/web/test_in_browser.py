@@ -34,6 +34,7 @@ def runtime() -> None:
 
 @pytest.fixture
 def tab(open_tab: Open, runtime: None, playground: RunningServer) -> Tab:
+    assert playground.client.post("/models/encoder-int8/load").status_code == 200
     return open_tab(f"{playground.url}/#/playground")
 
 

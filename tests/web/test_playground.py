@@ -38,7 +38,8 @@ def bars(page: Page, label: str) -> list[str]:
 
 def test_chooser_lists_models_with_their_tools(tab: Tab) -> None:
     cards = tab.page.locator(".pg-card")
-    expect(cards.filter(has_text="encoder-int8")).to_contain_text("Similarity · Rank · In the browser · Tensors")
+    encoder = cards.filter(has=tab.page.get_by_text("encoder", exact=True))
+    expect(encoder).to_contain_text("Similarity · Rank · In the browser · Tensors")
     expect(cards.filter(has_text="writer-2")).to_contain_text("Chat · Completion")
     expect(cards.filter(has_text="cross-encoder")).to_contain_text("Rank · Classify")
     expect(cards.filter(has_text="maps")).to_contain_text("registered: not loaded")
