@@ -278,14 +278,14 @@ def test_prompts_of_files_are_put_before_texts(tmp_path: Path) -> None:
         assert "one of passage, query" in refusal(running, "/embed", inputs="cat", prompt_name="document")["error"]
 
 
-def test_decoders_embed_and_rank(tmp_path: Path) -> None:
-    """The one that ranks has a process of its own."""
+@pytest.mark.parametrize("isolation", ["none", pytest.param("process", marks=pytest.mark.extended)])
+def test_decoders_embed_and_rank(tmp_path: Path, isolation: str) -> None:
     from tests.support.models.decoder_folders import HIDDEN_SIZE, PROMPTS, save_decoder_embedder, save_ranking_model
 
     save_decoder_embedder(tmp_path / "embedder")
     save_ranking_model(tmp_path / "ranker")
     entry = '[[models.torch_models]]\nname = "{0}"\npath = "{1}/{0}"\n{2}\n'
-    ranking = 'score_tokens = ["no", "yes"]\nisolation = "process"'
+    ranking = f'score_tokens = ["no", "yes"]\nisolation = "{isolation}"'
     with serving(
         tmp_path, entry.format("embedder", tmp_path, "") + entry.format("ranker", tmp_path, ranking)
     ) as running:

@@ -100,7 +100,7 @@ def test_first_score_differs_from_all_others(factor: int) -> None:
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("key", [33, 1030])
+@pytest.mark.parametrize("key", [33, pytest.param(1030, marks=pytest.mark.extended)])
 def test_row_with_larger_scores_leaves_others_alone(key: int) -> None:
     """A tile's rows get other references one by one."""
     text = with_larger_keys(Text(key - 20, 60, form(), IN_ROW), key, 64)
