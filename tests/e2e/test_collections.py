@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.auth.principal import Scope
-from tests.e2e.configs import text_entries
+from tests.e2e.configs import save_onnx_classifier
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
 from tests.support.keyring import make_key, write_keys
@@ -21,7 +21,7 @@ TEXTS = {
     "shed": "Locomotives are kept in a shed.",
     "roundhouse": "A roundhouse is where engines wait.",
 }
-MINILM = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
+MINILM = f'[[models.onnx_models]]\nname = "minilm"\npath = "{MODELS / "minilm-onnx"}"\n'
 DIMENSIONS = 8
 
 
@@ -30,8 +30,8 @@ def collection(name: str, dimensions: int = DIMENSIONS, more: str = "") -> str:
 
 
 def _cross_encoder(folder: Path) -> str:
-    entries = text_entries(folder).split("[[models.")
-    return "".join(f"[[models.{each}" for each in entries if 'name = "cross-encoder"' in each)
+    path = save_onnx_classifier(folder / "cross-encoder", ("LABEL_0",))
+    return f'[[models.onnx_models]]\nname = "cross-encoder"\npath = "{path}"\n'
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.configs import save_onnx_classifier
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, serving
 from tests.support.keyring import make_key, write_keys
-from tests.support.models.torch_folders import save_classifier
 
 TEXTS = {
     "bread": ("Bread rises overnight.", 2019),
@@ -44,8 +44,8 @@ steps = [{ name = "find", collection = "docs", inputs = { vectors = "vectors" } 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("answers")
-    save_classifier(folder / "ranker", labels=("LABEL_0",))
-    ranker = f'[[models.torch_models]]\nname = "cross-encoder"\npath = "{folder}/ranker"\n'
+    path = save_onnx_classifier(folder / "ranker", ("LABEL_0",))
+    ranker = f'[[models.onnx_models]]\nname = "cross-encoder"\npath = "{path}"\n'
     config = MINILM + ranker + DOCS + STEPS + FIND
     with serving(folder, config) as running:
         yield running.wait_ready()
