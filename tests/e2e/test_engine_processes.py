@@ -68,7 +68,7 @@ def test_killed_engine_fails_no_request(server: RunningServer, name: str) -> Non
     count = len(engines(server))
     before = engine(server, name)
     states = set()
-    with loaded(server, {question(name): 8, question("other"): 8}) as load:
+    with loaded(server, {question(name): 4, question("other"): 4}) as load:
         load.wait_for_more(name, "other")
         os.kill(before.pid, SIGNALS[name])
 
