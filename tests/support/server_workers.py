@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
 from app.workers.messages import ToWorker
 from frameworks.devices import DeviceManager
@@ -16,6 +17,24 @@ from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.support.control_links import connect
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S
+
+AnyRegistry = TypeVar("AnyRegistry", bound=Registry)
+
+
+class Replica(Generic[AnyRegistry]):
+    """A worker of any supervisor, whose models are loaded here, from its own registry."""
+
+    def __init__(self, number: int, registry: AnyRegistry) -> None:
+        self.registry = registry
+        self.loader = Loader({"fake": lambda: registry}, DeviceManager(FakeProbe()))
+        self.link = ControlLink(number, ToWorker)
+        self.models = ReplicaManager(self.link, self.loader, PerformanceSettings(), SchedulingSettings())
+        self.is_alive = True
+
+    async def end(self, drain_timeout_s: float = HANGS_AFTER_S) -> None:
+        self.is_alive = False
+        self.link.close()
+        await self.models.close(drain_timeout_s)
 
 
 class ServerWorkers:

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -10,27 +11,30 @@ from unittest.mock import patch
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
 import frameworks.models.load_failures
-from app.workers.messages import ToWorker
-from frameworks.devices import DeviceManager
 from frameworks.engine.process.messages import ChannelLost
-from frameworks.errors import ModelNotFound, ModelUnavailable, OutOfMemory, RoundhouseError, VersionNotFound
-from frameworks.models.loader import Loader
+from frameworks.errors import (
+    Draining,
+    InvalidInput,
+    ModelNotFound,
+    ModelUnavailable,
+    ModelUnloaded,
+    OutOfMemory,
+    RoundhouseError,
+    VersionNotFound,
+)
 from frameworks.models.slot import ModelSlot, ModelState
 from frameworks.models.traffic import Share
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.manager import ReplicaManager
-from frameworks.settings import PerformanceSettings, SchedulingSettings
-from tests.frameworks.models.sized_registry import SizedRegistry, make_versions
+from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions
 from tests.frameworks.replicas.fake_workers import FakeWorker, Supervisor
-from tests.support.batch_models import numbers
 from tests.support.control_links import connect
-from tests.support.fake_probe import GIB, FakeProbe
-from tests.support.loops import settle, soon, worker_threads_end
-from tests.support.managing import make_manager, opened, permit, register
+from tests.support.fake_probe import GIB
+from tests.support.loops import HANGS_AFTER_S, settle, soon, worker_threads_end
+from tests.support.managing import ask, make_manager, register
+from tests.support.server_workers import Replica
 
 PLAIN, LATEST, ALL = "plain", "latest", "all"
 NAMES = st.sampled_from([PLAIN, LATEST, ALL])
@@ -42,38 +46,15 @@ INDEXES = st.integers(0, 9)
 CAPACITY = 2 * GIB
 
 
-class Replica:
-    """A worker, whose models are loaded here."""
-
-    def __init__(self, number: int) -> None:
-        self.registry = SizedRegistry()
-        self.loader = Loader({"fake": lambda: self.registry}, DeviceManager(FakeProbe()))
-        self.link = ControlLink(number, ToWorker)
-        self.models = ReplicaManager(self.link, self.loader, PerformanceSettings(), SchedulingSettings())
-        self.is_alive = True
-
-    async def ask(self, name: str, x: int) -> None:
-        with permit() as held:
-            version = await opened(self.models, held, name)
-            held.queue(version.model.requests)
-            result = await version.engine().submit(numbers(x), begin=held.begin)
-            assert result["y"] == [2 * x]
-            await asyncio.sleep(0.001)
-
-    async def end(self) -> None:
-        self.is_alive = False
-        self.link.close()
-        await self.models.close(drain_timeout_s=60)
-
-
 class ReplicasMachine(RuleBasedStateMachine):
     """The loop runs only within a rule; tasks of a rule continue during the next rules.
 
     `workers`: they apply messages late, fail, and check what they are sent. `replicas`: they load models and answer.
     """
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(is_calm=st.booleans())
+    def start(self, is_calm: bool) -> None:
+        """`is_calm`: no load fails, no worker fails and no model is removed, so no request fails for that."""
         self.logs = capture_logs()
         self.logs.__enter__()
         self.patches = [
@@ -84,11 +65,14 @@ class ReplicasMachine(RuleBasedStateMachine):
             each.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_calm = is_calm
         self.registry = SizedRegistry()
         self.manager = make_manager(self.registry, drain_timeout_s=60, max_model_bytes=CAPACITY)
         self.workers: dict[int, FakeWorker] = {}
-        self.replicas: dict[int, Replica] = {}
-        self.all_replicas: list[Replica] = []
+        self.replicas: dict[int, Replica[SizedRegistry]] = {}
+        self.all_replicas: list[Replica[SizedRegistry]] = []
         self.requests: list[tuple[FakeWorker, int]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.checked: set[int] = set()
@@ -105,6 +89,14 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.manager.on_changed(self.check_new_loads)
         for name in (PLAIN, LATEST, ALL):
             self.register_model(name)
+
+    def pass_gate(self, _: object) -> None:
+        assert self.gate.wait(HANGS_AFTER_S)
+
+    @rule(is_open=st.booleans())
+    def open_or_close_gate(self, is_open: bool) -> None:
+        """Let the runs of the replicas wait, or continue."""
+        self.gate.set() if is_open else self.gate.clear()
 
     def register_model(self, name: str) -> ModelSlot:
         policy = "all" if name == ALL else "latest"
@@ -151,6 +143,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     def allow(self, number: int, count: int) -> None:
         self.of(number, lambda worker: worker.allow(count))
 
+    @precondition(lambda self: not self.is_calm)
     @rule(number=WORKERS)
     def fail(self, number: int) -> None:
         self.of(number, lambda worker: setattr(worker, "fails", 1))
@@ -192,17 +185,17 @@ class ReplicasMachine(RuleBasedStateMachine):
     @rule(number=REPLICAS)
     def join(self, number: int) -> None:
         async def joining() -> None:
-            replica = self.replicas[number] = Replica(number)
+            replica = self.replicas[number] = Replica(number, SizedRegistry(self.pass_gate))
             self.all_replicas.append(replica)
             await connect(self.supervisor.workers, replica.link)
 
         if number not in self.replicas or not self.replicas[number].is_alive:
             self.runner.run(joining())
 
-    @rule(number=REPLICAS)
-    def end_replica(self, number: int) -> None:
+    @rule(number=REPLICAS, drain_timeout_s=st.sampled_from([60.0, 0.0]))
+    def end_replica(self, number: int, drain_timeout_s: float) -> None:
         if number in self.replicas and self.replicas[number].is_alive:
-            self.begin(self.replicas[number].end())
+            self.begin(self.replicas[number].end(drain_timeout_s))
 
     @rule(number=REPLICAS, names=st.lists(NAMES, min_size=1, max_size=4))
     def ask_replica(self, number: int, names: list[str]) -> None:
@@ -211,9 +204,15 @@ class ReplicasMachine(RuleBasedStateMachine):
             for x, name in enumerate(names):
                 self.begin(self.request_replica(replica, name, x))
 
-    async def request_replica(self, replica: Replica, name: str, x: int) -> None:
-        with suppress(ModelUnavailable, ModelNotFound, VersionNotFound, OutOfMemory):
-            await replica.ask(name, x)
+    async def request_replica(self, replica: Replica[SizedRegistry], name: str, x: int) -> None:
+        """A request is answered, unless its model is unloaded, its worker ends, or something fails."""
+        error = await error_of(self.check_answer(replica, name, x))
+        failures = (ModelUnavailable, ModelNotFound, VersionNotFound, OutOfMemory)
+        expected = (Draining, ModelUnloaded) if self.is_calm and replica.is_alive else failures
+        assert error is None or isinstance(error, expected), error
+
+    async def check_answer(self, replica: Replica[SizedRegistry], name: str, x: int) -> None:
+        assert await ask(replica.models, x, name) == [2 * x]
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
@@ -239,6 +238,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     def unload_soon(self, name: str) -> None:
         self.begin(self.ordered(self.manager.unload(name, drain_timeout_s=0.001)))
 
+    @precondition(lambda self: not self.is_calm)
     @rule(name=NAMES, number=st.integers(2, 4))
     def break_or_mend(self, name: str, number: int) -> None:
         registry = self.registry if number not in self.replicas else self.replicas[number].registry
@@ -254,6 +254,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         if self.tasks:
             self.runner.run(cancelling())
 
+    @precondition(lambda self: not self.is_calm)
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
         async def removing() -> None:
@@ -265,7 +266,7 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     async def ordered(self, order: Coroutine[Any, Any, Any]) -> None:
         """Run an order; its caller gets the answer when all workers have applied it."""
-        with suppress(RoundhouseError):
+        with suppress(InvalidInput if self.is_calm else RoundhouseError):
             await order
         await self.supervisor.publisher.applied()
 
@@ -275,6 +276,7 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     async def settled(self) -> None:
         """End all requests; then every task ends, and all workers agree with the supervisor."""
+        self.gate.set()
         async with asyncio.timeout(60):
             for worker in self.workers.values():
                 if worker.is_alive:
@@ -314,7 +316,7 @@ class ReplicasMachine(RuleBasedStateMachine):
             return False
         return all(not version.references for slot in self.manager.slots for version in slot.versions.values())
 
-    def agrees(self, replica: Replica) -> bool:
+    def agrees(self, replica: Replica[SizedRegistry]) -> bool:
         for slot in self.manager.slots:
             own = replica.models.slots_by_name.get(slot.name)
             if own is None or own.version != slot.version:
@@ -359,6 +361,15 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     async def shut_down(self) -> None:
         async with asyncio.timeout(60):
+            for name in (PLAIN, LATEST, ALL):
+                await self.manager.unload(name)
+            await self.supervisor.publisher.applied()
+            for replica in self.replicas.values():
+                if replica.is_alive:
+                    await soon(lambda replica=replica: replica.models.is_idle)  # type: ignore[misc]
+                    assert not replica.models._models.servings
+                    assert {slot.state for slot in replica.models.slots} == {ModelState.UNLOADED}
+            assert not self.manager.residency.ledger.versions
             for replica in self.replicas.values():
                 if replica.is_alive:
                     await replica.end()
