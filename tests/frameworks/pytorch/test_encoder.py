@@ -31,6 +31,8 @@ from tests.support.models.torch_folders import (
 )
 
 RAGGED = [*TEXTS, "the engine of steam runs on . " * 20]
+# Behaviour that all families share: the second tier tests it with each of them.
+ALIKE = [FAMILIES[0], *(pytest.param(family, marks=pytest.mark.extended) for family in FAMILIES[1:])]
 WITH_POOLER: tuple[Family, ...] = ("bert", "roberta", "mpnet")
 
 
@@ -64,8 +66,18 @@ def transformers_of(auto: Any, folder: Path, texts: list[str]) -> Any:
 
 
 class TestEmbeddings:
-    @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize(
+        ("family", "pooling"),
+        [
+            *((family, "mean") for family in FAMILIES),
+            *((FAMILIES[0], pooling) for pooling in ("cls", "max")),
+            *(
+                pytest.param(family, pooling, marks=pytest.mark.extended)
+                for family in FAMILIES[1:]
+                for pooling in ("cls", "max")
+            ),
+        ],
+    )
     def test_embeddings_equal_sentence_transformers(self, copied: FolderMaker, family: Family, pooling: str) -> None:
         folder = copied(save_embedder, family=family)
         write_sentence_transformers(folder, pooling, normalize=pooling != "max", max_seq_length=MAX_TOKENS)
@@ -130,7 +142,7 @@ class TestPooler:
         assert model.spec.text is not None
         assert model.spec.text.normalize
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", ALIKE)
     def test_mean_is_used_without_pooler(self, made_once: FolderMaker, copied: FolderMaker, family: Family) -> None:
         options = {"family": family} | ({"pooler": False} if family in WITH_POOLER else {})
         mean = copied(save_embedder, **options)
@@ -284,7 +296,7 @@ class TestFailures:
             model.infer(TokenBatch([[2, 3]]))
         model.close()
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", ALIKE)
     def test_close_frees_weights(self, made_once: FolderMaker, family: Family) -> None:
         """Not by the garbage collector: the device's memory would stay in use until then."""
         model = load_torch(made_once(save_embedder, family=family))
@@ -319,7 +331,7 @@ class TestNothingIsFetched:
         yield asked
         assert asked == []
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", ALIKE)
     def test_embedder_loads_without_socket(self, copied: FolderMaker, family: Family) -> None:
         folder = copied(save_embedder, family=family)
         change_json(folder / "config.json", _name_or_path="google-bert/bert-base-uncased")

@@ -43,7 +43,7 @@ def library(folder: Path, limit: int) -> Tokenizer:
 
 def test_left_cut_of_texts_equals_library(tokenizer: Make, folder: Path) -> None:
     for limit in LIMITS:
-        texts = [*TEXTS, LONG, LONGER]
+        texts = [*TEXTS, LONG, *([LONGER] if limit in (LIMITS[0], LIMITS[-1]) else [])]
         wanted = [encoding.ids for encoding in library(folder, limit).encode_batch(texts)]
         assert tokenizer(limit).tokenize(texts, truncate=True) == wanted
 
@@ -51,8 +51,8 @@ def test_left_cut_of_texts_equals_library(tokenizer: Make, folder: Path) -> None
 def test_left_cut_of_pairs_equals_library(tokenizer: Make, folder: Path) -> None:
     # The library cuts long pairs token by token.
     long = LONG * 200
-    pairs = [*ENDS, (long, LONG), (LONG, long)]
     for limit in LIMITS[1:]:
+        pairs = [*ENDS, *([(long, LONG), (LONG, long)] if limit in (LIMITS[1], LIMITS[-1]) else [])]
         wanted = library(folder, limit).encode_batch(pairs)
         read = tokenizer(limit).tokenize_pairs(pairs, truncate=True)
         assert read.token_ids == [encoding.ids for encoding in wanted]
