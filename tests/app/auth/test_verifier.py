@@ -22,6 +22,7 @@ from app.auth.store import StoredKey
 from app.auth.verifier import MAX_SKEW_S, SignatureVerifier
 from frameworks.errors import Overloaded
 from frameworks.tenants import DEFAULT_TENANT
+from tests.support.clocks import Clock
 from tests.support.loops import in_loop
 from tests.support.signing import REQUIRED, content_digest, signed_headers
 
@@ -31,19 +32,10 @@ PLAIN_ID = "plainplain12"
 BODY = b'{"input_data": [1.5]}'
 
 
-class Clock:
-    """Unix time that a test sets."""
-
-    def __init__(self, now_s: float = 1_700_000_000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    """Return Unix time that a test sets."""
+    return Clock(1_700_000_000.0)
 
 
 def keys(expires_s: float | None = None) -> dict[str, StoredKey]:

@@ -20,16 +20,6 @@ from tests.support.fake_probe import GIB
 from tests.support.managing import make_manager, opened, permit, register
 
 
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class SizedRegistry(FakeRegistry):
     """A registry of models of 1 GiB, or of their `sizes`; the memory of the tests themselves is small beside it.
 

@@ -6,8 +6,9 @@ import pytest
 
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.turns import LoadLock
-from tests.frameworks.models.sized_registry import Clock, infer, lazy_models, states
+from tests.frameworks.models.sized_registry import infer, lazy_models, states
 from tests.support.batch_models import Gate
+from tests.support.clocks import Clock
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task
 from tests.support.managing import permitted
 

@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 from frameworks.errors import ModelFailed, OutOfMemory
 from frameworks.models.version import ModelState
 from tests.frameworks.models.sized_registry import (
-    Clock,
     check_settled,
     die,
     error_of,
@@ -19,6 +18,7 @@ from tests.frameworks.models.sized_registry import (
     states,
 )
 from tests.support.batch_models import Gate
+from tests.support.clocks import Clock
 from tests.support.fake_probe import GIB
 from tests.support.loops import HANGS_AFTER_S, in_loop, settle, soon, task
 from tests.support.managing import permit, register

@@ -6,8 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel, ModelFailed, ModelLoading, ModelUnloaded
-from tests.frameworks.models.sized_registry import Clock, die, error_of, infer, kill, lazy_models, states
+from tests.frameworks.models.sized_registry import die, error_of, infer, kill, lazy_models, states
 from tests.support.batch_models import Gate
+from tests.support.clocks import Clock
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import permit, register
 
