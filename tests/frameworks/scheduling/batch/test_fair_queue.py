@@ -1,13 +1,22 @@
-"""The queue of several tenants compared with plain lists: the order in each tenant, and the clock's tenant first."""
+"""The queue of several tenants compared with plain lists: order and neighbours in each tenant, first tenant first."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from frameworks.fairness import FairClock, TenantShare
 from frameworks.scheduling.batch.batcher import BatchLimits, next_batch
 from frameworks.scheduling.batch.fair_queue import FairQueue
-from frameworks.scheduling.batch.queue import QueueEntry
+from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
 from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.batch.costs import cost_of_terms
 
@@ -36,25 +45,44 @@ class FairQueueMachine(RuleBasedStateMachine):
     @rule(
         target=added,
         tenant=tenants,
-        length=st.integers(1, 200),
+        rows=st.sampled_from([1, 1, 2, 5]),
+        length=st.integers(1, 6) | st.integers(1, 200),
         group=st.sampled_from("aab"),
-        priority=st.integers(1, 9),
-        later_s=st.sampled_from([0.0, 0.25, 3.0]),
+        priority=st.integers(0, 9),
+        later_s=st.sampled_from([0.0, 0.25, 0.5, 3.0]),
+        times=st.sampled_from([1, 1, 2, 100]),
     )
-    def add(self, tenant: Tenant, length: int, group: str, priority: int, later_s: float) -> QueueEntry:
+    def add(
+        self, *, tenant: Tenant, rows: int, length: int, group: str, priority: int, later_s: float, times: int
+    ) -> MultipleResults[QueueEntry]:
         self.now_s += later_s
-        self.serial += 1
         share = self.clock.share(tenant)
-        entry = QueueEntry(None, share, 1, length, group)
-        self.queue.add(entry, priority, self.now_s)
-        self.waiting[share].append((self.now_s + priority * AGEING_S, self.serial, entry))
-        return entry
+        entries = [QueueEntry(None, share, rows, length, group) for _ in range(times)]
+        for entry in entries:
+            self.serial += 1
+            self.queue.add(entry, priority, self.now_s)
+            self.waiting[share].append((self.now_s + priority * AGEING_S, self.serial, entry))
+        return multiple(*entries)
 
     @rule(entry=consumes(added))
     def cancel(self, entry: QueueEntry) -> None:
         self.queue.remove(entry)
         self.queue.remove(entry)  # a second call has no effect
         self._drop({entry})
+
+    @rule(tenant=tenants, keep=st.integers(0, 3))
+    def cancel_many(self, tenant: Tenant, keep: int) -> None:
+        cancelled = {entry for _, _, entry in self.waiting[self.clock.share(tenant)][keep:]}
+        for entry in cancelled:
+            self.queue.remove(entry)
+        self._drop(cancelled)
+
+    @rule(count=st.integers(1, 5))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            if (head := self.queue.head()) is not None:
+                self.queue.remove(head)
+                self._drop({head})
 
     @precondition(lambda self: self.queue.entries > 0)
     @rule(max_rows=st.integers(1, 8), may_fill=st.booleans())
@@ -64,16 +92,18 @@ class FairQueueMachine(RuleBasedStateMachine):
         plan = next_batch(self.queue, LAW, BatchLimits(max_rows), lambda _: may_fill)
         assert plan is not None
         chosen = set(plan.entries)
-        assert len(chosen) == len(plan.entries) <= max_rows
+        assert len(chosen) == len(plan.entries)
+        assert plan.rows == sum(entry.rows for entry in chosen)
+        assert plan.rows <= max_rows or len(chosen) == 1
         assert plan.entries[0].share is first
         assert {entry.group for entry in chosen} == {plan.entries[0].group}
         if not may_fill:
             assert {entry.share for entry in chosen} == {first}
         elif not plan.is_full:
-            self._check_conserves_work(plan.entries[0], plan.length, chosen)
+            self._check_conserves_work(plan.entries[0], plan.length, max_rows - plan.rows, chosen)
         costs = dict.fromkeys({entry.share for entry in chosen}, 0.0)
         for entry in chosen:
-            costs[entry.share] += LAW.seconds(plan.rows, plan.length) / plan.rows
+            costs[entry.share] += LAW.seconds(plan.rows, plan.length) * entry.rows / plan.rows
         self.clock.start(costs)
         for entry in plan.entries:
             self.queue.remove(entry)
@@ -100,10 +130,33 @@ class FairQueueMachine(RuleBasedStateMachine):
             entries = [entry for waiting in self.waiting.values() for _, _, entry in waiting]
             assert self.queue.group_size(head) == sum(entry.group == head.group for entry in entries)
 
-    def _check_conserves_work(self, head: QueueEntry, length: int, chosen: set[QueueEntry]) -> None:
-        """With room in the batch, no entry of the same length is left out."""
+    @invariant()
+    def queue_of_tenant_matches_list(self) -> None:
+        for share, waiting in self.waiting.items():
+            if (queue := self.queue._queues.get(share)) is None:
+                assert not waiting
+                continue
+            assert (queue.entries, queue.rows) == (len(waiting), sum(entry.rows for _, _, entry in waiting))
+            assert len(queue._by_order) <= max(64, 2 * queue.entries) + 1
+            head = min(waiting, key=lambda each: each[:2])[2] if waiting else None
+            assert queue.head() is head
+            if head is not None:
+                self._check_neighbours(queue, head, waiting)
+
+    def _check_neighbours(
+        self, queue: RequestQueue, head: QueueEntry, waiting: list[tuple[float, int, QueueEntry]]
+    ) -> None:
+        """The entries of its group are in the order of their distance in length, then in that of the queue."""
+        rest = [each for each in waiting if each[2].group == head.group and each[2] is not head]
+        above = sorted(rest, key=lambda each: (each[2].length, *each[:2]))
+        assert list(queue.longer(head)) == [entry for *_, entry in above if entry.length >= head.length]
+        below = sorted(rest, key=lambda each: (-each[2].length, *each[:2]))
+        assert list(queue.shorter(head)) == [entry for *_, entry in below if entry.length < head.length]
+
+    def _check_conserves_work(self, head: QueueEntry, length: int, room: int, chosen: set[QueueEntry]) -> None:
+        """No entry of the same length that fits the room in the batch is left out."""
         left = [entry for waiting in self.waiting.values() for _, _, entry in waiting if entry not in chosen]
-        assert not any(entry.group == head.group and entry.length == length for entry in left)
+        assert not any(entry.group == head.group and entry.length == length and entry.rows <= room for entry in left)
 
     def _drop(self, entries: set[QueueEntry]) -> None:
         for share, waiting in self.waiting.items():
