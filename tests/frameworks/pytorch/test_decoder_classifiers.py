@@ -43,7 +43,7 @@ def test_logits_equal_transformers(made_once: FolderMaker, model_type: str) -> N
     assert np.ptp(together, axis=0).max() > 0.1
 
 
-@pytest.mark.parametrize("pad_token_id", [None, -1])
+@pytest.mark.parametrize("pad_token_id", [None, pytest.param(-1, marks=pytest.mark.extended)])
 def test_model_without_padding_token_runs_texts_alone(copied: FolderMaker, pad_token_id: int | None) -> None:
     """transformers refuses such a batch, or reads padding: each text is compared with a batch of its own."""
     folder = copied(save_decoder_classifier, pad_token_id=None)
