@@ -50,6 +50,18 @@ class HttpServer(uvicorn.Server):
             # uvicorn closes it, and waits for its end.
             self.servers.append(acceptor)  # type: ignore[arg-type]
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does, when all accepted connections have their protocols.
+
+        uvicorn ends the connections that it finds. Another one would keep the server until the drain timeout, for as
+        long as its client sends requests.
+        """
+        for server in self.servers:
+            if isinstance(server, Acceptor):
+                server.close()
+                await server.wait_closed()
+        await super().shutdown(sockets)
+
 
 def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: float) -> uvicorn.Config:
     """Return the configuration of a server for an application."""

@@ -9,12 +9,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import uvicorn
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.acceptor import Acceptor
-from tests.support.loops import in_loop
+from app.http.clocks import ConnectionBounds, Connections
+from app.http.protocol import BoundedHttpProtocol
+from app.server.http_server import HttpServer
+from frameworks.scheduling.byte_limit import ByteLimit
+from tests.app.http.connections import IDLE_S, MAX_BYTES, app
+from tests.support.loops import HANGS_AFTER_S, in_loop
 
 _LISTENER_FD = 1_000_000
 _MOST_ROUNDS = 2
@@ -222,3 +228,26 @@ async def test_acceptor_pauses_without_file_descriptors(monkeypatch: pytest.Monk
     acceptor.close()
     await acceptor.wait_closed()
     writer.close()
+
+
+@in_loop
+async def test_shutdown_ends_connection_that_is_just_accepted() -> None:
+    limits = Connections(ConnectionBounds(IDLE_S, IDLE_S, 10), ByteLimit(MAX_BYTES))
+    http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": limits})
+    config = uvicorn.Config(
+        app, interface="asgi3", http=http, lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
+    config.load()
+    server = HttpServer(config)
+    server.lifespan = config.lifespan_class(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await server.startup([listener])
+    (acceptor,) = server.servers
+    assert isinstance(acceptor, Acceptor)
+    with socket.create_connection(listener.getsockname()) as client:
+        acceptor._accept()
+        assert not server.server_state.connections
+        await server.shutdown([listener])
+        assert not server.server_state.connections
+        client.settimeout(HANGS_AFTER_S)
+        assert await asyncio.to_thread(client.recv, 1) == b""
