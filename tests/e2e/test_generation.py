@@ -20,6 +20,7 @@ from tests.support.models.causal_folders import byte_tokenizer, causal_model, sa
 CONTEXT = 4096
 PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]
 NEW_TOKENS = 12
+MOST_ROUNDS = 100
 LONG_TEXT = 120
 """Tokens of a text that is generated while the test does something else."""
 
@@ -89,8 +90,12 @@ def test_seeded_text_unchanged_by_batch_and_preemption(server: RunningServer) ->
     ]
     alone = [_ask_all(server, [body])[0]["text"] for body in bodies]
     before = server.sample("roundhouse_preemptions_total", model="narrow")
-    assert [answer["text"] for answer in _ask_all(server, bodies)] == alone
-    assert server.sample("roundhouse_preemptions_total", model="narrow") > before
+    for _ in range(MOST_ROUNDS):  # on a busy machine one text may end before the next one arrives
+        assert [answer["text"] for answer in _ask_all(server, bodies)] == alone
+        if server.sample("roundhouse_preemptions_total", model="narrow") > before:
+            break
+    else:
+        pytest.fail("no text was preempted")
     assert server.sample("roundhouse_kv_cache_bytes", model="narrow", kind="used") == 0
 
 
