@@ -18,13 +18,15 @@ class TextPadding:
     def __init__(self, pad_token_id: int | None) -> None:
         """`pad_token_id`: None where each text runs alone."""
         self.pad_token_id = pad_token_id
-        self._findings: list[str | None] = []
+        self._is_tried = False
+        self._reason: str | None = None
 
     def reason_not_shared(self, token_ids: list[list[int]], run: Run, tolerance: Tolerance) -> str | None:
         """Return the finding of the first call, as `try_text_padding`."""
-        if not self._findings:
-            self._findings.append(try_text_padding(token_ids, run, tolerance))
-        return self._findings[0]
+        if not self._is_tried:
+            self._reason = try_text_padding(token_ids, run, tolerance)
+            self._is_tried = True
+        return self._reason
 
 
 def try_text_padding(token_ids: list[list[int]], run: Run, tolerance: Tolerance) -> str | None:

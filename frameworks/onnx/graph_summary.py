@@ -99,7 +99,7 @@ class GraphSummary:
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether activations are rounded to integers, so that the rows of a batch may change each other's steps."""
+        """Whether activations are quantised: the scale of a row may depend on the other rows of its batch."""
         return any(part in operator for operator in self.operators for part in _ROUNDING_NAMES)
 
 
