@@ -56,9 +56,9 @@ PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 9 --
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Properties try fewer examples in the first tier, so the second one tries them again.
+# Properties try fewer examples in the first tier. Both tiers are one run: it collects once, and waits for the last test once.
 FIRST_TIER  := -m 'not extended and not nightly' --examples 0.25
-SECOND_TIER := -m '(extended or hypothesis) and not nightly'
+BOTH_TIERS  := -m 'not nightly'
 # Nightly tests have limits of their own.
 NIGHTLY     := -m 'nightly or hypothesis' --nightly --examples 25 -o faulthandler_timeout=0
 
@@ -69,12 +69,12 @@ TYPES   := { $(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$t
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all test-nightly test-clients test-cpus coverage check gpu-kit bench docs web web-runtime clean dev
+.PHONY: help install models serve test test-all test-nightly test-clients test-cpus coverage check compiled-and-checked gpu-kit bench docs web web-runtime clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
 	@echo 'make test     install, then all checks and the first tier of tests: every capability, in minutes'
-	@echo 'make test-all the same, then the second tier: kills, clusters, browsers, other instruction sets; CI runs it'
+	@echo 'make test-all install, then all checks and both tiers: kills, clusters, browsers, other instruction sets; CI runs it'
 	@echo 'make test-nightly long soaks, 25 times the examples of properties, and test-clients'
 	@echo 'make test-clients run the client libraries of other projects against a server; GROUPS="texts" runs fewer'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
@@ -97,14 +97,16 @@ models: $(STAMPS)/models
 serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
-test: dev models web-runtime
-	@$(LINT)
-	@$(COMPILE) & compiled=$$!; $(TYPES) && wait $$compiled
+test: compiled-and-checked
 	$(PYTEST) $(FIRST_TIER)
 
-test-all: test
-	$(PYTEST) $(SECOND_TIER)
+test-all: compiled-and-checked
+	$(PYTEST) $(BOTH_TIERS)
 	@$(BIN)/python -m tests.support.cpus
+
+compiled-and-checked: dev models web-runtime
+	@$(LINT)
+	@$(COMPILE) & compiled=$$!; $(TYPES) && wait $$compiled
 
 test-nightly: dev models web-runtime
 	@$(COMPILE)
@@ -114,7 +116,7 @@ test-nightly: dev models web-runtime
 coverage: dev models web-runtime
 	@rm -rf .cache/coverage && mkdir -p .cache/coverage
 	@$(COMPILE)
-	$(BIN)/coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) -m 'not nightly'
+	$(BIN)/coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(BOTH_TIERS)
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered --sort=-miss | tail -n 40
 
 # In environments of their own below .cache/clients.
