@@ -5,7 +5,6 @@ an absent optional. Two dtypes have no numpy type. A `bfloat16` tensor is a floa
 bfloat16 numbers. A `string` tensor is an object array of str.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,6 @@ import numpy as np
 
 from frameworks.generation.types import GenerationSpec
 from frameworks.images.spec import ImageSpec
-from frameworks.traces import RunTrace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
@@ -336,33 +334,6 @@ class PairRequest:
     truncate: bool = True
     raw_scores: bool = False
     with_labels: bool = False
-
-
-StepTiming = tuple[str, float, float]
-"""A step of a pipeline that ran: its name, its begin (time.perf_counter), and its seconds with the wait for its model.
-"""
-
-
-@dataclass(slots=True)
-class Timings:
-    """The phases of a request, in seconds; used by headers, logs and metrics.
-
-    `started_s`: arrival of the first byte (time.perf_counter). `batch_rows`: rows of the largest batch in which the
-    request ran; 0 if it ran in none. `cache_hit`: whether the answer came from the response
-    cache or from a concurrent equal request; None for a model without cache. `trace`: None for a request that is not
-    sampled. `steps`: those that ran of a pipeline, whose queue and compute seconds are the sums over its steps; None
-    for a model.
-    """
-
-    decode_s: float = 0.0
-    queue_s: float = 0.0
-    compute_s: float = 0.0
-    encode_s: float = 0.0
-    started_s: float = field(default_factory=time.perf_counter)
-    cache_hit: bool | None = None
-    batch_rows: int = 0
-    trace: RunTrace | None = None
-    steps: list[StepTiming] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
     )
     yield time_histogram(
         "compute_seconds",
-        "Time of a request on the device. Successful requests.",
+        "Time in which rows of a request ran; rows that run at the same time count once. Successful requests.",
         _MODEL,
         (([model], each.compute_seconds) for model, each in metrics.items()),
     )

@@ -12,7 +12,7 @@ from app.auth.tls import ServerTls
 from app.observability.metrics import request_id, server_timing
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.scheduling.shared_limits import OPEN_CELL
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from memory.shared_counters import CounterRow
 
 BODY_PART_BYTES = 64 * 1024

@@ -100,7 +100,7 @@ class Searches:
             include_vectors=request.include_vectors,
             exact=request.exact,
         )
-        context.timings.compute_s += time.perf_counter() - started_s
+        context.timings.computed(started_s, time.perf_counter())
         if request.rerank_model is None:
             return SearchAnswer([[RankedHit(hit) for hit in hits] for hits in found], tokens)
         ranked, pair_tokens = await self._rerank(context, request.rerank_model, queries, found)
@@ -161,7 +161,7 @@ class Upserts:
             count = await collection.upsert(given)
         except FieldError as error:
             raise request.renamed(error) from None
-        context.timings.compute_s += time.perf_counter() - started_s
+        context.timings.computed(started_s, time.perf_counter())
         return ChangeAnswer(count, tokens)
 
     async def _embedded(
@@ -196,5 +196,5 @@ class Deletes:
         collection = self._operations.collections.get(context.record.principal, request.collection)
         started_s = time.perf_counter()
         count = await collection.delete(ids=request.ids, where=request.where)
-        context.timings.compute_s += time.perf_counter() - started_s
+        context.timings.computed(started_s, time.perf_counter())
         return ChangeAnswer(count)

@@ -251,7 +251,7 @@ class Pipeline:
             except VersionNotLoaded:
                 pass
             finally:
-                context.timings.decode_s += time.perf_counter() - started_s
+                context.timings.decoded(started_s, time.perf_counter())
             if decoded is None:
                 await self._wait_for_load(context, exchange)
             elif decoded.spec is None or context.version.acquire(context.permit, decoded.spec):
@@ -278,7 +278,7 @@ class Pipeline:
                 f"{version} was not loaded within timeout_ms; allow more time, or load it before the first request"
             ) from None
         finally:
-            context.timings.queue_s += time.perf_counter() - started_s
+            context.timings.queued(started_s, time.perf_counter())
             disconnected = exchange.unwatch()
             if disconnected is not None:
                 await disconnected

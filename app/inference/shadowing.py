@@ -16,13 +16,13 @@ from frameworks.models.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
+from frameworks.timings import Timings
 from frameworks.types import (
     LAST_PRIORITY,
     Answer,
     ClassifyAnswer,
     EmbedAnswer,
     ScoreAnswer,
-    Timings,
     Value,
 )
 

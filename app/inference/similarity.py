@@ -102,7 +102,7 @@ class Similarities:
             work = partial(nearest, comparison, request.top_k)
             return SimilarityAnswer(await self._compute(comparison, work), tokens)
         finally:
-            context.timings.compute_s += time.perf_counter() - started_s
+            context.timings.computed(started_s, time.perf_counter())
 
     async def _compute(self, comparison: Comparison, work: Callable[[Callable[[], bool]], Result]) -> Result:
         """Run the work at once or on the thread. If the caller is cancelled, it ends after the current block."""

@@ -14,8 +14,8 @@ from app.observability.fast_path import FastPath
 from app.observability.recent import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces import EndedRequest, RequestTrace, Tracer
+from frameworks.timings import Timings
 from frameworks.traces import unix_ns
-from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
 

@@ -9,7 +9,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from frameworks.models.slot import ModelSlot
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 SECONDS_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 MAX_TRACESTATE_BYTES = 512
 """A longer `tracestate` is dropped. The specification asks for no more."""

@@ -13,6 +13,7 @@ from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
+from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
@@ -22,7 +23,6 @@ from frameworks.types import (
     PairRequest,
     TensorBatch,
     TextRequest,
-    Timings,
 )
 
 EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TokenRequest

@@ -85,8 +85,8 @@ class GenerationService:
         """
         model, timings = self._model, run.timings
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        deadline_s = None if left_s is None else started_s + left_s
+        begun_s = time.perf_counter()
+        deadline_s = None if left_s is None else loop.time() + left_s
         late = DeadlineExceeded(
             f'model "{self._name}" did not complete the text within timeout_ms; allow more time or ask for fewer tokens'
         )
@@ -96,7 +96,7 @@ class GenerationService:
         except TimeoutError:
             raise late from None
         finally:
-            timings.decode_s += loop.time() - started_s
+            timings.decoded(begun_s, time.perf_counter())
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None

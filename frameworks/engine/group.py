@@ -18,6 +18,7 @@ from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
+from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
@@ -26,7 +27,6 @@ from frameworks.types import (
     PairRequest,
     TensorBatch,
     TextRequest,
-    Timings,
     TokenBatch,
 )
 
@@ -125,9 +125,9 @@ class EngineGroup:
         self._queue.add(job)
         try:
             member = await _within(left_s, granted)
-            waited_s = time.perf_counter() - job.queued_s
-            run.timings.queue_s += waited_s
-            left_s = None if left_s is None else left_s - waited_s
+            now_s = time.perf_counter()
+            run.timings.queued(job.queued_s, now_s)
+            left_s = None if left_s is None else left_s - (now_s - job.queued_s)
             generation = await member.engine.generate(run, request, times, left_s, in_pieces)
         except BaseException:
             self._queue.end(job)
@@ -208,7 +208,7 @@ class EngineGroup:
             assert job.member is not None, "a request is sent to a member"
             # The wait in the process is added by its answer.
             now_s = time.perf_counter()
-            timings.queue_s += now_s - counted_s
+            timings.queued(counted_s, now_s)
             counted_s = now_s
             try:
                 engine = job.member.engine

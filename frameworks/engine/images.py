@@ -16,7 +16,8 @@ from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import normalize_rows, scores
-from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
@@ -73,11 +74,11 @@ class ImageService:
         arrived_s = time.perf_counter()
         async with threads.budget.hold(len(images) * processor.row_bytes):
             begun_s = time.perf_counter()
-            timings.queue_s += begun_s - arrived_s
+            timings.queued(arrived_s, begun_s)
             try:
                 rows = await threads.prepare(processor, images)
             finally:
-                timings.decode_s += time.perf_counter() - begun_s
+                timings.decoded(begun_s, time.perf_counter())
             return await self._run_rows(run, spec, spec.image.input_name, rows, names)
 
     async def _run_rows(

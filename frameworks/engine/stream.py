@@ -20,7 +20,7 @@ from frameworks.generation.types import (
 )
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 
 @asynccontextmanager
@@ -178,12 +178,12 @@ class GenerationStream:
             self._deadline.cancel()
         now_s = time.perf_counter()
         if self._feed.begun_s is None:
-            self._timings.queue_s += now_s - self._opened_s
+            self._timings.queued(self._opened_s, now_s)
         else:
             # On a busy machine the worker begins the sequence before the event loop gets here.
             begun_s = max(self._feed.begun_s, self._opened_s)
-            self._timings.queue_s += begun_s - self._opened_s
-            self._timings.compute_s += now_s - begun_s
+            self._timings.queued(self._opened_s, begun_s)
+            self._timings.computed(begun_s, now_s)
 
     async def _show_prompt(self, sequence_id: int) -> None:
         """Add the prompt of a sequence whose first token has arrived, a part in each turn of the event loop."""

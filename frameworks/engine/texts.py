@@ -1,6 +1,6 @@
 """Text requests: texts to tokens, tokens to rows of a model, rows to embeddings, labels or scores."""
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import TypeVar, TypeVarTuple
@@ -16,6 +16,7 @@ from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
+from frameworks.timings import Timings
 from frameworks.types import (
     TEXT_OUTPUT,
     Array,
@@ -26,7 +27,6 @@ from frameworks.types import (
     Task,
     TextRequest,
     TextSpec,
-    Timings,
     TokenBatch,
 )
 
@@ -66,8 +66,7 @@ class TextService:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
         if not request.texts and request.token_ids is None:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s = time.perf_counter()
         token_ids: list[list[int]] | None
         if request.token_ids is not None:
             self._check_takes_token_ids()
@@ -77,7 +76,7 @@ class TextService:
             token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate, request.prompt)
         if token_ids is None:
             token_ids = await self._tokenize_pieces(tokenizer, request)
-        run.timings.decode_s += loop.time() - started_s
+        run.timings.decoded(started_s, time.perf_counter())
         await _count_tokens(run, token_ids)
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
@@ -114,14 +113,13 @@ class TextService:
         """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
         model = self._model
         run.permit.begin()
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s = time.perf_counter()
         try:
             return await self._threads.run(
                 _size_of(request), answer_token_request, model.tokenizer, model.spec.max_tokens, request
             )
         finally:
-            run.timings.compute_s += loop.time() - started_s
+            run.timings.computed(started_s, time.perf_counter())
 
     async def _tokenize_pieces(self, tokenizer: TextTokenizer, request: TextRequest) -> list[list[int]]:
         texts, truncate, prompt = request.texts, request.truncate, request.prompt
@@ -138,14 +136,13 @@ class TextService:
         def tokenize(start: int, stop: int) -> TokenBatch:
             return tokenizer.tokenize_pairs(pairs[start:stop], truncate, start)
 
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s = time.perf_counter()
         try:
             pieces = await self._threads.run_pieces((len(one) + len(other) for one, other in pairs), tokenize)
         except InvalidInput as error:
             raise name_pair(error) from None
         finally:
-            timings.decode_s += loop.time() - started_s
+            timings.decoded(started_s, time.perf_counter())
         if len(pieces) == 1:
             return pieces[0]
         types = [piece.token_type_ids for piece in pieces if piece.token_type_ids is not None]

@@ -23,7 +23,8 @@ from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.tokens import TokenAnswer
-from frameworks.types import Answer, ModelSpec, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import Answer, ModelSpec, TensorBatch
 
 log = structlog.get_logger(__name__)
 

@@ -23,6 +23,7 @@ from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokenizer import normalize_rows
 from frameworks.text.tokens import TokenAnswer
+from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
@@ -34,7 +35,6 @@ from frameworks.types import (
     TensorBatch,
     TensorType,
     TextRequest,
-    Timings,
 )
 
 _MANY_CHARACTERS = 256 * 1024

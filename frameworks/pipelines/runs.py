@@ -21,7 +21,8 @@ from frameworks.pipelines.model_calls import ModelCall, TensorCall, empty_values
 from frameworks.pipelines.plan import Plan, PlannedStep
 from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
-from frameworks.types import ModelSpec, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import ModelSpec, TensorBatch
 
 _MANY_NUMBERS = 16 * 1024
 _MANY_CHARACTERS = 64 * 1024
@@ -208,7 +209,7 @@ class Runner:
             answer = await cast(SearchStep, step.work).search(self._collections, read, step.label)
         finally:
             _note(whole, step, started_s)
-            whole.timings.compute_s += time.perf_counter() - started_s
+            whole.timings.computed(started_s, time.perf_counter())
         step.write(answer, values)
 
     async def _compute_on_thread(self, whole: Run, step: PlannedStep, read: Values, values: list[Any]) -> None:
@@ -222,7 +223,7 @@ class Runner:
             raise self._named(step, error) from error
         finally:
             _note(whole, step, started_s)
-            whole.timings.compute_s += time.perf_counter() - started_s
+            whole.timings.computed(started_s, time.perf_counter())
         step.write(answer, values)
 
     def _named(self, step: PlannedStep, error: RoundhouseError) -> RoundhouseError:

@@ -11,7 +11,7 @@ from app.http.responses import begin_record
 from app.observability.metrics import Observer
 from app.observability.trace_export import decider
 from app.observability.traces import EndedRequest, Tracer
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.bench.table import Row
 
 _BATCH = 1000

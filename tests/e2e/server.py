@@ -40,6 +40,8 @@ _SERVER_TIMING = re.compile(
     r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}"
     r"(, step-[\w-]+;dur=\d+\.\d+)*"
 )
+_DURATION = re.compile(r";dur=([\d.]+)")
+_BEGUN_S = "begun_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,7 @@ class RunningServer:
         except BaseException:
             self.kill()
             raise
-        self.client = httpx.Client(
-            base_url=self.url, timeout=WAIT_S, event_hooks={"response": [check_frame]}, verify=False, trust_env=False
-        )
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S, event_hooks=CHECKS, verify=False, trust_env=False)
         return self
 
     def __exit__(
@@ -236,14 +236,25 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None
         time.sleep(0.02)
 
 
+def note_begin(request: httpx.Request) -> None:
+    """Note when a request begins, for `check_frame`."""
+    request.extensions[_BEGUN_S] = time.perf_counter()
+
+
 def check_frame(answer: httpx.Response) -> None:
     """Check what the contract promises of every response: the request's ID, Server-Timing, the error's form."""
     assert re.fullmatch(r"[\w.:/+=-]{1,128}", answer.headers["x-request-id"], re.ASCII)
-    assert _SERVER_TIMING.fullmatch(answer.headers["server-timing"]), answer.headers
+    timing = answer.headers["server-timing"]
+    assert _SERVER_TIMING.fullmatch(timing), answer.headers
+    life_ms = (time.perf_counter() - answer.request.extensions[_BEGUN_S]) * 1e3
+    assert all(float(phase) <= life_ms + 1 for phase in _DURATION.findall(timing)), (timing, life_ms)
     if answer.status_code >= 400 and answer.request.method != "HEAD" and answer.url.path != "/health/ready":
         answer.read()
         check_error(answer)
 
+
+CHECKS: Any = {"request": [note_begin], "response": [check_frame]}
+"""The event hooks of a client of a server."""
 
 _OPENAI_ROOTS = ("/v1", "/embeddings", "/rerank", "/score", "/classify", "/tokenize", "/detokenize", "/pooling")
 _SEARCH_PATHS = ("/v1/similarity", "/v1/collections")

@@ -21,7 +21,7 @@ from frameworks.pytorch.registry import TorchRegistry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import PerformanceSettings, SchedulingSettings, TorchModelEntry
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from memory.result_cache import ResultCache
 from tests.frameworks.models.loading import NO_COPIES
 from tests.support.fake_probe import GIB, FakeProbe

@@ -13,7 +13,8 @@ from frameworks.pipelines.checker import Typed, check_pipeline
 from frameworks.pipelines.engine import PipelineEngine
 from frameworks.pipelines.graph import Fault
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextSpec, Timings, ValueSpec
+from frameworks.timings import Timings
+from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
 
 
 def pipeline(inputs: Any, outputs: Mapping[str, str], *steps: Mapping[str, Any], name: str = "p") -> PipelineEntry:

@@ -1,6 +1,7 @@
 """Requests of the server to an engine process that have no answer yet."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ from frameworks.engine.process.messages import Answer, Infer
 from frameworks.engine.process.plain import answer_from_plain, request_to_plain, tenant_to_plain
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.tenants import Tenant
-from frameworks.types import Timings, TokenBatch
+from frameworks.timings import Timings
+from frameworks.types import TokenBatch
 
 
 class InferCall:
@@ -88,9 +90,17 @@ class InferCall:
         if not self.has_begun:
             self.begin()
         timings = self.timings
-        timings.queue_s += message.queue_s
-        timings.compute_s += message.compute_s
-        timings.decode_s += message.decode_s
+        # The process tells durations, as one on another machine has another clock. It answers when it has computed.
+        # It may send anything, but no phase begins before the request.
+        end_s = time.perf_counter()
+        for add, seconds in (
+            (timings.computed, message.compute_s),
+            (timings.queued, message.queue_s),
+            (timings.decoded, message.decode_s),
+        ):
+            begun_s = max(end_s - max(0.0, seconds), timings.started_s)
+            add(begun_s, end_s)
+            end_s = begun_s
         timings.batch_rows = max(timings.batch_rows, message.batch_rows)
         if timings.trace is not None:
             timings.trace.add(message.runs)

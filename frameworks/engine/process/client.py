@@ -33,7 +33,8 @@ from frameworks.generation.types import GenerateRequest, StepStats
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
-from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec, Timings
+from frameworks.timings import Timings
+from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec
 from frameworks.types import Answer as ModelAnswer
 
 log = structlog.get_logger(__name__)

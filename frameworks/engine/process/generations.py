@@ -215,10 +215,10 @@ class GenerationCall:
             self._deadline.cancel()
         now_s, timings = time.perf_counter(), self._run.timings
         if self._begun_s is None:
-            timings.queue_s += now_s - self._opened_s
+            timings.queued(self._opened_s, now_s)
         else:
-            timings.queue_s += self._begun_s - self._opened_s
-            timings.compute_s += now_s - self._begun_s
+            timings.queued(self._opened_s, self._begun_s)
+            timings.computed(self._begun_s, now_s)
         # The text that is still to be sent needs no model.
         self._run.permit.release_version()
         self._end(self)

@@ -12,7 +12,7 @@ from frameworks.engine.process.plain import answer_to_plain
 from frameworks.generation.types import GenerateRequest, Generation, TextDelta
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 PIECES_S = 0.05
 """The longest delay of text whose reader needs it whole."""

@@ -22,8 +22,9 @@ from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Split
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.timings import Timings
 from frameworks.traces import note_batch
-from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch, Timings
+from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives
 # would wait for both.

@@ -10,8 +10,9 @@ from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
+from frameworks.timings import Timings
 from frameworks.traces import RunTrace, note_batch
-from frameworks.types import Batch, Timings
+from frameworks.types import Batch
 
 LIGHT_S = 0.0003
 """Longest run that is light: about the cost of handing a batch to a thread and back. Light runs run on the loop."""
@@ -126,12 +127,13 @@ class InlineExecutor:
             if isinstance(failure, OutOfMemory):
                 return None
             raise failure from error
-        compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
+        ended_s, thread_s = time.perf_counter(), time.thread_time() - thread_started_s
+        compute_s = ended_s - started_s
         rows = signature.rows
         self._counts.ran(rows, compute_s)
         self._counts.tenant_seconds[share.tenant.name] += compute_s
         self._learn(signature, rows, thread_s)
-        timings.compute_s += compute_s
+        timings.computed(started_s, ended_s)
         timings.batch_rows = max(timings.batch_rows, rows)
         if timings.trace is not None:
             note_batch([timings.trace], started_s, compute_s, rows, worker.model.spec.device, worker.number)
@@ -222,7 +224,8 @@ class InlineExecutor:
         own_outputs: list[Outputs] | None = None
         try:
             outputs = worker.model.infer(merge([request.batch for request in requests]))
-            compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
+            ended_s, thread_s = time.perf_counter(), time.thread_time() - thread_started_s
+            compute_s = ended_s - started_s
             # The number of rows that a graph returns may depend on the values, which its trial did not show.
             if len(counts) == 1 or follow_rows(outputs, sum(counts)):
                 own_outputs = split_outputs(outputs, counts)
@@ -246,8 +249,8 @@ class InlineExecutor:
         for request, own in zip(requests, own_outputs, strict=True):
             request.begin()
             timings = request.timings
-            timings.queue_s += started_s - request.arrived_s
-            timings.compute_s += compute_s
+            timings.queued(request.arrived_s, started_s)
+            timings.computed(started_s, ended_s)
             timings.batch_rows = max(timings.batch_rows, rows)
             if timings.trace is not None:
                 traces.append(timings.trace)

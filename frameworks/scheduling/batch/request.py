@@ -10,7 +10,8 @@ from frameworks.batches.rows import BatchSignature, Part, ResultAssembler
 from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.queue import QueueEntry
 from frameworks.scheduling.batch.worker import fail
-from frameworks.types import Batch, Timings, Value
+from frameworks.timings import Timings
+from frameworks.types import Batch, Value
 
 Outputs = dict[str, Value]
 """Output name to value."""
@@ -60,19 +61,18 @@ class BatchCounts:
 class Progress:
     """The progress of a request that goes through the queue.
 
-    `backlog`: parts that are not queued yet. `num_pending`: parts without a result. `queue_s` is negative until the
-    first part has a result. `batch_rows`: as in Timings.
+    `backlog`: parts that are not queued yet. `num_pending`: parts without a result. `has_run`: whether a part has a
+    result. `batch_rows`: as in Timings.
     """
 
-    __slots__ = ("assembler", "backlog", "batch_rows", "compute_s", "num_pending", "queue_s", "queued")
+    __slots__ = ("assembler", "backlog", "batch_rows", "has_run", "num_pending", "queued")
 
     def __init__(self, num_pending: int, backlog: Iterator[Part], rows: int) -> None:
         self.num_pending = num_pending
         self.backlog = backlog
         self.queued: set[QueueEntry] = set()
         self.assembler = ResultAssembler(rows)
-        self.queue_s = -1.0
-        self.compute_s = 0.0
+        self.has_run = False
         self.batch_rows = 0
 
 
@@ -97,8 +97,6 @@ class Request:
     def complete(self, outputs: Outputs, progress: Progress) -> None:
         """Resolve the future, unless the caller has cancelled it."""
         if not self.future.done():
-            self.timings.queue_s += progress.queue_s
-            self.timings.compute_s += progress.compute_s
             self.timings.batch_rows = max(self.timings.batch_rows, progress.batch_rows)
             self.future.set_result(outputs)
 

@@ -48,9 +48,12 @@ def distribute(
 def _add_result(item: BatchItem, outputs: Outputs, sent_s: float, result: BatchResult) -> None:
     """Add the outputs of one part to its request, and complete the request after its last part."""
     request, progress = item.request, item.progress
-    if progress.queue_s < 0.0:
-        progress.queue_s = max(0.0, sent_s + result.queue_s - request.arrived_s)
-    progress.compute_s += result.compute_s
+    if not request.future.done():
+        begun_s = sent_s + result.queue_s
+        if not progress.has_run:
+            request.timings.queued(request.arrived_s, max(begun_s, request.arrived_s))
+        request.timings.computed(begun_s, begun_s + result.compute_s)
+    progress.has_run = True
     progress.num_pending -= 1
     try:
         assembled = progress.assembler.add(item.part, outputs)

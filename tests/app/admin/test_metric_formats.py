@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.admin.metric_families import counter, histogram, time_histogram
 from app.admin.metric_formats import metrics_page, wants_open_metrics
 from app.observability.tallies import ModelMetrics
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 PROMETHEUS_2 = (

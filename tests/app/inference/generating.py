@@ -23,7 +23,7 @@ from frameworks.generation.types import (
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from memory.result_cache import ResultCache
 from tests.support.loops import soon
 from tests.support.managing import opened, permit, serving

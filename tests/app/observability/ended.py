@@ -1,7 +1,7 @@
 """Ended requests for tests of traces."""
 
 from app.observability.traces import EndedRequest, RemoteParent, RequestTrace
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 
 def ended(

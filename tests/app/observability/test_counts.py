@@ -16,7 +16,7 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import OnnxModelEntry
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 TENANTS = [Principal(Tenant(name)) for name in "abc"]
 REQUESTS = st.lists(

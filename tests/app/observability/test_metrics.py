@@ -10,7 +10,7 @@ from structlog.testing import LogCapture
 from app.observability.metrics import Observer, RequestRecord, request_id, server_timing
 from app.observability.tallies import SECONDS_BUCKETS, Exemplar, Histogram
 from app.observability.traces import RequestTrace
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 
 @pytest.fixture

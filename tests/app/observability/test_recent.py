@@ -10,7 +10,7 @@ from app.auth.principal import Principal
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.recent import MAX_NAME, MAX_PATH, MAX_TEXT, FinishedRequest, RecentRequests, newest
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 KEPT, MOST_TENANTS = 4, 3
 NAMES = "abcde"

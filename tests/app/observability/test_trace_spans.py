@@ -11,8 +11,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from app.observability.trace_spans import own_resource, phases_of, read_state, spans_of
 from app.observability.traces import KeyCheck, RemoteParent
+from frameworks.timings import Timings
 from frameworks.traces import RunTrace, note_batch
-from frameworks.types import Timings
 from tests.app.observability.ended import ended
 
 PARENT = RemoteParent(11, 12, 1, b"a=1")

@@ -16,7 +16,7 @@ from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from memory.tensor_pool import PoolStats
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, soon

@@ -15,7 +15,7 @@ from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesCh
 from app.workers.tallies import WorkerTallies
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.app.workers.tallied import FakeSlot, Supervisor, Worker, counted, observe, process_of
 from tests.support.loops import in_loop, settle, soon, task
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.e2e.server import READY_WITHIN_S, ROOT, WAIT_S, RunningServer, check_frame, free_port, wait_until
+from tests.e2e.server import CHECKS, READY_WITHIN_S, ROOT, WAIT_S, RunningServer, free_port, wait_until
 
 NODE_CPUS = 8.0
 """That each node of the shared cluster claims. Replicas of tests reserve 0.01 to 1."""
@@ -163,9 +163,7 @@ class DeployedServer(RunningServer):
         self._closed = True
         self._tables = f"[server]\nport = {self.port}\ngrpc_port = {self.grpc_port}\n[ray]\n{ray}"
         self.update(models)
-        self.client = httpx.Client(
-            base_url=self.url, timeout=WAIT_S, event_hooks={"response": [check_frame]}, verify=False, trust_env=False
-        )
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S, event_hooks=CHECKS, verify=False, trust_env=False)
 
     def update(self, models: str) -> None:
         """Deploy the application again with these models."""

@@ -9,7 +9,8 @@ from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.messages import Answer, Cancel, Infer
 from frameworks.engine.process.plain import answer_to_plain
 from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.types import DEFAULT_PRIORITY, ModelSpec, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec, TensorBatch
 from tests.frameworks.engine.process.fake_link import SPEC, Harness
 
 ROOM = 8
@@ -54,13 +55,13 @@ class FakeGroup:
         link = self.members[member].link
         link.begin(*(each.id for each in link.sent_of(Infer) if value_of(each) == value))
 
-    def answer(self, member: int, *values: float) -> None:
+    def answer(self, member: int, *values: float, queue_s: float = 0.5) -> None:
         """Answer these requests of a process, or all."""
         link = self.members[member].link
         for each in link.sent_of(Infer):
             if value_of(each) in (values or self.has(member)):
                 link.sent.remove(each)
-                link.receive(Answer(each.id, answer_to_plain({"y": np.array([value_of(each)])}), 0.5, 0.25))
+                link.receive(Answer(each.id, answer_to_plain({"y": np.array([value_of(each)])}), queue_s, 0.25))
 
 
 def answered(sent: list[Infer], link: Any) -> set[int]:

@@ -23,7 +23,8 @@ from frameworks.images.spec import ImageRequest
 from frameworks.onnx.model import OnnxModel
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, TextRequest, Timings
+from frameworks.timings import Timings
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, TextRequest
 from tests.frameworks.models.loading import load_onnx
 from tests.support.engine_hosts import SETTINGS, FakeSource, hosted
 from tests.support.images import encoded, photo

@@ -11,7 +11,7 @@ from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import GeneratedToken
 from frameworks.scheduling.steps.token_feed import TokenFeed
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.support.loops import in_loop
 from tests.support.step_models import ByteStream, ByteTokenizer
 

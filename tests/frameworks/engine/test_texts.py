@@ -21,6 +21,7 @@ from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.tenants import Tenant
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.timings import Timings
 from frameworks.types import (
     TEXT_OUTPUT,
     ClassifyAnswer,
@@ -28,7 +29,6 @@ from frameworks.types import (
     ScoreAnswer,
     TextRequest,
     TextSpec,
-    Timings,
     TokenBatch,
 )
 from tests.support.loops import in_loop

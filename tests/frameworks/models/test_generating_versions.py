@@ -13,7 +13,7 @@ from frameworks.generation.types import GeneratedToken, GenerateRequest, Sequenc
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.scheduling.steps.counts import StepCounts
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task

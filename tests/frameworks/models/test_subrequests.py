@@ -19,7 +19,8 @@ from frameworks.manager import MLFrameworkManager
 from frameworks.models.subrequests import SubRequests
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
-from frameworks.types import ModelSpec, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import ModelSpec, TensorBatch
 from tests.frameworks.models.sized_registry import lazy_models
 from tests.support.batch_models import FakeRegistry, Gate, numbers
 from tests.support.loops import in_loop, soon, task

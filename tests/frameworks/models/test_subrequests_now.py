@@ -20,7 +20,8 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.inline import LIGHT_S
 from frameworks.tenants import Tenant
-from frameworks.types import ModelSpec, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import ModelSpec, TensorBatch
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.loops import in_loop
 from tests.support.managing import make_manager, permit, register

@@ -10,6 +10,7 @@ import pytest
 
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.pipelines import runs
+from frameworks.timings import Timings
 from frameworks.types import (
     Array,
     ClassifyAnswer,
@@ -18,7 +19,6 @@ from frameworks.types import (
     ScoreAnswer,
     TensorBatch,
     TextRequest,
-    Timings,
 )
 from tests.support.loops import in_loop, task
 from tests.support.pipelines import (

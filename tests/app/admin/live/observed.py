@@ -13,7 +13,7 @@ from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import OnnxModelEntry
 from frameworks.tenants import Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 
 TENANTS = {name: Principal(Tenant(name), patterns=[("*",)]) for name in ("red", "blue")}
 OPERATOR = Principal(Tenant("ops"), patterns=[("*",)], is_operator=True)

@@ -15,7 +15,7 @@ from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import OnnxModelEntry
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.app.protocols.open_inference.messages import as_message, check_message
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")

@@ -1,8 +1,10 @@
 """Requests to an engine process: answers, cancellation, crashes and restarts."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,9 @@ from frameworks.engine.process.plain import answer_to_plain, error_to_plain
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.generation.types import StepStats
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.timings import Timings
 from frameworks.traces import SPAN_BYTES, BatchRun, RunTrace
-from frameworks.types import TensorBatch, TextRequest, Timings
+from frameworks.types import TensorBatch, TextRequest
 from tests.frameworks.engine.process.fake_link import Harness, is_failed, outcomes
 from tests.support.loops import in_loop, soon
 
@@ -52,7 +55,7 @@ def opened(test: Callable[[Harness], Coroutine[Any, Any, None]]) -> Callable[[],
 @opened
 async def test_answer_has_outputs_and_timings(harness: Harness) -> None:
     begun: list[bool] = []
-    timings = Timings()
+    timings = Timings(started_s=time.perf_counter() - 2)
     batch = TensorBatch({"x": np.ones(1, np.float32)})
     future = harness.engine.submit(batch, 3, lambda: begun.append(True), timings)
     [sent] = harness.link.sent_of(Infer)
@@ -60,8 +63,21 @@ async def test_answer_has_outputs_and_timings(harness: Harness) -> None:
     assert harness.engine.is_running
     harness.link.complete(sent.id)
     assert await outcomes([future]) == [sent.id]
-    assert (begun, timings.queue_s, timings.compute_s) == ([True], 0.5, 0.25)
+    assert begun == [True]
+    assert (timings.queue_s, timings.compute_s) == pytest.approx((0.5, 0.25))
     assert not harness.engine.is_running
+
+
+@opened
+async def test_phases_of_process_do_not_exceed_life_of_request(harness: Harness) -> None:
+    timings = Timings()
+    future = harness.engine.submit(TensorBatch({"x": np.ones(1, np.float32)}), timings=timings)
+    [sent] = harness.link.sent_of(Infer)
+    harness.link.receive(Answer(sent.id, answer_to_plain({"y": np.ones(1)}), nan, 1e9, -1.0))
+    await future
+    life_s = time.perf_counter() - timings.started_s
+    assert 0 < timings.compute_s <= life_s
+    assert (timings.queue_s, timings.decode_s) == (0, 0)
 
 
 @opened

@@ -21,7 +21,8 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
-from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Timings, Value
+from frameworks.timings import Timings
+from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Value
 from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines

@@ -7,7 +7,7 @@ from frameworks.engine.ray.group import ReplicaGroup
 from frameworks.errors import DeadlineExceeded, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, Stopping
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.frameworks.engine.ray.replicas import serving
 from tests.support.loops import in_loop, soon, task
 from tests.support.step_models import EchoModel, StepGate

@@ -22,7 +22,8 @@ from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, Timings, TokenBatch, Value
+from frameworks.timings import Timings
+from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.costs import fixed_cost
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, task

@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import ModelFailed
-from frameworks.types import Timings, TokenBatch
+from frameworks.timings import Timings
+from frameworks.types import TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     Harness,
     RowModel,

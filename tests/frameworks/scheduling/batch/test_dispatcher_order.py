@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from frameworks.errors import InvalidInput
 from frameworks.scheduling.batch.part_queue import _MAX_QUEUED_PARTS
-from frameworks.types import TEXT_OUTPUT, Timings, TokenBatch
+from frameworks.timings import Timings
+from frameworks.types import TEXT_OUTPUT, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     Harness,
@@ -102,6 +103,48 @@ class TestOrder:
         assert second.queue_s >= held_s + 0.03
         assert second.compute_s >= 0.03
         assert both.compute_s >= 0.06
+
+    @settings(max_examples=30)
+    @given(
+        requests=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=6),
+        max_rows=st.integers(1, 9),
+        workers=st.integers(1, 2),
+    )
+    def test_texts_that_share_a_batch_count_its_time_once(
+        self, requests: list[list[int]], max_rows: int, workers: int
+    ) -> None:
+        """`requests`: the lengths of the texts of each."""
+        runs: list[tuple[float, float, list[int]]] = []
+
+        def run_for_a_while(x: list[int]) -> None:
+            begun_s = time.perf_counter()
+            time.sleep(0.0005)
+            runs.append((begun_s, time.perf_counter(), x))
+
+        async def ask(harness: Harness, number: int, lengths: list[int]) -> None:
+            timings, begun_s = Timings(), time.perf_counter()
+            await harness.run(TokenBatch([[number] * length for length in lengths]), timings=timings)
+            life_s = time.perf_counter() - begun_s
+            own = [(begun_s, ended_s) for begun_s, ended_s, x in runs if number in x]
+            assert max(ended_s - begun_s for begun_s, ended_s in own) <= timings.compute_s <= life_s
+            assert 0 <= timings.queue_s <= life_s
+            # The runs of one worker do not overlap: each counts once. The worker adds what it does around a run.
+            if workers == 1:
+                assert timings.compute_s >= sum(ended_s - begun_s for begun_s, ended_s in own)
+
+        async def run() -> None:
+            models = [RowModel(run_for_a_while) for _ in range(workers)]
+            async with running_dispatcher(*models, max_rows=max_rows) as harness:
+                begun_s = time.perf_counter()
+                async with asyncio.TaskGroup() as group:
+                    for number, lengths in enumerate(requests):
+                        group.create_task(ask(harness, number, lengths))
+                life_s = time.perf_counter() - begun_s
+                counts = harness.dispatcher._counts
+                assert sum(counts.tenant_seconds.values()) <= workers * life_s
+                assert sum(counts.seconds.values()) <= workers * life_s
+
+        asyncio.run(run())
 
 
 @dataclass(frozen=True, slots=True)

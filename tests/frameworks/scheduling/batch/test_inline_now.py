@@ -8,7 +8,7 @@ import pytest
 
 from frameworks.errors import InvalidInput
 from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.types import Timings
+from frameworks.timings import Timings
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     LOOP_THREAD,

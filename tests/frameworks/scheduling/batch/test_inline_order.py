@@ -15,7 +15,8 @@ from frameworks.scheduling.batch.request import BatchCounts, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT
-from frameworks.types import DEFAULT_PRIORITY, TensorBatch, Timings
+from frameworks.timings import Timings
+from frameworks.types import DEFAULT_PRIORITY, TensorBatch
 
 _MAX_ROWS = 4
 _MOST_ROUNDS = 2

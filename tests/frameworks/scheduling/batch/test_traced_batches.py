@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.timings import Timings
 from frameworks.traces import SPAN_BYTES, RunTrace
-from frameworks.types import Timings
 from tests.frameworks.scheduling.batch.dispatching import (
     LOOP_THREAD,
     Harness,
