@@ -15,6 +15,8 @@ KIT_PYTHON  ?= 3.12
 # ONNX Runtime for NVIDIA devices where there is one; `make EXTRA=cpu ...` decides otherwise.
 EXTRA       ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 EXTRA       := $(EXTRA)
+# Further extras of `make install`, such as otel,ray.
+EXTRAS      ?=
 
 # Checks a Python: it runs (a pyenv shim may not), is new enough and can create environments.
 SUITS  := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -77,7 +79,7 @@ help:
 	@echo 'make test-all install, then all checks and both tiers: kills, clusters, browsers, other instruction sets; CI runs it'
 	@echo 'make test-nightly long soaks, 25 times the examples of properties, and test-clients'
 	@echo 'make test-clients run the client libraries of other projects against a server; GROUPS="texts" runs fewer'
-	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
+	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice, EXTRAS=otel,ray adds'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make test-cpus run the isa tests with the kernels of other CPUs, on one and two threads, and on busy cores'
 	@echo 'make coverage measure the lines and branches that both tiers execute, in all processes'
@@ -89,6 +91,7 @@ help:
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
 install: $(STAMPS)/install-$(EXTRA)
+	$(if $(EXTRAS),$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),$(EXTRAS)]')
 
 models: $(STAMPS)/models
 	@$(BIN)/python -m app.embedded

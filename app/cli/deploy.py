@@ -8,11 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frameworks.extras import install_command
+
 if TYPE_CHECKING:
     from app.config import LoadedSettings
 
 _EXAMPLE = "roundhouse deploy config.toml\n  roundhouse deploy config.toml --address 10.0.0.1:6379"
-_MISSING = "deploy: expected the extra ray, got none; pip install 'roundhouse[ray]'"
+_MISSING = f"deploy: expected the extra ray, got none; {install_command('ray')}"
 _TIMEOUT_S = 1800.0
 
 

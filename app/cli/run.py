@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
 from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
+from frameworks.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -119,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        print("roundhouse run needs pyarrow; install the extra: pip install 'roundhouse[data]'", file=sys.stderr)
+        print(f"run: expected the extra data, got none; {install_command('data')}", file=sys.stderr)
         return 1
     from app.cli.fetch import FetchFailed
     from app.config import ConfigError

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from frameworks.extras import install_command
+
 if TYPE_CHECKING:
     from app.config import LoadedSettings
     from app.offline.job import Job
@@ -47,7 +49,7 @@ def cluster_of(options: argparse.Namespace) -> AbstractContextManager[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise RunFailed("--ray needs Ray Data; install the extra: pip install 'roundhouse[ray]'") from error
+        raise RunFailed(f"--ray: expected the extra ray, got none; {install_command('ray')}") from error
     return joined(options.ray)
 
 

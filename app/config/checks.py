@@ -14,6 +14,7 @@ from app.config.tls_files import TlsFileError, TlsFiles, read_material
 from frameworks.addresses import is_address, parse_address
 from frameworks.entry_values import names_several_devices
 from frameworks.errors import InvalidModel
+from frameworks.extras import install_command
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -154,7 +155,7 @@ def check_sources(source: Source) -> None:
         except ValueError:
             continue  # reported already
         if extra is not None:
-            message = f"expected the extra {extra}, got none; pip install 'roundhouse[{extra}]'"
+            message = f"expected the extra {extra}, got none; {install_command(extra)}"
             source.add_issue((*location, "path"), message, "invalid")
 
 

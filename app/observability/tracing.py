@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from app.config import ConfigError, ConfigIssue
 from app.observability.traces import Tracer
+from frameworks.extras import install_command
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 # How long the end of a process waits for the collector, within the drain time.
@@ -27,7 +28,7 @@ def check_tracing(environ: Mapping[str, str]) -> None:
     try:
         import app.observability.trace_export  # noqa: F401
     except ModuleNotFoundError as error:
-        message = "tracing: expected the packages of OpenTelemetry; run pip install 'roundhouse[otel]'"
+        message = f"tracing: expected the extra otel, got none; {install_command('otel')}"
         raise ConfigError([ConfigIssue(variable, None, "", message, "invalid")]) from error
 
 

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 from frameworks.addresses import SourceAddress
 from frameworks.errors import InvalidModel
+from frameworks.extras import install_command
 from frameworks.sources.contract import Remote
 
 
@@ -15,7 +16,7 @@ def open_remote(address: SourceAddress) -> Remote:
     extra = missing_package(address)
     if extra is not None:
         raise InvalidModel(
-            f"{address}: expected the packages for {address.scheme}://, got none; pip install 'roundhouse[{extra}]'"
+            f"{address}: expected the packages for {address.scheme}://, got none; {install_command(extra)}"
         )
     if address.scheme == "hf":
         from frameworks.sources.hub import HubRemote

@@ -61,14 +61,17 @@ class RunningServer:
         environ: dict[str, str] | None = None,
         cwd: Path = ROOT,
         fork: Fork | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "app"),
     ) -> None:
-        """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `fork`: None for a real start."""
+        """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `fork`: None for a real start of
+        `program`.
+        """
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         variables = own | _DEFAULTS | (environ or {})
         self.process: Process
         if fork is None:
             process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve", *arguments],
+                [*program, "serve", *arguments],
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.DEVNULL,

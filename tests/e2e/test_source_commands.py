@@ -144,4 +144,4 @@ def test_check_names_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[[models.onnx_models]]\nname = "m"\npath = "hf://org/name"\n')
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert "models.onnx_models[0].path: expected the extra hub, got none; pip install 'roundhouse[hub]'" in done.stdout
+    assert "models.onnx_models[0].path: expected the extra hub, got none; make install EXTRAS=hub" in done.stdout

@@ -6,6 +6,7 @@ from typing import Final
 
 from frameworks.addresses import SourceAddress
 from frameworks.errors import InvalidModel
+from frameworks.extras import install_command
 from frameworks.sources.buckets.remote import BucketRemote
 
 _PACKAGES: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
@@ -37,8 +38,7 @@ def open_bucket(address: SourceAddress) -> BucketRemote:
     extra = missing_extra(address)
     if extra is not None:
         raise InvalidModel(
-            f"{address}: expected the package {_PACKAGES[address.scheme][0]}, got none; "
-            f"pip install 'roundhouse[{extra}]'"
+            f"{address}: expected the package {_PACKAGES[address.scheme][0]}, got none; {install_command(extra)}"
         )
     if address.scheme == "s3":
         from frameworks.sources.buckets.s3 import S3Bucket

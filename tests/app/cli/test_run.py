@@ -22,7 +22,7 @@ def test_absent_pyarrow_names_extra() -> None:
     )
     done = run_python(code)
     assert done.returncode == 1
-    assert done.stderr == "roundhouse run needs pyarrow; install the extra: pip install 'roundhouse[data]'\n"
+    assert done.stderr == "run: expected the extra data, got none; make install EXTRAS=data\n"
 
 
 def test_options_must_be_json() -> None:

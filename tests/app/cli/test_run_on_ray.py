@@ -39,7 +39,7 @@ def test_absent_ray_names_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(tmp_path, "--ray") == 1
-    assert "pip install 'roundhouse[ray]'" in capsys.readouterr().err
+    assert "--ray: expected the extra ray, got none; make install EXTRAS=ray" in capsys.readouterr().err
 
 
 def test_run_without_ray_imports_none() -> None:

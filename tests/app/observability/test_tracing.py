@@ -31,7 +31,7 @@ def test_endpoint_switches_tracing_on(environ: dict[str, str], variable: str | N
 def test_missing_packages_are_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "app.observability.trace_export")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'roundhouse\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"make install EXTRAS=otel"):
         check_tracing(ENDPOINT)
     check_tracing({})
 

@@ -20,7 +20,7 @@ def test_missing_package_is_refused_with_extra(
     address = parse_address(f"{scheme}://bucket/m")
     with pytest.raises(InvalidModel) as caught:
         opening.open_bucket(address)
-    expected = f"{scheme}://bucket/m: expected the package {package}, got none; pip install 'roundhouse[{extra}]'"
+    expected = f"{scheme}://bucket/m: expected the package {package}, got none; make install EXTRAS={extra}"
     assert caught.value.message == expected
     assert opening.missing_extra(address) == extra
 

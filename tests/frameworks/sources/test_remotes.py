@@ -31,5 +31,5 @@ def test_missing_package_names_its_extra(address: str, extra: str | None, monkey
     parsed = parse_address(address)
     assert remotes.missing_package(parsed) == extra
     if extra is not None:
-        with pytest.raises(InvalidModel, match=rf"pip install 'roundhouse\[{extra}\]'"):
+        with pytest.raises(InvalidModel, match=f"make install EXTRAS={extra}"):
             remotes.open_remote(parsed)

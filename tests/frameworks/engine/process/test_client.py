@@ -69,7 +69,7 @@ async def test_answer_has_outputs_and_timings(harness: Harness) -> None:
 
 
 @opened
-async def test_phases_of_process_do_not_exceed_life_of_request(harness: Harness) -> None:
+async def test_phases_end_with_life_of_request(harness: Harness) -> None:
     timings = Timings()
     future = harness.engine.submit(TensorBatch({"x": np.ones(1, np.float32)}), timings=timings)
     [sent] = harness.link.sent_of(Infer)

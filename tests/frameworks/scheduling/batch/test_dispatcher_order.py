@@ -110,9 +110,7 @@ class TestOrder:
         max_rows=st.integers(1, 9),
         workers=st.integers(1, 2),
     )
-    def test_texts_that_share_a_batch_count_its_time_once(
-        self, requests: list[list[int]], max_rows: int, workers: int
-    ) -> None:
+    def test_texts_of_a_batch_count_it_once(self, requests: list[list[int]], max_rows: int, workers: int) -> None:
         """`requests`: the lengths of the texts of each."""
         runs: list[tuple[float, float, list[int]]] = []
 

@@ -1,0 +1,106 @@
+"""The distribution: its name in all texts, and a wheel that serves in an environment of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from frameworks import extras
+from frameworks.extras import DISTRIBUTION, install_command
+from tests.e2e.server import ROOT, RunningServer
+from tests.support.models import onnx_graphs
+
+TEXTS = (".md", ".py", ".toml", ".sh", ".yaml", ".yml", ".txt", ".json")
+# The command installs the distribution, an extra of it or another name.
+_INSTALLED = re.compile(r"pip3? install\b[^`\n]*?[\s'\"]([\w-]*roundhouse[\w-]*)(?=[\s'\"\[`]|$)")
+INDEX_OPTIONS = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet")
+
+
+def texts() -> list[Path]:
+    """Return the tracked files that hold text or code."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name.endswith(TEXTS) or name == "Makefile"]
+
+
+def test_no_text_installs_another_distribution() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    assert declared == DISTRIBUTION
+    found = {
+        (path.relative_to(ROOT), name)
+        for path in texts()
+        if path.is_file()
+        for name in _INSTALLED.findall(path.read_text(encoding="utf-8"))
+    }
+    assert {path for path, name in found if name != DISTRIBUTION} == set()
+    assert len(found) > 4
+
+
+@pytest.mark.parametrize("name", ["'roundhouse[otel]'", "roundhouse", '"roundhouse"'])
+def test_another_distribution_is_found(name: str) -> None:
+    assert _INSTALLED.findall(f"pip install {name}") == ["roundhouse"]
+
+
+def test_install_command_is_that_of_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install_command("otel") == "make install EXTRAS=otel"
+    monkeypatch.setattr(extras, "_MAKEFILE", tmp_path / "Makefile")
+    assert install_command("otel") == "pip install 'roundhouse-server[otel]'"
+
+
+def run(command: list[str], environ: dict[str, str] | None = None, folder: Path | None = None) -> str:
+    """Run a program, which must succeed; return what it prints."""
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def environment(folder: Path) -> Path:
+    """Create an environment that has the dependencies of this one, and not this project; return its programs."""
+    venv.create(folder, with_pip=True)
+    # Python 3.11 puts one of its own there, which hides the other.
+    run([str(folder / "bin" / "pip"), "uninstall", "--quiet", "--yes", "setuptools"])
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    # The .pth files there are not read: the editable install of this project stays out.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return folder / "bin"
+
+
+@pytest.mark.extended
+def test_wheel_serves_in_its_own_environment(tmp_path: Path) -> None:
+    source, wheels = tmp_path / "source", tmp_path / "dist"
+    source.mkdir()
+    for name in ("app", "frameworks", "memory"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", *INDEX_OPTIONS, "--wheel-dir", str(wheels), str(source)]
+    run(build)
+    [wheel] = wheels.iterdir()
+    assert wheel.name.startswith("roundhouse_server-")
+
+    programs = environment(tmp_path / "environment")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    install = [str(programs / "pip"), "install", "--no-index", "--quiet", f"{wheel}[cpu]"]
+    run(install, environ)
+
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    code = "import app, frameworks, memory; print(app.__file__, frameworks.__file__, memory.__file__)"
+    found = run([str(programs / "python"), "-c", code], environ, folder).split()
+    assert all(Path(each).is_relative_to(tmp_path / "environment") for each in found)
+    graph = onnx_graphs.save(onnx_graphs.add(), tmp_path / "sums.onnx")
+    arguments = [str(graph), "--port", "0"]
+    with RunningServer(arguments, cwd=folder, program=[str(programs / "roundhouse")]) as server:
+        server.wait_ready()
+        [model] = server.client.get("/models").json()["models"]
+        answer = server.infer(model["name"], inputs={"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]})
+        assert answer["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
+        page = server.client.get("/", headers={"accept": "text/html"})
+        assert page.status_code == 200
+        assert "text/html" in page.headers["content-type"]
