@@ -3,7 +3,8 @@
 import asyncio
 import time
 from asyncio import CancelledError
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Send
 
@@ -18,10 +19,13 @@ from frameworks.generation.types import Generation, TextDelta
 
 LAST_EVENT_S = 5.0
 """Seconds for a slow reader to take the event of an error; then the connection is closed."""
+SILENCE_S = 10.0
+"""Seconds without an event until a comment is sent: proxies close connections that are silent for a minute or less."""
+_COMMENT = b": keep-alive\n\n"
 
 
 class EventStream:
-    """One streamed response. Nothing is sent before the first piece exists."""
+    """One streamed response. Nothing is sent before the first piece exists, or `SILENCE_S` have passed."""
 
     def __init__(
         self, send: Send, request: WatchedRequest, writer: StreamWriter, headers: Sequence[Header] = ()
@@ -33,18 +37,29 @@ class EventStream:
         self._writer = writer
         self._headers = headers
         self._last: Sequence[Payload] = ()
+        self._has_begun = False
         self._has_failed = False
         self._deadline_s: float | None = None
+        self._sent_s = 0.0
+        self._timer: asyncio.TimerHandle
+        self._comment: asyncio.Task[None] | None = None
+        # A comment and an event may be due at the same time.
+        self._lock = asyncio.Lock()
 
     async def send_pieces(self, generation: Generation) -> None:
-        """Send all pieces; the end of the response is left to `finish`.
+        """Send all pieces, and comments while there are none; the end of the response is left to `finish`.
 
-        Raises what fails before the first piece, which an ordinary response can report; ClientGone.
+        Raises what fails before anything is sent, which an ordinary response can report; ClientGone.
         """
         self._deadline_s = generation.deadline_s
-        first = await anext(generation, None)
-        await self._begin()
+        async with self._comments():
+            await self._send_pieces(generation)
+
+    async def _send_pieces(self, generation: Generation) -> None:
         try:
+            first = await anext(generation, None)
+            async with self._lock:
+                await self._begin()
             payloads = list(self._writer.begin(generation.usage))
             if first is not None:
                 payloads += self._payloads([first, *generation.ready()])
@@ -55,14 +70,47 @@ class EventStream:
             latency_ms = (time.perf_counter() - self._record.started_s) * 1e3
             self._last = self._writer.end(generation.usage, latency_ms)
         except CancelledError:
-            if self._request.is_gone:
+            if self._request.is_gone or not self._has_begun:
                 raise
             # Only the end of the drain time cancels a request.
             self._fail(Draining(Draining.UNANSWERED))
         except ClientGone:
             raise
-        except Exception as error:  # noqa: BLE001 - a part of the response is sent, so the error becomes an event
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            # A part of the response is sent, so the error becomes an event.
             self._fail(error)
+
+    @asynccontextmanager
+    async def _comments(self) -> AsyncIterator[None]:
+        """Send a comment whenever nothing was sent for a while."""
+        self._sent_s = asyncio.get_running_loop().time()
+        self._await_silence()
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
+                await asyncio.wait([self._comment])
+
+    def _await_silence(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._sent_s + SILENCE_S, self._break_silence)
+
+    def _break_silence(self) -> None:
+        if asyncio.get_running_loop().time() < self._sent_s + SILENCE_S:
+            self._await_silence()
+        else:
+            self._comment = asyncio.create_task(self._send_comment())
+
+    async def _send_comment(self) -> None:
+        # Where the client is gone, its request is cancelled.
+        with suppress(ClientGone, OSError):
+            async with self._lock:
+                await self._begin()
+                await self._write(_COMMENT)
+            self._await_silence()
 
     async def finish(self) -> None:
         """Send the end of the response or of its failure. A reader that does not take it loses the connection."""
@@ -83,6 +131,10 @@ class EventStream:
         self._last = self._writer.error(map_error(error, self._record))
 
     async def _begin(self) -> None:
+        """Send the head of the response, once."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         record = self._record
         await self._send(
             {
@@ -105,12 +157,16 @@ class EventStream:
         """Send events in one write; waits while the reader is slow. Raises ClientGone."""
         if not payloads and not is_last:
             return
-        body = b"".join(map(_event, payloads))
+        async with self._lock:
+            await self._write(b"".join(map(_event, payloads)), is_last)
+
+    async def _write(self, body: bytes, is_last: bool = False) -> None:
         self._record.response_bytes += len(body)
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         except OSError:
             raise ClientGone from None
+        self._sent_s = asyncio.get_running_loop().time()
 
 
 def _event(payload: Payload) -> bytes:

@@ -91,6 +91,42 @@ class TestStream:
         harness.check_completed(200)
 
     @in_loop
+    @pytest.mark.parametrize("last", [PIECES[2], DeadlineExceeded("late")], ids=["text", "error"])
+    async def test_silent_stream_sends_comments(
+        self, last: TextDelta | Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sse, "SILENCE_S", 0.01)
+        first, second = asyncio.Event(), asyncio.Event()
+        harness = EndpointHarness(ScriptedGeneration(first, *PIECES[:2], second, last))
+        caller = Caller(harness, stream=True)
+        pending = task(caller.send_request())
+        await soon(lambda: caller.bodies[:2] == [b": keep-alive\n\n"] * 2)
+        assert caller.status == 200
+        first.set()
+        await soon(lambda: len(caller.events) == 2)
+        await soon(lambda: caller.bodies[-1] == b": keep-alive\n\n")
+        second.set()
+        await pending
+        assert caller.events[:2] == [{"text": "Hal", "index": 0}, {"text": "lo", "index": 0}]
+        if isinstance(last, Exception):
+            assert (await final_error(caller))["code"] == "deadline_exceeded"
+        harness.check_completed(200)
+
+    @in_loop
+    async def test_error_of_silent_stream_is_an_event(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sse, "SILENCE_S", 0.01)
+        pause = asyncio.Event()
+        harness = EndpointHarness(ScriptedGeneration(pause, ModelFailed("its thread ended")))
+        caller = Caller(harness, stream=True)
+        pending = task(caller.send_request())
+        await soon(lambda: len(caller.messages) > 2)
+        pause.set()
+        await pending
+        assert caller.status == 200
+        assert (await final_error(caller))["code"] == "model_failed"
+        harness.check_completed(200)
+
+    @in_loop
     async def test_buffered_pieces_are_sent_together(self) -> None:
         pause = asyncio.Event()
         harness = EndpointHarness(ScriptedGeneration(*PIECES[:2], pause, *PIECES[:2], *PIECES))

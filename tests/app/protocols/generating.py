@@ -197,8 +197,9 @@ class Caller:
 
 
 def events_of(body: bytes) -> list[Any]:
-    """Return the data of each event of a stream, parsed except [DONE]."""
+    """Return the data of each event of a stream, parsed except [DONE]. Comments are left out."""
     *events, rest = body.decode().split("\n\n")
     assert rest == "", rest
+    events = [event for event in events if not event.startswith(":")]
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     return [event[6:] if event == "data: [DONE]" else json.loads(event[6:]) for event in events]
