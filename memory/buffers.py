@@ -44,7 +44,7 @@ class Buffer:
 def size_classes(count: int, largest_bytes: int) -> list[int]:
     """Return at most `count` sizes, ascending: the largest, half of it, a quarter, and so on.
 
-    Finer steps would waste 9 % of a buffer instead of 28 % in the mean over all sizes. But unwritten pages take no
+    Finer steps would waste 9 % of a buffer instead of 28 % on average over all sizes. But unwritten pages take no
     memory, and with these steps batches of five to eight rows reuse the same buffers.
     """
     largest = _aligned(largest_bytes)

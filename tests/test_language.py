@@ -5,6 +5,7 @@
 
 import ast
 import io
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ BANNED = (
     r"wants",
     r"least recently used .{0,40} leaves",
     r"waiting line|back into the line",
+    r"under way|in the mean|put back|known from before|promised to models|lost count",
 )
 """Phrases of the old style, as regular expressions that match whole words in any case."""
 
@@ -72,6 +75,7 @@ _SKIPPED = (
     "tests/bench/corpus.py",
     "tests/bench/tiny_llama",
 )
+_DASHBOARDS = "docker/grafana/"
 _TEXT_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".sh", ".proto", ".cfg"}
 _TEXT_NAMES = {"Makefile", "Dockerfile", "run"}
 
@@ -79,7 +83,9 @@ _TEXT_NAMES = {"Makefile", "Dockerfile", "run"}
 def offences(path: Path) -> list[str]:
     """Return one line for each banned phrase in a file: its line number, the phrase, the text around it."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
+    if path.suffix == ".json":
+        found = _found_in(_texts_of(json.loads(text)))
+    elif path.suffix == ".py":
         nodes = list(ast.walk(ast.parse(text)))
         pieces = [*_comments(text), *_strings(nodes, is_test=path.is_relative_to(ROOT / "tests"))]
         found = [*_found_in(pieces), *_banned_names(text), *_long_test_names(nodes)]
@@ -98,7 +104,10 @@ def checked_files(*paths: str) -> list[Path]:
         for name in sorted(set(names))
         if (ROOT / name).is_file()
         and not name.startswith(_SKIPPED)
-        and (name.endswith(".py") or Path(name).suffix in _TEXT_SUFFIXES or Path(name).name in _TEXT_NAMES)
+        and (
+            (name.endswith(".py") or Path(name).suffix in _TEXT_SUFFIXES or Path(name).name in _TEXT_NAMES)
+            or (name.startswith(_DASHBOARDS) and name.endswith(".json"))
+        )
     ]
 
 
@@ -161,6 +170,19 @@ def _long_test_names(nodes: list[ast.AST]) -> list[str]:
     ]
 
 
+def _texts_of(value: Any) -> Iterator[tuple[int, str]]:
+    """Yield the texts that a dashboard shows."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts_of(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("title", "description", "legendFormat"):
+                yield 1, each
+            else:
+                yield from _texts_of(each)
+
+
 def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """Yield the paragraphs of a text file without its marks for comments, lists and tables."""
     line = 1
@@ -213,6 +235,15 @@ def test_long_test_name_is_found() -> None:
 def test_banned_word_of_a_name_is_found() -> None:
     assert _banned_names("for_nobody = GrpcDoor()") == ["1: the name for_nobody", "1: the name GrpcDoor"]
     assert not _banned_names("roundhouse = Pipeline()")
+
+
+def test_texts_of_dashboard_are_read() -> None:
+    dashboard = {
+        "title": "Server",
+        "panels": [{"title": "Under way", "targets": [{"legendFormat": "known from before"}]}],
+    }
+    assert [text for _, text in _texts_of(dashboard)] == ["Server", "Under way", "known from before"]
+    assert len(_found_in(_texts_of(dashboard))) == 2
 
 
 def test_comment_over_two_lines_is_one_text() -> None:

@@ -1,4 +1,4 @@
-"""Show a run while it is under way: a table that is redrawn in a terminal, else a line now and then."""
+"""Show a run while it is in progress: a table that is redrawn in a terminal, else a line now and then."""
 
 import asyncio
 import os

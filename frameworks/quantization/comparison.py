@@ -87,7 +87,7 @@ def check_cosine(report: QuantizationReport, min_cosine: float | None, path: Pat
     if report.cosine_min < wanted:
         raise InvalidModel(
             f"{path}: quantised ({report.scheme}) it differs too much from the original: got cosine "
-            f"{report.cosine_min:.4f} at worst and {report.cosine_mean:.4f} in the mean over the warm-up inputs, "
+            f"{report.cosine_min:.4f} at worst and {report.cosine_mean:.4f} on average over the warm-up inputs, "
             f"expected min_cosine {wanted:g}; {remedies}, or set min_cosine lower"
         )
 

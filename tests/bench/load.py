@@ -63,7 +63,7 @@ async def closed_loop(port: int, requests: Sequence[bytes], connections: int, co
     """Return the seconds for `count` answers; each connection sends its next request after an answer.
 
     The clock starts at the answer number `warm`, and with 0 at the first request. The requests come round again and
-    again: where `count` is a multiple of their number, those under way at the start and at the end are the same ones.
+    again: where `count` is a multiple of their number, those in flight at the start and at the end are the same ones.
     """
     coming = cycle(requests)
     answered_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Test that a share of the requests is exact over every interval, not only in the mean."""
+"""Test that a share of the requests is exact over every interval, not only on average."""
 
 import pytest
 from hypothesis import given
