@@ -28,7 +28,10 @@ from frameworks.errors import InvalidInput, RoundhouseError
 from frameworks.scheduling.byte_limit import ByteLimit
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-_DESCRIPTION = "One server for ONNX and PyTorch models. Every response carries x-request-id and Server-Timing."
+_DESCRIPTION = (
+    "One server for ONNX and PyTorch models. Every response carries x-request-id and Server-Timing. "
+    "[The page of the server](./) shows its models and requests."
+)
 
 
 def build_app(

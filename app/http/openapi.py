@@ -79,7 +79,8 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         document["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
         for path, methods in HTTP_ACCESS.items():
             for method in (method for method, access in methods.items() if access is EXEMPT):
-                document["paths"][path][method.lower()]["security"] = []
+                if path in document["paths"]:
+                    document["paths"][path][method.lower()]["security"] = []
         admin.openapi_schema = document
     return admin.openapi_schema
 

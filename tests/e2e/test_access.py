@@ -17,7 +17,7 @@ HTTP = {
     "GET /": "read",
     "POST /": "infer",
     "GET /info": "read",
-    "GET /docs": "read",
+    "GET /docs": "none",
     "GET /health": "read",
     "GET /health/live": "none",
     "GET /health/ready": "none",
@@ -100,8 +100,8 @@ HTTP = {
 """The routes of the OpenAPI document and the scope of each; `none`: no key is needed."""
 
 HIDDEN = {
-    "GET /openapi.json": "read",
-    "GET /docs/swagger-ui.css": "read",
+    "GET /openapi.json": "none",
+    "GET /docs/swagger-ui.css": "none",
     "GET /v2/systemsharedmemory/status": "read",
     "POST /v2/cudasharedmemory/region/a/register": "manage",
     "GET /v2/trace": "read",

@@ -64,7 +64,7 @@ def received(connection: socket.socket, until: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize(
-    "path", ["/infer", "/v1/embeddings", "/v2/models/vector/infer", "/metrics", "/absent", "/docs"]
+    "path", ["/infer", "/v1/embeddings", "/v2/models/vector/infer", "/metrics", "/absent", "/docs/a/b"]
 )
 def test_refusal_has_the_protocols_form(keyed: RunningServer, path: str) -> None:
     for key, status in ((None, 401), (UNKNOWN, 401), (EXPIRED, 401)):

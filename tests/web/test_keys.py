@@ -68,6 +68,29 @@ def test_wrong_key_is_refused_and_right_one_works(open_tab: Open, keyed: Running
     expect(tab.phase()).to_have_attribute("data-phase", "connected")
 
 
+def test_documentation_opens_and_calls_with_key(open_tab: Open, keyed: RunningServer) -> None:
+    tab = open_tab(f"{keyed.url}/#/models", key=OPERATOR.text)
+    tab.allowed = ("401",)
+    page = tab.page
+    page.get_by_role("navigation").get_by_role("link", name="API").click()
+    expect(page).to_have_url(f"{keyed.url}/docs")
+    operation = page.locator("[id$=models__name__get]").first
+    operation.locator("button.opblock-summary-control").click()
+    operation.get_by_role("button", name="Try it out").click()
+    operation.get_by_placeholder("name").fill("digits")
+    status = operation.locator(".live-responses-table tbody td.response-col_status").first
+    operation.get_by_role("button", name="Execute").click()
+    expect(status).to_contain_text("401")
+    page.get_by_role("button", name="Authorize").first.click()
+    keys = page.locator(".dialog-ux")
+    keys.get_by_label("auth-bearer-value").fill(OPERATOR.text)
+    keys.get_by_role("button", name="Apply credentials").first.click()
+    keys.get_by_role("button", name="Close").last.click()
+    operation.get_by_role("button", name="Execute").click()
+    expect(status).to_contain_text("200")
+    expect(page.get_by_role("link", name="The page of the server")).to_have_js_property("href", f"{keyed.url}/")
+
+
 def test_key_to_read_shows_no_orders(open_tab: Open, keyed: RunningServer) -> None:
     tab = open_tab(f"{keyed.url}/#/models", key=READER.text)
     page = tab.page

@@ -25,7 +25,8 @@ export function Header({ route, onEnterKey }) {
       <a class="brand" href=${link("overview")}><${Mark} />Roundhouse</a>
       <nav aria-label="Views">
         <ul>${TABS.map(([view, label]) => html`<li key=${view}>
-          <a href=${link(view)} aria-current=${route.view === view ? "page" : null}>${label}</a></li>`)}</ul>
+          <a href=${link(view)} aria-current=${route.view === view ? "page" : null}>${label}</a></li>`)}
+          <li class="wide-only"><a href="docs">API</a></li></ul>
       </nav>
       <div class="top-tools">
         <${ConnectionState} />

@@ -40,9 +40,10 @@ def test_head_is_as_get() -> None:
     assert dict(infer.methods) == {"POST": INFER}
 
 
-def test_only_health_is_exempt() -> None:
+def test_only_health_and_documents_are_exempt() -> None:
     exempt = [path for path, methods in HTTP_ACCESS.items() if EXEMPT in methods.values()]
-    assert exempt == ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"]
+    health = ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"]
+    assert exempt == [*health, "/docs", "/docs/{file}", "/openapi.json"]
     methods = [path for path, access in GRPC_ACCESS.items() if access is EXEMPT]
     assert methods == ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 
