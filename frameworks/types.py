@@ -104,7 +104,8 @@ class TextSpec:
     which embeddings may be truncated (Matryoshka), ascending; empty for other models. `pooling`: how an embedding is
     computed from the hidden states of its tokens: `mean`, `cls`, `max`, `lasttoken`, or `pooler` for BERT's own.
     `prompts`: by name, those that requests may put before their texts. `scores_are_logits`: of pairs, with one label;
-    else a sigmoid is applied. `unpadded_because`: why only texts of one length share a batch; None where others do.
+    else a sigmoid is applied. `is_regression`: the values of the labels are answered as the model computes them.
+    `unpadded_because`: why only texts of one length share a batch; None where others do.
     """
 
     max_tokens: int
@@ -116,6 +117,7 @@ class TextSpec:
     pooling: str = "mean"
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
     scores_are_logits: bool = False
+    is_regression: bool = False
     unpadded_because: str | None = None
 
 

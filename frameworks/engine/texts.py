@@ -206,5 +206,6 @@ def _classified(
     text: TextSpec, raw_scores: bool, top_k: int | None, rows: Array, token_ids: Sequence[Sequence[int]]
 ) -> ClassifyAnswer:
     """Compute the answer from the model's logits [texts, labels]."""
-    values = rows.astype(np.float64) if raw_scores else scores(rows, text.multi_label)
+    is_plain = raw_scores or text.is_regression
+    values = rows.astype(np.float64) if is_plain else scores(rows, text.multi_label)
     return ranked(values, text.labels, top_k, sum(map(len, token_ids)))

@@ -120,6 +120,7 @@ class OnnxTextModel:
                 shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
                 prompts=config.prompts,
                 scores_are_logits=config.scores_are_logits,
+                is_regression=config.is_regression,
                 pooling="pooler" if head.output == "pooler_output" else self._pooling,
             ),
         )

@@ -177,5 +177,6 @@ def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, dev
             pooling=pooling,
             prompts=config.prompts,
             scores_are_logits=config.scores_are_logits,
+            is_regression=config.is_regression,
         ),
     )

@@ -53,7 +53,8 @@ class TextConfig:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
     requests may choose instead of `prompt`, by name. `answers`: of a language model that scores pairs of texts.
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
-    `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied.
+    `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied. `is_regression`: the values
+    of the labels are not probabilities.
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json.
     """
 
@@ -76,6 +77,7 @@ class TextConfig:
     pair_messages: PairMessages = field(default_factory=PairMessages)
     truncates_left: bool = False
     scores_are_logits: bool = False
+    is_regression: bool = False
     tokenizer_settings: TokenizerSettings = field(default_factory=TokenizerSettings)
 
     @property
@@ -127,10 +129,6 @@ def read_text_config(folder: Path) -> TextConfig:
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
     problem = config.get("problem_type")
-    if problem == "regression" and architecture.endswith(_CLASSIFIES):
-        raise InvalidModel(
-            f"{encoder / 'config.json'}: problem_type is regression, which is not served; use a classifier"
-        )
     found = TextConfig(
         max_tokens=_max_tokens(config, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
@@ -142,8 +140,9 @@ def read_text_config(folder: Path) -> TextConfig:
         architecture=architecture,
         model_type=str(config.get("model_type") or ""),
         labels=labels,
-        # As transformers' own text-classification pipeline decides between sigmoid and softmax.
+        # As transformers' own text-classification pipeline decides between sigmoid, softmax and neither.
         multi_label=problem == "multi_label_classification" or len(labels) == 1,
+        is_regression=problem == "regression",
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
         hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from frameworks.types import Array
+from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused
 from tests.support.models.onnx_graphs import session
 
@@ -171,6 +172,22 @@ def test_scores_equal_transformers(server: RunningServer) -> None:
         for row, labels in zip(wanted, server.infer(name, text=texts)["predictions"], strict=True):
             scores = {label["label"]: label["score"] for label in labels}
             assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(row, abs=1e-5)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("labels", [("reward",), ("mass", "age")])
+def test_regression_equals_pipeline(labels: tuple[str, ...], start: Start, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    from tests.support.models.torch_folders import save_classifier
+
+    folder = save_classifier(tmp_path / "values", labels=labels, problem_type="regression")
+    texts = ["the cat sat on the mat", "the", "cat sat on mat ."]
+    wanted = pipeline("text-classification", str(folder), device="cpu", top_k=None)(texts)
+    server = start(f'[[models.torch_models]]\nname = "values"\npath = "{folder}"\n').wait_ready()
+    for found, expected in zip(server.infer("values", text=texts)["predictions"], wanted, strict=True):
+        assert [each["label"] for each in found] == [each["label"] for each in expected]
+        assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
 
 
 def test_onnx_scores_equal_onnxruntime(server: RunningServer) -> None:

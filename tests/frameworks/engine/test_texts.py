@@ -116,6 +116,16 @@ async def test_pairs_of_model_without_sigmoid_are_raw(harness: Harness) -> None:
 
 
 @in_loop
+async def test_values_of_regression_are_raw(harness: Harness) -> None:
+    harness.spec.text = replace(harness.spec.text, is_regression=True)
+    service, run = harness.service, harness.run
+    assert await service.answer(run, TextRequest(["the cat"])) == ClassifyAnswer([[(LABEL[0], 0.0)]], 4)
+    with_labels = await service.score(run, PairRequest([("the cat", "sat")], with_labels=True))
+    assert isinstance(with_labels, ClassifyAnswer)
+    assert with_labels.predictions == [[(LABEL[0], 0.0)]]
+
+
+@in_loop
 async def test_error_in_later_piece_names_text(harness: Harness) -> None:
     texts = ["the cat"] * 1400 + ["the cat " * 99] * 2
     with pytest.raises(InvalidInput, match=r"^text\[1400\]: expected at most 16 tokens, got 200; "):

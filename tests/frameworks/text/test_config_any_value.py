@@ -105,12 +105,8 @@ def test_any_value_of_scoring_model_is_handled(
     assert "add_generation_prompt" in config.pair_messages.variables or not config.pair_messages.is_used
 
 
-@pytest.mark.parametrize(("architecture", "is_served"), [("BertForSequenceClassification", False), ("BertModel", True)])
-def test_regression_model_is_refused_as_classifier(tmp_path: Path, architecture: str, is_served: bool) -> None:
+@pytest.mark.parametrize(("problem", "is_regression"), [("regression", True), ("single_label_classification", False)])
+def test_regression_is_read(tmp_path: Path, problem: str, is_regression: bool) -> None:
     """Its number is not a probability; the pipeline of transformers returns it unchanged."""
-    write_json(tmp_path / "config.json", {"architectures": [architecture], "problem_type": "regression"})
-    if is_served:
-        read_text_config(tmp_path)
-        return
-    with pytest.raises(InvalidModel, match=r"config\.json: problem_type is regression"):
-        read_text_config(tmp_path)
+    write_json(tmp_path / "config.json", {"architectures": ["BertForSequenceClassification"], "problem_type": problem})
+    assert read_text_config(tmp_path).is_regression is is_regression
