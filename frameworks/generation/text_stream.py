@@ -41,6 +41,7 @@ class ChoiceText:
         self._state = 0
         self._held = ""
         self._length = 0
+        self._num_generated = 0
         self._waiting: deque[_Waiting] = deque()
         self._unended: list[_Waiting] = []
         self.is_over = False
@@ -60,6 +61,7 @@ class ChoiceText:
         if self.is_over:
             return TextDelta(self._index, "")
         self._min_tokens -= 1
+        self._num_generated += token.token_id != NO_TOKEN
         text = self._stream.push(token.token_id) if token.is_text else ""
         if self._reasoning is not None and token.is_text:
             self._reasoning.push(text)
@@ -78,7 +80,7 @@ class ChoiceText:
         self._state = found.state
         self.is_over = token.finish_reason is not None
         tokens = self._sent(self._length - held) if self._waiting else ()
-        return TextDelta(self._index, text[:sent], token.finish_reason, tokens)
+        return TextDelta(self._index, text[:sent], token.finish_reason, tokens, num_generated=self._num_generated)
 
     def _search(self, text: str) -> StopMatch:
         if not self._stops:
@@ -91,7 +93,8 @@ class ChoiceText:
         self.is_over = True
         end = self._length - len(text) + cut
         tokens = tuple(waiting.token for waiting in self._waiting if waiting.begin < end)
-        return TextDelta(self._index, text[:cut], "stop", tokens, text[cut : cut + stop_length])
+        stop_string = text[cut : cut + stop_length]
+        return TextDelta(self._index, text[:cut], "stop", tokens, stop_string, num_generated=self._num_generated)
 
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
         """Keep a token until all of its text is delivered."""

@@ -303,7 +303,8 @@ class TextDelta:
     """Further text of one choice: whole characters, without any that a stop string may yet cut.
 
     `tokens`: those since the last delta, for requests with log probabilities; else empty. `stop_string`: the one that
-    ended the text. `is_prompt`: text and tokens are those of the prompt, which precede all others.
+    ended the text. `is_prompt`: text and tokens are those of the prompt, which precede all others. `num_generated`:
+    tokens of the choice up to here, with the one that ended it.
     """
 
     index: int
@@ -312,6 +313,7 @@ class TextDelta:
     tokens: tuple[TokenText, ...] = ()
     stop_string: str | None = None
     is_prompt: bool = False
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

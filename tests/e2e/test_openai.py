@@ -126,6 +126,14 @@ class TestCompletions:
             whole.usage.prompt_tokens, whole.usage.completion_tokens,
         )  # fmt: skip
 
+    def test_continuous_usage_ends_at_whole_usage(self, client: openai.OpenAI) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last = complete(client, n=2, stream=True, stream_options=options, **GREEDY)
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert 0 < counts[0] < counts[-1] == last.usage.completion_tokens
+        assert {chunk.usage.prompt_tokens for chunk in chunks} == {last.usage.prompt_tokens}
+
     def test_repeated_prompt_counted_as_cached(self, client: openai.OpenAI) -> None:
         prompt = "the same beginning of a long story " * 8
         complete(client, prompt, **GREEDY)

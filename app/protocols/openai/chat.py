@@ -21,14 +21,15 @@ from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
+    StreamedUsage,
     chat_usage_of,
     check_prompt_logprobs,
     check_stream_options,
     constraint_of,
     finite,
+    ignored_stream_options,
     num_choices_of,
     prompt_logprobs_of,
-    sends_usage,
     token_name,
 )
 from app.protocols.openai.messages import to_conversation
@@ -75,7 +76,8 @@ def _conversation_of(body: ChatRequest, use: ToolUse, generation: GenerationSpec
 def _ignored(body: ChatRequest, spec: ModelSpec) -> tuple[str, ...]:
     generation = generation_of(spec)
     effort = ignored_effort(body.reasoning_effort, generation, "reasoning_effort")
-    return effort + ignored_variables(body.chat_template_kwargs, generation)
+    variables = ignored_variables(body.chat_template_kwargs, generation)
+    return effort + variables + ignored_stream_options(body.stream_options)
 
 
 def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
@@ -149,14 +151,16 @@ class _Stream:
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
         self._decoded = decoded
         self._head = _head(context, "chat.completion.chunk")
-        self._include_usage = sends_usage(decoded.body)
+        self._usage = StreamedUsage(decoded.body, chat_usage_of)
         self._texts = [_text_of(decoded) for _ in range(decoded.request.num_choices)]
 
     def begin(self, usage: Usage) -> list[bytes]:
+        self._usage.begin(usage)
         role = {"role": "assistant", "content": "", "refusal": None}
         return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 
     def piece(self, piece: TextDelta) -> list[bytes]:
+        self._usage.count(piece)
         text, reason = self._texts[piece.index], piece.finish_reason
         deltas: list[dict[str, Any]] = [{"content": piece.text}] if piece.text or piece.tokens else []
         if text is not None:
@@ -175,9 +179,9 @@ class _Stream:
         return chunks
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        if not self._include_usage:
+        if not self._usage.is_last:
             return [b"[DONE]"]
-        return [orjson.dumps({**self._head, "choices": [], "usage": chat_usage_of(usage)}), b"[DONE]"]
+        return [orjson.dumps({**self._head, "choices": [], **self._usage.last(usage)}), b"[DONE]"]
 
     def error(self, error: ErrorReply) -> list[bytes]:
         return [error_body(error)]
@@ -190,8 +194,7 @@ class _Stream:
         finish_reason: str | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        more = {"usage": None} if self._include_usage else {}
-        return orjson.dumps({**self._head, "choices": [choice], **more})
+        return orjson.dumps({**self._head, "choices": [choice], **self._usage.member()})
 
 
 def _head(context: AnswerContext, kind: str) -> dict[str, Any]:

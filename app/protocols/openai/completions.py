@@ -15,13 +15,14 @@ from app.protocols.json_output import list_to_json
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import COMPLETIONS
 from app.protocols.openai.generation import (
+    StreamedUsage,
     check_prompt_logprobs,
     check_stream_options,
     constraint_of,
     finite,
+    ignored_stream_options,
     num_choices_of,
     prompt_logprobs_of,
-    sends_usage,
     token_name,
     usage_of,
 )
@@ -137,15 +138,17 @@ class _Stream:
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
         self._decoded = decoded
         self._head = _head(context)
-        self._include_usage = sends_usage(decoded.body)
+        self._usage = StreamedUsage(decoded.body, usage_of)
         # Number of characters in the tokens of each choice so far, and in those of its prompt.
         self._offsets: Counter[int] = Counter()
         self._prompt_offsets: Counter[int] = Counter()
 
     def begin(self, usage: Usage) -> list[bytes]:
+        self._usage.begin(usage)
         return []
 
     def piece(self, piece: TextDelta) -> list[bytes]:
+        self._usage.count(piece)
         offsets = self._prompt_offsets if piece.is_prompt else self._offsets
         choice = {
             "index": piece.index,
@@ -157,18 +160,15 @@ class _Stream:
         if piece.is_prompt:
             # The text begins behind its prompt, whose tokens may have other widths.
             self._offsets[piece.index] += len(piece.text)
-        return [self._chunk([choice])]
+        return [orjson.dumps({**self._head, "choices": [choice], **self._usage.member()})]
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        last = [self._chunk([], usage_of(usage))] if self._include_usage else []
-        return [*last, b"[DONE]"]
+        if not self._usage.is_last:
+            return [b"[DONE]"]
+        return [orjson.dumps({**self._head, "choices": [], **self._usage.last(usage)}), b"[DONE]"]
 
     def error(self, error: ErrorReply) -> list[bytes]:
         return [error_body(error)]
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        more = {"usage": usage} if self._include_usage else {}
-        return orjson.dumps({**self._head, "choices": choices, **more})
 
 
 def _head(context: AnswerContext) -> dict[str, Any]:
@@ -231,6 +231,11 @@ def _prompt_logprobs(decoded: OpenAiRequest, choice: Choice) -> dict[str, Any]:
     return {"prompt_logprobs": prompt_logprobs_of(body, choice.prompt_tokens)}
 
 
+def _ignored(body: CompletionsRequest, spec: ModelSpec) -> tuple[str, ...]:
+    return ignored_stream_options(body.stream_options)
+
+
 COMPLETIONS_CODEC = OpenAiCodec(
-    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream, check=_check_length
-)
+    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream, check=_check_length,
+    ignored=_ignored,
+)  # fmt: skip

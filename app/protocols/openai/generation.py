@@ -1,14 +1,14 @@
 """Functions that /v1/completions and /v1/chat/completions share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.protocols.constraint_fields import to_constraint, to_structured_constraint
 from app.protocols.json_output import list_to_json
-from app.protocols.openai.requests import GenerationBody
+from app.protocols.openai.requests import GenerationBody, StreamPadding
 from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Constraint, TokenText, Usage
+from frameworks.generation.types import Constraint, TextDelta, TokenText, Usage
 
 _MIN_LOGPROB = -9999.0
 
@@ -41,9 +41,45 @@ def check_stream_options(body: GenerationBody) -> None:
         raise InvalidInput("stream_options", 'expected "stream": true too, got none; omit stream_options')
 
 
-def sends_usage(body: GenerationBody) -> bool:
-    """Return whether a stream ends with the usage."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def ignored_stream_options(options: StreamPadding | None) -> tuple[str, ...]:
+    """Return the options of a stream that have no effect."""
+    return ("stream_options.include_obfuscation",) if options is not None and options.include_obfuscation else ()
+
+
+class StreamedUsage:
+    """The usage in the chunks of one stream. `write`: returns the `usage` of an object."""
+
+    def __init__(self, body: GenerationBody, write: Callable[[Usage], dict[str, Any]]) -> None:
+        options = body.stream_options
+        self.is_last = options is not None and bool(options.include_usage)
+        """Whether the stream ends with the usage."""
+        self._is_in_all = options is not None and bool(options.continuous_usage_stats)
+        self._write = write
+        self._at_begin = Usage(0, 0)
+        self._generated: dict[int, int] = {}
+
+    def begin(self, usage: Usage) -> None:
+        """Note the prompts. `usage`: at the first piece."""
+        self._at_begin = usage
+
+    def count(self, piece: TextDelta) -> None:
+        """Count the tokens of a piece before its chunks are written."""
+        self._generated[piece.index] = max(self._generated.get(piece.index, 0), piece.num_generated)
+
+    def member(self) -> dict[str, Any]:
+        """Return the member `usage` of a chunk with choices, empty where the request did not ask for usage."""
+        if self._is_in_all:
+            return {"usage": self._so_far()}
+        return {"usage": None} if self.is_last else {}
+
+    def last(self, usage: Usage) -> dict[str, Any]:
+        """Return the member `usage` of the last chunk, which has no choices."""
+        return {"usage": self._write(usage)}
+
+    def _so_far(self) -> dict[str, int]:
+        """Return vLLM's three counts, of all choices together."""
+        prompt, generated = self._at_begin.prompt_tokens, sum(self._generated.values())
+        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -36,14 +36,19 @@ _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _MaxPrompts = Field(min_length=1, max_length=MAX_SEQUENCES, fail_fast=True)
 
 
-class StreamOptions(Body):
+class StreamPadding(Body):
+    """Options of every streamed response. Chunks are not padded."""
+
+    include_obfuscation: bool | None = Field(None, description="Accepted without effect.")
+
+
+class StreamOptions(StreamPadding):
     """Options of a streamed response."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"include_usage": True}]})
 
     include_usage: bool | None = Field(None, description="Send the usage before [DONE].")
-    include_obfuscation: OnlyFalse | None = None
-    continuous_usage_stats: OnlyFalse | None = None
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far in every chunk.")
 
 
 class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBody):

@@ -158,7 +158,9 @@ class TestStopStrings:
             ("", None),
             ("", None),
         ]
-        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == TextDelta(3, "b ", "stop", stop_string="STOP")
+        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == TextDelta(
+            3, "b ", "stop", stop_string="STOP", num_generated=2
+        )
 
     def test_held_text_delivered_at_end(self) -> None:
         pieces = pieces_of([b"a ST", b"</s>"], ["STOP"], finish_reason="stop", last_is_text=False)
@@ -200,13 +202,19 @@ class TestCharacters:
         assert text_of(pieces_of(tokens, last_is_text=last_is_text)) == "a\ufffd"
 
     def test_stop_string_with_replacement_character(self) -> None:
-        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == TextDelta(3, "", "stop", stop_string="b\ufffd")
+        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == TextDelta(
+            3, "", "stop", stop_string="b\ufffd", num_generated=2
+        )
 
     def test_stop_token_has_no_text(self) -> None:
         for reason in ("stop", "length"):
             pieces = pieces_of([b"a", b"</s>"], finish_reason=_reason(reason), last_is_text=False, with_tokens=True)
             assert [(piece.text, len(piece.tokens)) for piece in pieces] == [("a", 1), ("", 0)]
             assert pieces[-1].finish_reason == reason
+
+
+def test_pieces_count_generated_tokens() -> None:
+    assert [piece.num_generated for piece in pieces_of([b"a", b"\xf0", b"\x9f"], last_is_text=False)] == [1, 2, 3]
 
 
 def _reason(reason: str) -> Literal["stop", "length"]:

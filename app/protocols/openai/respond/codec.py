@@ -10,6 +10,7 @@ from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import StoppingFields, to_sampling, to_stopping
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RESPONSES
+from app.protocols.openai.generation import ignored_stream_options
 from app.protocols.openai.respond import response
 from app.protocols.openai.respond.content_tokens import ContentTokens
 from app.protocols.openai.respond.conversation import (
@@ -40,6 +41,10 @@ def _build(body: ResponsesRequest, spec: ModelSpec) -> GenerateRequest:
         use.constraint,
         text_format=use.text_format,
     )
+
+
+def _ignored(body: ResponsesRequest, spec: ModelSpec) -> tuple[str, ...]:
+    return ignored_fields(body, spec) + ignored_stream_options(body.stream_options)
 
 
 def _num_top_logprobs(body: ResponsesRequest) -> int | None:
@@ -113,5 +118,5 @@ class _Stream:
 
 RESPONSES_CODEC = OpenAiCodec(
     "/v1/responses", ("generate",), ResponsesRequest, _build, _write, RESPONSES, _Stream, rename_field, check_fields,
-    ignored=ignored_fields,
+    ignored=_ignored,
 )  # fmt: skip

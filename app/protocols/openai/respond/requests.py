@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body, OnlyFalse
+from app.protocols.bodies import Body
 from app.protocols.body_codec import RequestBody
 from app.protocols.constraint_fields import JsonObjectFormat, TextFormat
 from app.protocols.generation_fields import MaxTokens, SamplingFields, Stream, TopLogprobs
-from app.protocols.openai.requests import Effort, FunctionName
+from app.protocols.openai.requests import Effort, FunctionName, StreamPadding
 from app.protocols.openai.respond.items import InputItems, Label
 from app.protocols.tools import MAX_TOOLS
 
@@ -78,12 +78,6 @@ class NamedFunctionTool(Body):
     name: FunctionName
 
 
-class ResponseStreamOptions(Body):
-    """Options of a streamed response."""
-
-    include_obfuscation: OnlyFalse | None = None
-
-
 class ConversationBody(RequestBody):
     """Fields that the prompt depends on. Nothing is stored: each request has the items of all earlier turns."""
 
@@ -120,7 +114,7 @@ class ResponsesRequest(SamplingFields, ConversationBody):
     )
     top_logprobs: TopLogprobs = None
     stream: Stream = False
-    stream_options: ResponseStreamOptions | None = Field(None, description="Only for a streamed response.")
+    stream_options: StreamPadding | None = Field(None, description="Only for a streamed response.")
     metadata: _Metadata | None = Field(None, description="Repeated in the response.")
     user: _Echoed = None
     safety_identifier: _Echoed = None

@@ -82,6 +82,27 @@ async def test_chat_stream_is_joined_by_client() -> None:
     harness.check_completed(200)
 
 
+@pytest.mark.parametrize("path", ["completions", "chat"])
+def test_continuous_usage_is_in_every_chunk(path: str) -> None:
+    @in_loop
+    async def test() -> None:
+        pieces = (TextDelta(0, "Hal", num_generated=1), TextDelta(0, "lo", "stop", num_generated=2))
+        harness = EndpointHarness(ScriptedGeneration(*pieces), routes=ROUTES)
+        options: Any = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
+        async with client_of(harness) as client:
+            if path == "chat":
+                stream: Any = await client.chat.completions.create(model="writer", messages=MESSAGES, **options)
+            else:
+                stream = await client.completions.create(model="writer", prompt="Once", **options)
+            usages = [chunk.usage async for chunk in stream]
+        counts = [(each.prompt_tokens, each.completion_tokens, each.total_tokens) for each in usages]
+        # A chat begins with its role and ends with its finish reason.
+        generated = [0, 1, 2, 2, 2] if path == "chat" else [1, 2, 2]
+        assert counts == [(3, each, 3 + each) for each in generated]
+
+    test()
+
+
 @pytest.mark.parametrize(
     ("refusal", "kind", "status"),
     [

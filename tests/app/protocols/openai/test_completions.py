@@ -11,7 +11,6 @@ from openai.types import Completion
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.completions import COMPLETIONS_CODEC
-from app.protocols.openai.generation import sends_usage
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import (
     Choice,
@@ -199,15 +198,18 @@ class TestStreamOptions:
     def test_stream_options_need_stream_and_booleans(self) -> None:
         refused("stream_options", '"stream": true', stream_options={"include_usage": True})
         refused("stream_options", "an array", stream=True, stream_options=[])
-        refused("stream_options.include_obfuscation", stream=True, stream_options={"include_obfuscation": True})
         refused(
             "stream_options.include_usage",
             "expected a boolean, got 1",
             stream=True,
             stream_options={"include_usage": 1},
         )
-        assert not sends_usage(completion(stream=True, stream_options={"include_obfuscation": False}).body)
-        assert sends_usage(completion(stream=True, stream_options={"include_usage": True}).body)
+
+    @pytest.mark.parametrize("is_asked", [False, True])
+    def test_obfuscation_is_named_as_ignored(self, is_asked: bool) -> None:
+        decoded = completion(stream=True, stream_options={"include_obfuscation": is_asked})
+        named = [(b"x-roundhouse-ignored", b"stream_options.include_obfuscation")]
+        assert COMPLETIONS_CODEC.headers_of(decoded) == (named if is_asked else [])
 
 
 class TestResponse:

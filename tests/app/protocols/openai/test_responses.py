@@ -256,6 +256,10 @@ class TestRefusals:
         }  # fmt: skip
         assert ask(**fields).request == ask().request
 
+    def test_obfuscation_is_named_as_ignored(self) -> None:
+        asked = ask(stream=True, stream_options={"include_obfuscation": True})
+        assert CODEC.headers_of(asked) == [(b"x-roundhouse-ignored", b"stream_options.include_obfuscation")]
+
 
 class TestWhole:
     def test_text_is_message(self) -> None:
