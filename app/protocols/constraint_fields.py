@@ -51,6 +51,33 @@ class JsonObjectFormat(Body):
     type: Literal["json_object"]
 
 
+GrammarValue = Annotated[
+    dict[str, Any] | str,
+    Field(description="The schema, also as text; for json_schema an object with the schema as `schema`."),
+]
+
+
+class JsonGrammar(Body):
+    """JSON that meets a schema, as Text Generation Inference (TGI) describes it."""
+
+    type: Literal["json", "json_object", "json_schema"]
+    value: GrammarValue
+
+
+class RegexGrammar(Body):
+    """Text that matches a regular expression, as TGI describes it."""
+
+    type: Literal["regex"]
+    value: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARACTERS)]
+
+
+class JsonFormat(Body):
+    """Any JSON object; in TGI's form, with `value`, JSON that meets a schema."""
+
+    type: Literal["json", "json_object"]
+    value: GrammarValue | None = None
+
+
 class NamedJsonSchema(Body):
     """A JSON schema as OpenAI wraps it. Only `schema` has an effect: every text meets its schema."""
 
@@ -63,15 +90,16 @@ class NamedJsonSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON that meets a schema."""
+    """JSON that meets a schema. `value`: the same as `json_schema`, in TGI's form."""
 
     type: Literal["json_schema"]
-    json_schema: NamedJsonSchema
+    json_schema: NamedJsonSchema | None = None
+    value: GrammarValue | None = None
 
 
 ResponseFormat = Annotated[
-    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None,
-    Field(description="The format of the text, as OpenAI describes it.", examples=[{"type": "json_object"}]),
+    Annotated[TextFormat | JsonFormat | JsonSchemaFormat | RegexGrammar, Field(discriminator="type")] | None,
+    Field(description="The format of the text, as OpenAI or TGI describes it.", examples=[{"type": "json_object"}]),
 ]
 
 
@@ -125,14 +153,52 @@ StructuredField = Annotated[StructuredOutputs | None, BeforeValidator(_without_n
 
 def to_constraint(body: ConstraintFields) -> Constraint | None:
     """Return the constraint of a body, or None. Raises InvalidInput; the schema or pattern is compiled later."""
-    response_format = body.response_format
     found = _constraints("", body.regex, body.choice, body.json_schema, "json_schema")
-    if isinstance(response_format, JsonObjectFormat):
-        found["response_format"] = Constraint("json_object")
-    elif isinstance(response_format, JsonSchemaFormat):
-        field = "response_format.json_schema.schema"
-        found["response_format"] = Constraint("json_schema", _definition(response_format.json_schema.schema_, field))
+    of_format = None if body.response_format is None else _of_format(body.response_format)
+    if of_format is not None:
+        found["response_format"] = of_format
     return _only_one(found)
+
+
+def json_schema_constraint(schema: dict[str, Any], field: str) -> Constraint:
+    """Return the constraint of a JSON schema. Raises InvalidInput for one that is too long. `field`: its path."""
+    return Constraint("json_schema", _definition(schema, field))
+
+
+def grammar_constraint(grammar: JsonGrammar | RegexGrammar, field: str) -> Constraint:
+    """Return the constraint of a grammar in TGI's form. Raises InvalidInput. `field`: the path of its `value`."""
+    if isinstance(grammar, RegexGrammar):
+        return Constraint("regex", grammar.value)
+    schema: Any = grammar.value
+    if isinstance(schema, str):
+        if len(schema) > MAX_DEFINITION_CHARACTERS:
+            raise _too_long(schema, field)
+        try:
+            schema = orjson.loads(schema)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(field, f"expected a JSON schema, got an error: {error}") from None
+    if grammar.type == "json_schema" and isinstance(schema, dict):
+        schema = schema.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidInput(field, "expected a JSON schema, got no object; send an object with properties")
+    return json_schema_constraint(schema, field)
+
+
+def _of_format(given: TextFormat | JsonFormat | JsonSchemaFormat | RegexGrammar) -> Constraint | None:
+    if isinstance(given, TextFormat):
+        return None
+    if isinstance(given, RegexGrammar):
+        return grammar_constraint(given, "response_format.value")
+    if isinstance(given, JsonSchemaFormat):
+        if (given.json_schema is None) == (given.value is None):
+            got = "nothing" if given.value is None else "value too"
+            raise InvalidInput("response_format.json_schema", f"expected an object with schema, got {got}; send one")
+        if given.json_schema is not None:
+            field = "response_format.json_schema.schema"
+            return Constraint("json_schema", _definition(given.json_schema.schema_, field))
+    if given.value is None:
+        return Constraint("json_object")
+    return grammar_constraint(JsonGrammar(type=given.type, value=given.value), "response_format.value")
 
 
 def to_structured_constraint(body: StructuredOutputs, field: str) -> Constraint | None:
@@ -141,11 +207,6 @@ def to_structured_constraint(body: StructuredOutputs, field: str) -> Constraint 
     if body.json_object:
         found[f"{field}.json_object"] = Constraint("json_object")
     return _only_one(found)
-
-
-def json_schema_constraint(schema: dict[str, Any], field: str) -> Constraint:
-    """Return the constraint of a JSON schema. Raises InvalidInput for one that is too long. `field`: its path."""
-    return Constraint("json_schema", _definition(schema, field))
 
 
 def _constraints(
@@ -179,5 +240,9 @@ def _definition(value: Any, field: str) -> str:
     except TypeError as error:
         raise InvalidInput(field, f"expected valid JSON, got an error: {error}") from None
     if len(definition) > MAX_DEFINITION_CHARACTERS:
-        raise InvalidInput(field, f"expected at most {MAX_DEFINITION_CHARACTERS} characters, got {len(definition)}")
+        raise _too_long(definition, field)
     return definition
+
+
+def _too_long(definition: str, field: str) -> InvalidInput:
+    return InvalidInput(field, f"expected at most {MAX_DEFINITION_CHARACTERS} characters, got {len(definition)}")

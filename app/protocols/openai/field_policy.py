@@ -83,6 +83,7 @@ CHAT = FieldPolicy(
         "return_prompt_text": Refusal("post the messages to /v1/tokenize: omit the field", (False,)),
         "functions": Refusal(_NO_FUNCTIONS, ([],)),
         "function_call": Refusal(_NO_FUNCTIONS, ("none", "auto")),
+        "tool_prompt": Refusal("the model's template writes the tools: state it in a message"),
         "audio": Refusal(_ONLY_TEXT),
         "modalities": Refusal(_ONLY_TEXT, (["text"],)),
         "verbosity": Refusal(_IN_MESSAGE, ("medium",)),

@@ -152,7 +152,7 @@ class NamedTool(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"type": "function", "function": {"name": "weather"}}]})
 
-    type: Literal["function"]
+    type: Literal["function"] = Field("function", description="Omitted by clients of TGI.")
     function: NamedFunction
 
 

@@ -8,13 +8,12 @@ import orjson
 from app.protocols.body_codec import BodyRequest
 from app.protocols.chat_turns import generation_of
 from app.protocols.codec import AnswerContext
-from app.protocols.constraint_fields import json_schema_constraint
+from app.protocols.constraint_fields import grammar_constraint
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import SamplingFields, StoppingFields, to_sampling, to_stopping
 from app.protocols.json_output import list_to_json
 from app.protocols.tgi.codec import PARAMETERS, TgiCodec, error_body
-from app.protocols.tgi.requests import RegexGrammar, TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest
-from frameworks.errors import InvalidInput
+from app.protocols.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     Choice,
@@ -73,22 +72,7 @@ def _sampling_of(options: TgiParameters) -> SamplingFields:
 
 
 def _constraint_of(options: TgiParameters) -> Constraint | None:
-    grammar = options.grammar
-    if grammar is None:
-        return None
-    if isinstance(grammar, RegexGrammar):
-        return Constraint("regex", grammar.value)
-    schema: Any = grammar.value
-    if isinstance(schema, str):
-        try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(_GRAMMAR, f"expected a JSON schema, got an error: {error}") from None
-    if grammar.type == "json_schema" and isinstance(schema, dict):
-        schema = schema.get("schema")
-    if not isinstance(schema, dict):
-        raise InvalidInput(_GRAMMAR, "expected a JSON schema, got no object; send an object with properties")
-    return json_schema_constraint(schema, _GRAMMAR)
+    return None if options.grammar is None else grammar_constraint(options.grammar, _GRAMMAR)
 
 
 def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:

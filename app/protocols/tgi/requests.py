@@ -3,13 +3,13 @@
 Not in these classes: the parameters that `codec.py` refuses.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from app.protocols.bodies import Body, read_body
 from app.protocols.body_codec import RequestBody
-from app.protocols.constraint_fields import MAX_DEFINITION_CHARACTERS
+from app.protocols.constraint_fields import JsonGrammar, RegexGrammar
 from app.protocols.generation_fields import (
     MAX_STOPS,
     FrequencyPenalty,
@@ -23,22 +23,6 @@ from app.protocols.generation_fields import (
     TopLogprobs,
     TopP,
 )
-
-
-class JsonGrammar(Body):
-    """JSON that meets a schema."""
-
-    type: Literal["json", "json_schema"]
-    value: dict[str, Any] | str = Field(
-        description="The schema, also as text; for json_schema an object with the schema as `schema`."
-    )
-
-
-class RegexGrammar(Body):
-    """Text that matches a regular expression."""
-
-    type: Literal["regex"]
-    value: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARACTERS)]
 
 
 class TgiParameters(Body):

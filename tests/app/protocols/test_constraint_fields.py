@@ -57,6 +57,14 @@ def test_text_without_constraint_is_free() -> None:
             },
             Constraint("json_schema", AS_JSON),
         ),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, Constraint("json_schema", AS_JSON)),
+        ({"response_format": {"type": "json_object", "value": None}}, Constraint("json_object")),
+        ({"response_format": {"type": "json", "value": AS_JSON}}, Constraint("json_schema", AS_JSON)),
+        (
+            {"response_format": {"type": "json_schema", "value": {"name": "a", "schema": SCHEMA}}},
+            Constraint("json_schema", AS_JSON),
+        ),
+        ({"response_format": {"type": "regex", "value": "a+"}}, Constraint("regex", "a+")),
         ({"regex": "a", "response_format": {"type": "text"}, "choice": None}, Constraint("regex", "a")),
     ],
 )
@@ -103,7 +111,13 @@ for _ in range(300):
         ({"response_format": "json"}, 'response_format: expected an object, got "json"'),
         ({"response_format": {"type": "xml"}}, 'response_format.type: expected .*, got "xml"'),
         ({"response_format": {"type": ["text"]}}, "response_format.type: expected .*, got an array"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object like"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object with schema"),
+        ({"response_format": {"type": "json_object", "value": "{"}}, "response_format.value: expected a JSON schema"),
+        ({"response_format": {"type": "json", "value": "[" * 70_000}}, "response_format.value: .* got 70000"),
+        (
+            {"response_format": {"type": "json_schema", "value": SCHEMA, "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema: .* got value too",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
             "response_format.json_schema.schema: expected true or an object, got 1",

@@ -6,6 +6,7 @@ from typing import Any
 from app.protocols.chat_turns import check_has_template, effort_of, generation_of, ignored_effort
 from app.protocols.constraint_fields import (
     ConstraintFields,
+    JsonFormat,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedJsonSchema,
@@ -96,9 +97,11 @@ def tool_use_of(body: ConversationBody, generation: GenerationSpec) -> ToolUse:
 def _constraint_of(text: TextOptions | None) -> Constraint | None:
     if text is None or text.format is None:
         return None
-    form: TextFormat | JsonObjectFormat | JsonSchemaFormat
-    if isinstance(text.format, TextFormat | JsonObjectFormat):
+    form: TextFormat | JsonFormat | JsonSchemaFormat
+    if isinstance(text.format, TextFormat):
         form = text.format
+    elif isinstance(text.format, JsonObjectFormat):
+        form = JsonFormat(type="json_object")
     else:
         form = JsonSchemaFormat(type="json_schema", json_schema=NamedJsonSchema(schema=text.format.schema_))
     return to_constraint(ConstraintFields(response_format=form))

@@ -70,8 +70,9 @@ class TestRequest:
             (1, "b", PARAMETERS),
         ]
 
-    def test_named_function_is_only_one(self) -> None:
-        choice = {"type": "function", "function": {"name": "b"}}
+    @pytest.mark.parametrize("kind", [{"type": "function"}, {}])
+    def test_named_function_is_only_one(self, kind: dict[str, object]) -> None:
+        choice = {**kind, "function": {"name": "b"}}
         definition = definition_of(chat(tools=[tool("a"), tool("b")], tool_choice=choice))
         assert [(each.index, each.name) for each in definition.tools] == [(1, "b")]
         assert not definition.is_parallel
@@ -85,6 +86,8 @@ class TestRequest:
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}
         assert definition_of(chat(response_format=schema)).content == {"type": "null"}
         assert definition_of(chat(response_format={"type": "json_object"})).content == {"type": "object"}
+        of_tgi = {"type": "json_object", "value": {"type": "null"}}
+        assert definition_of(chat(response_format=of_tgi)).content == {"type": "null"}
         assert definition_of(chat(response_format=schema, tool_choice="required")).content is None
         refused("tools", "response_format", choice=["a"])
 
