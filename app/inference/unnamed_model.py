@@ -8,6 +8,9 @@ from frameworks.errors import InvalidInput, RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.types import ModelSpec
 
+PLACEHOLDERS = frozenset({"default/not-specified", "dummy", "tgi"})
+"""Names that clients send for a model that the caller did not name: of Infinity, and of huggingface_hub for TGI."""
+
 Kind = Literal["generate", "embed", "classify", "rerank"]
 """A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels."""
 
@@ -24,17 +27,22 @@ _VERBS: dict[Kind, str] = {
 class UnnamedModel:
     """Stands for the name that a request omits. `field`: where the caller can name the model.
 
-    `kinds`: the model is the only one of the first kind that any model has.
+    `kinds`: the model is the only one of the first kind that any model has. `placeholder`: the name that the request
+    has instead, one of PLACEHOLDERS; a model or an alias of this name is meant first.
     """
 
     kinds: tuple[Kind, ...]
     field: str = "model"
+    placeholder: str | None = None
 
     def name_in(self, slots: Iterable[ModelSlot]) -> str:
         """Return the name of the model. Raises InvalidInput, which names the candidates, if there is not exactly one.
 
         A model that was never loaded is meant if it is alone and no other model has one of the kinds.
         """
+        slots = list(slots)
+        if self.placeholder is not None and any(self.placeholder in slot.names for slot in slots):
+            return self.placeholder
         by_kind: dict[Kind | Literal["tensor"] | None, list[str]] = {}
         for slot in slots:
             by_kind.setdefault(_kind_of(slot), []).append(slot.name)
@@ -42,7 +50,8 @@ class UnnamedModel:
         names = by_kind.get(kind, [])
         if len(names) == 1:
             return names[0]
-        given = f"expected a model name, got none, and {self._found(kind, names)}; name one"
+        name = "none" if self.placeholder is None else f'"{self.placeholder}"'
+        given = f"expected a model name, got {name}, and {self._found(kind, names)}; name one"
         raise InvalidInput(self.field, given)
 
     def _found(self, kind: Kind | None, names: list[str]) -> str:

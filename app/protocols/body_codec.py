@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from app.inference.pipeline import FindSpec
-from app.inference.unnamed_model import Kind, UnnamedModel
+from app.inference.unnamed_model import PLACEHOLDERS, Kind, UnnamedModel
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.codec import LONG_BYTES, AnswerContext, EncodedResponse, Header, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
@@ -22,8 +22,6 @@ from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
 """Where images are accepted, beside the Open Inference Protocol."""
-UNNAMED = "default/not-specified"
-"""The model of a client of Infinity that names none."""
 IGNORED_HEADER = b"x-roundhouse-ignored"
 """Names the fields of the body that have no effect on the model."""
 
@@ -185,10 +183,10 @@ class BodyCodec(JsonCodec):
 
     def _model_of(self, members: dict[str, Any]) -> str | UnnamedModel:
         name = members.get("model")
-        if name is None or name == UNNAMED:
+        if name is None:
             return self.unnamed
         if isinstance(name, str) and name:
-            return name
+            return replace(self.unnamed, placeholder=name) if name in PLACEHOLDERS else name
         raise InvalidInput("model", f"expected the name of a model, got {got(name)}; GET /v1/models lists the models")
 
 

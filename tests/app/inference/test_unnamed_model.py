@@ -20,7 +20,8 @@ def slot(name: str, task: Task | None = None, num_labels: int = 0, known: object
         return known
 
     spec = None if task is None else spec_of(task, num_labels)
-    return cast(ModelSlot, SimpleNamespace(name=name, spec=spec, active=SimpleNamespace(known_spec=known_spec)))
+    active = SimpleNamespace(known_spec=known_spec)
+    return cast(ModelSlot, SimpleNamespace(name=name, names=(name,), spec=spec, active=active))
 
 
 def spec_of(task: Task, num_labels: int = 0) -> ModelSpec:
@@ -45,6 +46,17 @@ ALL = [DIGITS, MINILM, LLAMA, RANKER, MOODS]
 )
 def test_first_kind_with_a_model_decides(kinds: tuple[Kind, ...], name: str) -> None:
     assert UnnamedModel(kinds).name_in(ALL) == name
+
+
+def test_placeholder_means_only_model() -> None:
+    unnamed = UnnamedModel(("embed",), placeholder="tgi")
+    assert unnamed.name_in(ALL) == "minilm"
+    with pytest.raises(InvalidInput, match='got "tgi", and minilm, other embed texts; name one'):
+        unnamed.name_in([*ALL, slot("other", "embed")])
+
+
+def test_model_named_as_placeholder_is_meant() -> None:
+    assert UnnamedModel(("embed",), placeholder="tgi").name_in([*ALL, slot("tgi", "generate")]) == "tgi"
 
 
 def test_next_kind_is_used_without_first() -> None:

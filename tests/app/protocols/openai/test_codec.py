@@ -77,17 +77,18 @@ class TestModel:
     def test_invalid_model_name_is_refused(self, model: object, word: str) -> None:
         assert_refused(COMPLETIONS_CODEC, "model", word, "/v1/models", model=model, prompt="a")
 
-    @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": "default/not-specified"}])
-    def test_request_without_model_means_the_only_one(self, given: dict[str, object]) -> None:
+    @pytest.mark.parametrize("given", [None, "default/not-specified", "dummy", "tgi"])
+    def test_request_without_model_means_the_only_one(self, given: str | None) -> None:
         asked: list[str | UnnamedModel] = []
 
         def found(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
             asked.append(name)
             return find_spec(name, version)
 
-        body = orjson.dumps({**given, "input": "a"})
-        assert EMBEDDINGS_CODEC.decode(body, Target(), found).spec is SPECS["embed"]
-        assert asked == [UnnamedModel(("embed",))]
+        for fields in [{"model": given}] + [{}] * (given is None):
+            body = orjson.dumps({**fields, "input": "a"})
+            assert EMBEDDINGS_CODEC.decode(body, Target(), found).spec is SPECS["embed"]
+            assert asked.pop() == UnnamedModel(("embed",), placeholder=given)
 
     def test_unknown_model_is_refused(self) -> None:
         assert isinstance(decode_error(COMPLETIONS_CODEC, model="lama", prompt="a"), ModelNotFound)
