@@ -50,6 +50,11 @@ class RequestBody(Body):
     )
     timeout_ms: TimeoutMs = None
 
+    @property
+    def streams(self) -> bool:
+        """Whether the response is a stream, of a route that has any."""
+        return bool(getattr(self, "stream", False))
+
 
 class _Deadline(Body):
     timeout_ms: TimeoutMs = None
@@ -168,7 +173,7 @@ class BodyCodec(JsonCodec):
         self.policy.apply(fields)
         body = read_body(self.body, fields)
         request = self.build(body, spec)
-        stream = self.stream is not None and bool(getattr(body, "stream", False))
+        stream = self.stream is not None and body.streams
         ignored = () if self.ignored is None else self.ignored(body, spec)
         priority = body.priority or DEFAULT_PRIORITY
         return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)

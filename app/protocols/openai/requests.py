@@ -276,6 +276,7 @@ class RerankRequest(PairsBody):
         BeforeValidator(_to_plain_documents),
     ]
     top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best documents. Default, and 0: all.")
+    top_k: int | None = Field(None, ge=0, le=MAX_INT32, description="Voyage's name of top_n.")
     return_documents: bool | None = Field(False, description="Repeat the documents in the response.")
 
 

@@ -20,6 +20,8 @@ _SIDES = (
 
 def _build_rerank(body: RerankRequest, spec: ModelSpec) -> PairRequest:
     _check(body, spec)
+    if body.top_n and body.top_k not in (None, 0, body.top_n):
+        raise InvalidInput("top_k", f"expected {body.top_n}, as top_n, got {body.top_k}; send one of them")
     documents = [body.documents] if isinstance(body.documents, str) else body.documents
     pairs = [(body.query, each if isinstance(each, str) else each.text) for each in documents]
     return PairRequest(pairs, body.truncates, body.raw)
@@ -64,7 +66,7 @@ def _check(body: PairsBody, spec: ModelSpec) -> None:
 def _write_rerank(decoded: OpenAiRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
     body: RerankRequest = decoded.body
     results = []
-    for index in best_first(answer.scores, body.top_n):
+    for index in best_first(answer.scores, body.top_n or body.top_k):
         document = {"document": {"text": decoded.request.pairs[index][1]}} if body.return_documents else {}
         results.append({"index": index, "relevance_score": answer.scores[index], **document})
     return orjson.dumps(

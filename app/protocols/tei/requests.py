@@ -45,6 +45,7 @@ class TeiRerankRequest(RequestBody):
     truncate: Truncate = True
     raw_scores: _RawScores = False
     return_text: bool | None = Field(False, description="Repeat the texts in the response.")
+    top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best texts. Default, and 0: all.")
 
 
 PredictInputs = Annotated[

@@ -26,7 +26,7 @@ def _write(decoded: BodyRequest, answer: ScoreAnswer, context: AnswerContext) ->
         text = {"text": pairs[index][1]} if with_text else {}
         return {"index": index, **text, "score": scores[index]}
 
-    return orjson.dumps(list_to_json(best_first(scores), rank))
+    return orjson.dumps(list_to_json(best_first(scores, decoded.body.top_n), rank))
 
 
 def _rename(field: str) -> str:

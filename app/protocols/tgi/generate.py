@@ -13,7 +13,7 @@ from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import SamplingFields, StoppingFields, to_sampling, to_stopping
 from app.protocols.json_output import list_to_json
 from app.protocols.tgi.codec import PARAMETERS, TgiCodec, error_body
-from app.protocols.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest
+from app.protocols.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     Choice,
@@ -81,6 +81,14 @@ def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
     if isinstance(options, dict):
         fields["parameters"] = options = dict(options)
         PARAMETERS.apply(options, "parameters.")
+
+
+def _ignored_in_whole(body: TgiWholeRequest, spec: ModelSpec) -> tuple[str, ...]:
+    return ("stream",) if body.stream else ()
+
+
+def _ignored_in_stream(body: TgiStreamRequest, spec: ModelSpec) -> tuple[str, ...]:
+    return ("stream",) if body.stream is False else ()
 
 
 def _write(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
@@ -197,11 +205,12 @@ def _rename(field: str) -> str:
 
 
 GENERATE_CODEC = TgiCodec(
-    "/generate", ("generate",), TgiRequest, _build, _write, rename=_rename, check=_check_parameters
-)
+    "/generate", ("generate",), TgiWholeRequest, _build, _write, rename=_rename, check=_check_parameters,
+    ignored=_ignored_in_whole,
+)  # fmt: skip
 STREAM_CODEC = TgiCodec(
     "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, stream=_Stream, rename=_rename,
-    check=_check_parameters,
+    check=_check_parameters, ignored=_ignored_in_stream,
 )  # fmt: skip
 ROOT_CODEC = TgiCodec(
     "/", ("generate",), TgiRootRequest, _build_root, _write_root, stream=_Stream, rename=_rename,

@@ -67,12 +67,20 @@ class TgiRequest(RequestBody):
         return _NO_PARAMETERS if self.parameters is None else self.parameters
 
 
+class TgiWholeRequest(TgiRequest):
+    """A text to continue, whole."""
+
+    stream: bool | None = Field(False, description="Accepted without effect: the text is sent whole.")
+
+
 class TgiStreamRequest(TgiRequest):
     """A text to continue, as a stream."""
 
+    stream: bool | None = Field(True, description="Accepted without effect: the text is streamed.")
+
     @property
-    def stream(self) -> bool:
-        """Whether the response is a stream."""
+    def streams(self) -> bool:
+        """True, as in TGI."""
         return True
 
 

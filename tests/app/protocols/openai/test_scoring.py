@@ -40,8 +40,12 @@ class TestRerank:
         }
         RerankResponse.model_validate(body, strict=True)
 
-    def test_top_n_with_documents(self) -> None:
-        decoded = decode(RERANK_CODEC, **QUERY | {"top_n": 1, "return_documents": True})
+    def test_two_numbers_of_results_are_refused(self) -> None:
+        assert_refused(RERANK_CODEC, "top_k", "expected 2, as top_n", **QUERY | {"top_n": 2, "top_k": 1})
+
+    @pytest.mark.parametrize("name", ["top_n", "top_k"])
+    def test_top_n_with_documents(self, name: str) -> None:
+        decoded = decode(RERANK_CODEC, **QUERY | {name: 1, "return_documents": True})
         body = encode(RERANK_CODEC, decoded, ScoreAnswer([0.25, 0.5, 0.75], 9))
         assert body["results"] == [{"index": 2, "relevance_score": 0.75, "document": {"text": "c"}}]
 

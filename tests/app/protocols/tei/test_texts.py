@@ -165,6 +165,12 @@ class TestRerank:
         assert body == [{"index": 1, "score": 0.75}, {"index": 0, "score": 0.25}, {"index": 2, "score": 0.25}]
         check(responses.TeiRanks, body)
 
+    @pytest.mark.parametrize(("top_n", "indices"), [(2, [1, 0]), (0, [1, 0, 2]), (None, [1, 0, 2])])
+    def test_best_texts_are_returned(self, top_n: int | None, indices: list[int]) -> None:
+        decoded = decode(RERANK_CODEC, **RANKED, top_n=top_n)
+        body = encode(RERANK_CODEC, decoded, ScoreAnswer([0.25, 0.75, 0.125], 9))
+        assert [each["index"] for each in body] == indices
+
     def test_texts_are_returned_on_request(self) -> None:
         decoded = decode(RERANK_CODEC, **RANKED, return_text=True, raw_scores=True, truncate=False)
         assert (decoded.request.truncate, decoded.request.raw_scores) == (False, True)

@@ -14,6 +14,7 @@ from app.protocols.codec import Target
 from app.protocols.errors import to_http
 from app.protocols.routes import RouteTable
 from app.protocols.tei.routes import root_routes
+from app.protocols.tgi.codec import TgiCodec
 from app.protocols.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC
 from app.protocols.tgi.routes import ROUTES
 from frameworks.errors import Overloaded, RoundhouseError
@@ -42,6 +43,15 @@ def ask(codec: Any = GENERATE_CODEC, **parameters: object) -> BodyRequest:
 
 def refused(field: str, *words: str, **parameters: object) -> None:
     assert_refused(GENERATE_CODEC, field, *words, model="llama", inputs="On", parameters=parameters)
+
+
+@pytest.mark.parametrize(("codec", "streams"), [(GENERATE_CODEC, False), (STREAM_CODEC, True)])
+def test_path_decides_about_stream(codec: TgiCodec, streams: bool) -> None:
+    ignored = [(b"x-roundhouse-ignored", b"stream")]
+    for asked in (None, streams, not streams):
+        decoded = decode(codec, model="llama", inputs="On", stream=asked)
+        assert decoded.stream is streams
+        assert codec.headers_of(decoded) == (ignored if asked is not None and asked is not streams else [])
 
 
 class TestRequest:
