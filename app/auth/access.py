@@ -68,6 +68,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/models/{name}/infer": _INFER,
     "/models/{name}/versions/{version}/infer": _INFER,
     "/v1/models": _GET,
+    "/v1/models/{name}:predict": {**_GET, **_INFER},
     "/v1/models/{name}": _GET,
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,

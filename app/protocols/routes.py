@@ -69,7 +69,7 @@ class RouteTable:
                 self._add_exact(route)
         self._patterns = [(compile_path(route.path), route) for route in routes if "{" in route.path]
         self._error_writers: dict[str, ErrorWriter] = {}
-        for route in reversed(routes):
+        for route in reversed([each for each in routes if not each.others]):
             first, first_two = _first_parts(route.path)
             self._error_writers |= {first: route.codec.error_body, first_two: route.codec.error_body}
         self._error_writers.pop("", None)

@@ -57,6 +57,7 @@ from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
 from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
+from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
 from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
@@ -288,7 +289,8 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes() -> RouteTable:
     infer_routes = open_inference_routes()
-    others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
+    kserve_routes = (*GENERATE_ROUTES, *PREDICT_ROUTES)
+    others = (*kserve_routes, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *others])
 
 

@@ -11,6 +11,7 @@ INPUTS = [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]
 HTTP_REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/models/{name}", None),
     ("GET", "/v1/models/{name}", None),
+    ("POST", "/v1/models/{name}:predict", {"instances": [1]}),
     ("GET", "/v2/models/{name}", None),
     ("GET", "/v2/models/{name}/ready", None),
     ("GET", "/v2/models/{name}/config", None),

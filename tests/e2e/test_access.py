@@ -42,6 +42,7 @@ HTTP = {
     "POST /models/{name}/versions/{version}/infer": "infer",
     "GET /v1/models": "read",
     "GET /v1/models/{name}": "read",
+    "POST /v1/models/{name}:predict": "infer",
     "POST /v1/completions": "infer",
     "POST /v1/chat/completions": "infer",
     "POST /v1/responses": "infer",

@@ -276,3 +276,13 @@ def test_asyncio_client(server: RunningServer) -> None:
             assert caught.value.status() == "404"
 
     asyncio.run(ask())
+
+
+def test_predictions_of_version_1_equal_outputs(server: RunningServer) -> None:
+    texts = ["Bread rises overnight.", "A roundhouse is where engines wait."]
+    answer = server.client.post("/v1/models/minilm:predict", json={"instances": texts})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"predictions": server.infer("minilm", text=texts)["embeddings"]}
+    refused = server.client.post("/v1/models/none:predict", json={"instances": texts})
+    assert refused.status_code == 404
+    assert refused.json()["error"].startswith("model")

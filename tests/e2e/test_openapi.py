@@ -57,6 +57,7 @@ ROUTES = {
     "/v1/collections/{collection}/records/{rest}": {"get"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
+    "/v1/models/{name}:predict": {"post"},
     "/v2/models/{name}/infer": {"post"},
     "/v2/models/{name}/versions/{version}/infer": {"post"},
     "/v2/models/{name}/generate": {"post"},

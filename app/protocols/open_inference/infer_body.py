@@ -167,7 +167,7 @@ def _read_request(document: Document, binary: BinaryTensors, target: Target, fin
     if not document.is_object(document.root):
         raise InvalidInput("body", f"expected a JSON object, got {describe_type(document.root)}")
     fields = document.members(document.root, FIELDS)
-    parameters = _read_parameters(document, fields, "parameters")
+    parameters = read_parameters(document, fields, "parameters")
     assert target.model is not None
     spec = find_spec(target.model, target.version, lambda: read_timeout_ms(parameters))
     inputs = fields.get("inputs")
@@ -197,7 +197,7 @@ def _read_input(document: Document, node: Node, index: int, binary: BinaryTensor
     shape = read_sizes(document.python(members.get("shape")), f"{field}.shape")
     parameters = _NO_PARAMETERS
     if "parameters" in members:
-        parameters = _read_parameters(document, members, f"{field}.parameters")
+        parameters = read_parameters(document, members, f"{field}.parameters")
         refuse_shared_memory(parameters, f"{field}.")
         size = parameters.get("binary_data_size")
         if size is not None:
@@ -245,10 +245,11 @@ def _read_output(document: Document, node: Node, field: str) -> RequestedOutput:
         raise InvalidInput(field, f"expected an object, got {describe_type(node)}")
     members = document.members(node, OUTPUT_FIELDS, within=f"{field}.")
     name = _read_name(members, field)
-    return read_requested_output(name, _read_parameters(document, members, f"outputs.{name[:200]}.parameters"))
+    return read_requested_output(name, read_parameters(document, members, f"outputs.{name[:200]}.parameters"))
 
 
-def _read_parameters(document: Document, members: dict[str, Node], field: str) -> Parameters:
+def read_parameters(document: Document, members: dict[str, Node], field: str) -> Parameters:
+    """Return the member `parameters` of an object, empty where it has none. Raises InvalidInput."""
     node = members.get("parameters")
     if node is None:
         return _NO_PARAMETERS
