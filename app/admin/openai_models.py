@@ -1,9 +1,9 @@
 """Route /v1/models: list the registered models in the format of the OpenAI API."""
 
 import time
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -12,10 +12,17 @@ from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
-from app.protocols.bodies import ResponseBody
+from app.inference.unnamed_model import kind_of, last_spec_of
+from app.protocols.bodies import ResponseBody, got
 from app.protocols.openai.responses import OpenAiErrorResponse
-from frameworks.errors import AdapterNotFound
+from frameworks.errors import AdapterNotFound, InvalidInput, RoundhouseError
 from frameworks.models.slot import ModelSlot
+from frameworks.types import ModelSpec, Task
+
+TASKS: tuple[str, ...] = get_args(Task)
+_TaskFilter = Annotated[
+    str | None, Query(description="Only models of this task.", json_schema_extra={"enum": list(TASKS)})
+]
 
 
 class OpenAiModel(ResponseBody):
@@ -25,6 +32,12 @@ class OpenAiModel(ResponseBody):
     object: str = "model"
     created: int = Field(description="Unix time of the server's start in seconds.")
     owned_by: str = "roundhouse"
+    task: Task | None = Field(description="As in /models; null before the first load of the model.")
+    capabilities: list[str] = Field(
+        description="What the model can do: completion, chat, tools, thinking, insert, embedding, rerank, "
+        "classification, vision, tensor. Empty before the first load of the model."
+    )
+    ready: bool = Field(description="Whether the model is loaded, as KServe reports it.")
     root: str | None = Field(
         None, description="Of an alias or an adapter: the name of the model; absent for a model under its own name."
     )
@@ -39,6 +52,34 @@ class OpenAiModelList(ResponseBody):
 
     object: str = "list"
     data: list[OpenAiModel]
+
+
+def capabilities_of(spec: ModelSpec) -> list[str]:
+    """Return what a model can do, by the names of Ollama where it has them."""
+    generation = spec.generation
+    if generation is not None:
+        found = {
+            "completion": True,
+            "chat": generation.has_chat_template,
+            "tools": generation.text_format.tools is not None,
+            "thinking": generation.text_format.thinks,
+            "insert": generation.can_infill,
+        }
+        return [name for name, is_found in found.items() if is_found]
+    names = {"embed": "embedding", "rerank": "rerank", "classify": "classification"}
+    of_task = names.get(kind_of(spec) or spec.task, "tensor")
+    return [of_task, "vision"] if spec.image is not None else [of_task]
+
+
+def _spec_of(slot: ModelSlot) -> ModelSpec | None:
+    try:
+        return last_spec_of(slot)
+    except RoundhouseError:  # it failed, or was unloaded
+        return None
+
+
+def _task_of(spec: ModelSpec | None) -> Task | None:
+    return None if spec is None else spec.task
 
 
 class OpenAiModelsApi:
@@ -60,9 +101,15 @@ class OpenAiModelsApi:
         )  # fmt: skip
         return router
 
-    async def list_openai_models(self, request: Request) -> Response:
-        """List the models that the key may use, in the format of the OpenAI API."""
+    async def list_openai_models(self, request: Request, task: _TaskFilter = None) -> Response:
+        """List the models that the key may use, in the format of the OpenAI API. `task`: only those of this task."""
+        if task is not None and task not in TASKS:
+            raise InvalidInput(
+                "task", f"expected one of {', '.join(TASKS)}, got {got(task)}; or omit it for all models"
+            )
         slots = self._views.for_request(request).models.slots
+        if task is not None:
+            slots = [slot for slot in slots if _task_of(_spec_of(slot)) == task]
         return json_response({"object": "list", "data": [each for slot in slots for each in self._describe_all(slot)]})
 
     async def show_openai_model(self, name: str, request: Request) -> Response:
@@ -82,7 +129,16 @@ class OpenAiModelsApi:
     def _describe(self, slot: ModelSlot, name: str, adapter: str = "") -> dict[str, Any]:
         """`name`: that of the model, or an alias."""
         shown = f"{name}{ADAPTER_MARK}{adapter}" if adapter else name
-        model = {"id": shown, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+        spec = _spec_of(slot)
+        model = {
+            "id": shown,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "roundhouse",
+            "task": _task_of(spec),
+            "capabilities": [] if spec is None else capabilities_of(spec),
+            "ready": slot.spec is not None,
+        }
         if shown != slot.name:
             model["root"] = slot.name
         if adapter:

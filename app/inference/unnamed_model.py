@@ -71,12 +71,18 @@ def kind_of(spec: ModelSpec) -> Kind | None:
     return None if spec.task == "tensor" else spec.task
 
 
+def last_spec_of(slot: ModelSlot) -> ModelSpec | None:
+    """Return the spec of a model, also after its eviction; None before its first load.
+
+    Raises RoundhouseError for a failed or unloaded model.
+    """
+    return slot.active.known_spec() if slot.spec is None else slot.spec
+
+
 def _kind_of(slot: ModelSlot) -> Kind | Literal["tensor"] | None:
     """Return the kind of a model, also after its eviction; None before its first load."""
-    spec = slot.spec
-    if spec is None:
-        try:
-            spec = slot.active.known_spec()
-        except RoundhouseError:  # a failed or unloaded model answers nothing
-            return "tensor"
+    try:
+        spec = last_spec_of(slot)
+    except RoundhouseError:  # it answers nothing
+        return "tensor"
     return None if spec is None else kind_of(spec) or "tensor"

@@ -45,6 +45,23 @@ class TestModels:
         assert models["minilm"].to_dict()["max_model_len"] == 256
         assert "max_model_len" not in models["digits"].to_dict()
 
+    def test_entries_say_what_models_can_do(self, client: openai.OpenAI) -> None:
+        found = {model.id: model.to_dict() for model in client.models.list()}
+        shown = {name: (each["task"], each["capabilities"], each["ready"]) for name, each in found.items()}
+        assert shown["minilm"] == ("embed", ["embedding"], True)
+        assert shown["tiny-llama"] == ("generate", ["completion", "chat", "tools"], True)
+        assert shown["cross-encoder"] == ("classify", ["rerank"], True)
+        assert shown["classify"] == ("classify", ["classification"], True)
+        assert shown["digits"] == ("tensor", ["tensor"], True)
+
+    def test_list_of_task_has_only_its_models(self, client: openai.OpenAI) -> None:
+        every = {model.id: model.to_dict()["task"] for model in client.models.list()}
+        for task in ("generate", "embed", "classify", "tensor"):
+            listed = {model.id for model in client.models.list(extra_query={"task": task})}
+            assert listed == {name for name, own in every.items() if own == task}
+        with pytest.raises(openai.BadRequestError, match="expected one of tensor, embed, classify, generate, got"):
+            client.models.list(extra_query={"task": "chat"})
+
     def test_model_by_name(self, client: openai.OpenAI) -> None:
         assert client.models.retrieve("minilm").id == "minilm"
         with pytest.raises(openai.NotFoundError, match="minilm") as refused:
