@@ -30,6 +30,7 @@ from app.protocols.openai.generation import (
     ignored_stream_options,
     num_choices_of,
     prompt_logprobs_of,
+    text_of,
     token_name,
 )
 from app.protocols.openai.messages import to_conversation
@@ -124,10 +125,9 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     choices = []
     for index, choice in enumerate(answer.choices):
         text, reason = _text_of(decoded), str(choice.finish_reason)
+        whole = text_of(decoded.body, choice)
         message = (
-            {"role": "assistant", "content": choice.text, "refusal": None}
-            if text is None
-            else text.whole(choice.text, reason)
+            {"role": "assistant", "content": whole, "refusal": None} if text is None else text.whole(whole, reason)
         )
         choices.append(
             {
@@ -162,9 +162,10 @@ class _Stream:
     def piece(self, piece: TextDelta) -> list[bytes]:
         self._usage.count(piece)
         text, reason = self._texts[piece.index], piece.finish_reason
-        deltas: list[dict[str, Any]] = [{"content": piece.text}] if piece.text or piece.tokens else []
+        part = text_of(self._decoded.body, piece)
+        deltas: list[dict[str, Any]] = [{"content": part}] if part or piece.tokens else []
         if text is not None:
-            deltas = text.push(piece.text)
+            deltas = text.push(part)
             if reason is not None:
                 deltas += text.finish(reason)
             if piece.tokens and not deltas:

@@ -23,6 +23,7 @@ from app.protocols.openai.generation import (
     ignored_stream_options,
     num_choices_of,
     prompt_logprobs_of,
+    text_of,
     token_name,
     usage_of,
 )
@@ -122,7 +123,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     choices = [
         {
             "index": index,
-            "text": choice.prompt + choice.text,
+            "text": choice.prompt + text_of(decoded.body, choice),
             "logprobs": _all_logprobs(decoded, choice),
             "finish_reason": choice.finish_reason,
             **_prompt_logprobs(decoded, choice),
@@ -152,7 +153,7 @@ class _Stream:
         offsets = self._prompt_offsets if piece.is_prompt else self._offsets
         choice = {
             "index": piece.index,
-            "text": piece.text,
+            "text": text_of(self._decoded.body, piece),
             "logprobs": _logprobs(self._decoded, piece.tokens, _offsets(piece.tokens, offsets[piece.index])),
             "finish_reason": piece.finish_reason,
         }

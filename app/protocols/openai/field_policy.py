@@ -23,9 +23,6 @@ _STRUCTURED = "send structured_outputs, or regex, choice or json_schema"
 _VLLM = {
     "skip_special_tokens": Refusal(_NO_SPECIAL, (True,)),
     "spaces_between_special_tokens": Refusal(_NO_SPECIAL, (True,)),
-    "include_stop_str_in_output": Refusal(
-        "a text ends before its stop string: omit the field and append the string", (False,)
-    ),
     "return_token_ids": Refusal("send logprobs and return_tokens_as_token_ids: omit the field", (False,)),
     "return_token_offsets": Refusal("post the text to /tokenize with inputs, which returns them", (False,)),
     "return_mm_kwargs": Refusal(_ONLY_TEXT_READ, (True, False)),
@@ -142,6 +139,7 @@ RESPONSES = FieldPolicy(
         "logprobs": Refusal('send "include": ["message.output_text.logprobs"]', (False,)),
         "n": Refusal("a response has one text: send several requests", (1,)),
         "stop": Refusal("this route has no stop strings: use /v1/chat/completions", ([],)),
+        "include_stop_str_in_output": Refusal("this route has no stop strings: omit the field", (True, False)),
     }
 )
 INPUT_TOKENS = FieldPolicy(

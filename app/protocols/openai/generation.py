@@ -8,7 +8,7 @@ from app.protocols.json_output import list_to_json
 from app.protocols.openai.requests import GenerationBody, StreamPadding
 from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Constraint, TextDelta, TokenText, Usage
+from frameworks.generation.types import Choice, Constraint, TextDelta, TokenText, Usage
 
 _MIN_LOGPROB = -9999.0
 
@@ -103,6 +103,11 @@ def chat_usage_of(usage: Usage) -> dict[str, Any]:
         "reasoning_tokens": usage.reasoning_tokens, **of_text["completion_tokens_details"],
     }  # fmt: skip
     return of_text
+
+
+def text_of(body: GenerationBody, part: Choice | TextDelta) -> str:
+    """Return the text of a choice, or the next part of it, with the stop string if the request asks for that."""
+    return part.text + (part.stop_string or "") if body.include_stop_str_in_output else part.text
 
 
 def finite(logprob: float | None) -> float:

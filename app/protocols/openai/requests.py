@@ -62,6 +62,7 @@ class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBo
         None,
         description="Report the log probability of each token of the prompt and of this number of most likely tokens.",
     )
+    include_stop_str_in_output: bool | None = Field(False, description="A text that a stop string ends contains it.")
     return_tokens_as_token_ids: bool | None = Field(
         False, description="In log probabilities, write each token as token_id: and its id."
     )

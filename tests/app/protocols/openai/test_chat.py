@@ -296,6 +296,13 @@ class TestStream:
         assert usage.usage.completion_tokens_details.rejected_prediction_tokens == 7
         assert done == b"[DONE]"
 
+    def test_stop_string_is_part_on_request(self) -> None:
+        request = chat(stop="END", include_stop_str_in_output=True)
+        whole = GenerateAnswer([Choice("a ", "stop", stop_string="END")], Usage(5, 3))
+        assert encode(CHAT_CODEC, request, whole)["choices"][0]["message"]["content"] == "a END"
+        chunks = events(CHAT_CODEC.stream_writer(request, CONTEXT).piece(TextDelta(0, "", "stop", stop_string="END")))
+        assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": "END"}, {}]
+
     def test_stream_sends_logprobs_with_their_piece(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
         chunks = events(

@@ -282,6 +282,16 @@ class TestStream:
             offsets.append(event["choices"][0]["logprobs"]["text_offset"])
         assert offsets == [[0], [0], [2, 4]]
 
+    @pytest.mark.parametrize("is_asked", [True, False, None])
+    def test_stop_string_is_part_on_request(self, is_asked: bool | None) -> None:
+        decoded = completion(stop="END", include_stop_str_in_output=is_asked)
+        text = "a END" if is_asked else "a "
+        whole = GenerateAnswer([Choice("a ", "stop", stop_string="END")], Usage(5, 3))
+        assert encode(COMPLETIONS_CODEC, decoded, whole)["choices"][0]["text"] == text
+        writer = COMPLETIONS_CODEC.stream_writer(decoded, CONTEXT)
+        pieces = [*writer.piece(TextDelta(0, "a")), *writer.piece(TextDelta(0, " ", "stop", stop_string="END"))]
+        assert "".join(event["choices"][0]["text"] for event in events(pieces)) == text
+
     def test_stream_error_has_openai_body(self) -> None:
         writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True), CONTEXT)
         (error,) = events(writer.error(ErrorReply(504, "deadline_exceeded", "too late")))
