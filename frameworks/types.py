@@ -17,6 +17,8 @@ from frameworks.images.spec import ImageSpec
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
 Task = Literal["tensor", "embed", "classify", "generate"]
+Truncation = bool | Literal["left", "right"]
+"""Whether a text is cut at the model's limit, and on which side. True: on the side that the model's files name."""
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
@@ -316,7 +318,7 @@ class TextRequest:
 
     texts: list[str]
     normalize: bool | None = None
-    truncate: bool = True
+    truncate: Truncation = True
     top_k: int | None = None
     dimensions: int | None = None
     token_ids: list[list[int]] | None = None
@@ -333,7 +335,7 @@ class PairRequest:
     """
 
     pairs: list[tuple[str, str]]
-    truncate: bool = True
+    truncate: Truncation = True
     raw_scores: bool = False
     with_labels: bool = False
 

@@ -1,13 +1,13 @@
 """Fields of texts and of their embeddings, shared by all protocols."""
 
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from app.protocols.bodies import MAX_INT32
 from app.protocols.generation_fields import TokenId
 from frameworks.errors import InvalidInput
-from frameworks.types import ModelSpec, TextSpec
+from frameworks.types import ModelSpec, TextSpec, Truncation
 
 MAX_TEXTS = 100_000
 """Texts in one request to an embed or classify model."""
@@ -25,6 +25,14 @@ TextsOrIds = (
     ]
 )
 Truncate = Annotated[bool | None, Field(description="Truncate texts at the model's limit. Default: true.")]
+TruncationSide = Annotated[
+    Literal["left", "right"] | None,
+    BeforeValidator(lambda side: side.lower() if isinstance(side, str) else side),
+    Field(
+        description="Side on which a long text is cut, in any case. Default: as the model's files say, else right.",
+        json_schema_extra={"anyOf": [{"enum": ["left", "right", "Left", "Right"]}, {"type": "null"}]},
+    ),
+]
 Dimensions = Annotated[
     int | None,
     Field(
@@ -46,6 +54,12 @@ def texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> tuple[
         is_one_text = isinstance(given[0], int)
         return [], cast("list[list[int]]", [given] if is_one_text else given)
     return to_texts(given), None
+
+
+def truncation_of(truncate: bool | None, *sides: Literal["left", "right"] | None) -> Truncation:
+    """Return how texts are cut. `truncate` None: they are. `sides`: the first one that is given counts."""
+    side = next((each for each in sides if each is not None), None)
+    return truncate is not False and (side or True)
 
 
 def rename_text(field: str, name: str) -> str:

@@ -173,8 +173,9 @@ class PipelineEngine:
         [(_, position, _)] = self._plan.inputs
         if request.token_ids is not None or request.prompt is not None or request.dimensions is not None:
             raise InvalidInput("input", "expected texts without further options for a pipeline, got others; omit them")
-        if not request.truncate:
-            raise InvalidInput("truncate", "expected no such option for a pipeline, got false; set it in its steps")
+        if request.truncate in (False, "left"):
+            given = "left" if request.truncate else "false"
+            raise InvalidInput("truncate", f"expected no such option for a pipeline, got {given}; set it in its steps")
         texts = np.empty(len(request.texts), dtype=object)
         texts[:] = request.texts
         values[position] = texts

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -13,7 +14,7 @@ from frameworks.pytorch.generation.tokenizer import read_chat_template
 from frameworks.text.answers import has_chat_template, has_named_templates
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import TokenBatch
+from frameworks.types import TokenBatch, Truncation
 
 log = structlog.get_logger(__name__)
 
@@ -90,14 +91,15 @@ class PairTokenizer(TextTokenizer):
             )
         self._ending = _common_end(first, second)
 
-    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool, first: int = 0) -> TokenBatch:
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: Truncation, first: int = 0) -> TokenBatch:
         """As TextTokenizer.tokenize_pairs. Of a long prompt the end of the template is kept, as in
         sentence-transformers.
         """
-        max_tokens = self._config.max_tokens
+        max_tokens, keeps_end = self._config.max_tokens, self._keeps_end(truncate)
         if truncate:
             # Text beyond the limit is not rendered.
-            pairs = [(self._needed(one, max_tokens), self._needed(other, max_tokens)) for one, other in pairs]
+            needed = partial(self._needed, num_tokens=max_tokens, keeps_end=keeps_end)
+            pairs = [(needed(one), needed(other)) for one, other in pairs]
         else:
             self._refuse_long([max(pair, key=len) for pair in pairs], first)
         rows = self._template_ids(pairs, first)
@@ -105,7 +107,7 @@ class PairTokenizer(TextTokenizer):
             if len(ids) > max_tokens and not truncate:
                 raise self._too_long(first + index, len(ids))
             if len(ids) >= max_tokens:
-                kept = ids[len(ids) - max_tokens :] if self._config.truncates_left else ids
+                kept = ids[len(ids) - max_tokens :] if keeps_end else ids
                 rows[index] = kept[: max_tokens - len(self._ending)] + self._ending
         return TokenBatch(rows)
 

@@ -18,7 +18,7 @@ from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text.config import Pooling, TextConfig
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.text_lengths import TextLengths, TextLimit, most_characters
-from frameworks.types import Array, TokenBatch
+from frameworks.types import Array, TokenBatch, Truncation
 
 # Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.
 _FEW_TEXTS = 4
@@ -82,18 +82,21 @@ class TextTokenizer:
         special_ids = self._tokenizer.encode("").ids
         self._start, self._end = special_ids[: self._num_before], special_ids[self._num_before :]
 
-    def tokenize(self, texts: list[str], truncate: bool, first: int = 0, prompt: str | None = None) -> list[list[int]]:
+    def tokenize(
+        self, texts: list[str], truncate: Truncation, first: int = 0, prompt: str | None = None
+    ) -> list[list[int]]:
         """Return the token ids of each text, with special tokens. `first`: number of texts before these in the request.
 
         `prompt`: what is put before each text; None: the prompt of the model's files. Raises InvalidInput, with both
         lengths, where `truncate` is False and a text exceeds the model's limit.
         """
         prompt, num_tokens = self._config.prompt if prompt is None else prompt, self._limit.num_tokens
+        keeps_end = self._keeps_end(truncate)
         whole = [prompt + text for text in texts] if prompt else texts
         if not truncate:
             self._refuse_long(whole, first)
         else:
-            whole = [text if len(text) <= num_tokens else self._needed(text, num_tokens) for text in whole]
+            whole = [text if len(text) <= num_tokens else self._needed(text, num_tokens, keeps_end) for text in whole]
         max_tokens = self._config.max_tokens
         rows = []
         for position, encoding in enumerate(self._encodings(whole, first), start=first):
@@ -101,17 +104,19 @@ class TextTokenizer:
             if len(ids) > max_tokens:
                 if not truncate:
                     raise self._too_long(position, len(ids))
-                ids = truncated_ids(ids, max_tokens, self._num_before, self._num_after, self._config.truncates_left)
+                ids = truncated_ids(ids, max_tokens, self._num_before, self._num_after, keeps_end)
             rows.append(ids)
         return rows
 
-    def tokenize_at_once(self, texts: list[str], truncate: bool, prompt: str | None = None) -> list[list[int]] | None:
+    def tokenize_at_once(
+        self, texts: list[str], truncate: Truncation, prompt: str | None = None
+    ) -> list[list[int]] | None:
         """As `tokenize`, for the event loop: return None where the texts are too long."""
         if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS:
             return None
         return self.tokenize(texts, truncate, prompt=prompt)
 
-    def read_ids(self, token_ids: Sequence[list[int]], truncate: bool) -> list[list[int]]:
+    def read_ids(self, token_ids: Sequence[list[int]], truncate: Truncation) -> list[list[int]]:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
 
         A cut keeps the special tokens on its side, as the cut of a text does.
@@ -136,22 +141,22 @@ class TextTokenizer:
             elif not truncate:
                 raise self._too_long(position, len(ids))
             else:
-                read.append(self._cut_ids(ids))
+                read.append(self._cut_ids(ids, self._keeps_end(truncate)))
         return read
 
-    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool, first: int = 0) -> TokenBatch:
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: Truncation, first: int = 0) -> TokenBatch:
         """Tokenise each pair as one text for a cross-encoder; truncate the longer text of a long pair first.
 
         Raises InvalidInput as `tokenize`, and where the model's limit is used up by the special tokens of a pair.
         """
-        max_tokens = self._config.max_tokens
+        max_tokens, keeps_end = self._config.max_tokens, self._keeps_end(truncate)
         room = max_tokens - self._num_special_of_pair
         if room <= 0:
             raise InvalidInput("text", f"expected no pairs, got one; the model reads {max_tokens} tokens")
         # Only the first text gets the prompt, as in sentence-transformers.
         whole = [(self._config.prompt + one, other) for one, other in pairs]
         if truncate:
-            read = [(self._needed(one, room), self._needed(other, room)) for one, other in whole]
+            read = [(self._needed(one, room, keeps_end), self._needed(other, room, keeps_end)) for one, other in whole]
         else:
             read = whole
             self._refuse_long([max(pair, key=len) for pair in whole], first)
@@ -161,7 +166,7 @@ class TextTokenizer:
             if len(ids) > max_tokens:
                 if not truncate:
                     raise self._too_long(first + index, len(ids))
-                kept = self._kept_of_pair(encoding, room, whole[index], read[index])
+                kept = self._kept_of_pair(encoding, room, whole[index], read[index], keeps_end)
                 ids, type_ids = [ids[i] for i in kept], [type_ids[i] for i in kept]
             rows.append(ids)
             types.append(type_ids)
@@ -216,23 +221,29 @@ class TextTokenizer:
         self.token_strings(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    def _cut_ids(self, ids: list[int]) -> list[int]:
+    def _keeps_end(self, truncate: Truncation) -> bool:
+        """Return whether the end of a long text is kept, not its beginning."""
+        return self._config.truncates_left if isinstance(truncate, bool) else truncate == "left"
+
+    def _cut_ids(self, ids: list[int], keeps_end: bool) -> list[int]:
         limit, start, end = self._config.max_tokens, self._start, self._end
-        if self._config.truncates_left:
+        if keeps_end:
             num_before = len(start) if len(start) < limit and ids[: len(start)] == start else 0
             return truncated_ids(ids, limit, num_before, 0, keeps_end=True)
         num_after = len(end) if len(end) < limit and ids[len(ids) - len(end) :] == end else 0
         return truncated_ids(ids, limit, 0, num_after, keeps_end=False)
 
-    def _needed(self, text: str, num_tokens: int) -> str:
+    def _needed(self, text: str, num_tokens: int, keeps_end: bool) -> str:
         """Return the part of a text that has its first tokens; its last ones where the left side is cut."""
-        if self._config.truncates_left:
+        if keeps_end:
             return text[-most_characters(num_tokens) :]
         return self._lengths.beginning(text[: most_characters(num_tokens)], num_tokens)
 
-    def _kept_of_pair(self, encoding: Encoding, room: int, whole: tuple[str, str], read: tuple[str, str]) -> list[int]:
+    def _kept_of_pair(
+        self, encoding: Encoding, room: int, whole: tuple[str, str], read: tuple[str, str], keeps_end: bool
+    ) -> list[int]:
         """Return the positions that are kept of the tokens of a long pair. `read`: the parts that were tokenized."""
-        sequence_ids, keeps_end = encoding.sequence_ids, self._config.truncates_left
+        sequence_ids = encoding.sequence_ids
         if room % 2 and read != whole and min(sequence_ids.count(0), sequence_ids.count(1)) > room:
             # The longer text gets one token more: which one it is only the whole texts show.
             first, second = (text[: most_characters(room)] for text in whole)

@@ -285,7 +285,7 @@ def check_error(answer: httpx.Response) -> dict[str, str]:
     else:
         assert body.keys() == {"error"}
         error = body["error"]
-        if path.startswith("/v2") or (path.endswith(":predict") and isinstance(error, str)):
+        if path.startswith("/v2") or (path.endswith(":predict") and isinstance(body["error"], str)):
             error = {"message": body["error"]}
             assert isinstance(body["error"], str)
         elif path.startswith(_OPENAI_ROOTS) and not path.startswith(_SEARCH_PATHS):

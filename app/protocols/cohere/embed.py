@@ -24,8 +24,9 @@ from app.protocols.text_fields import check_dimensions, check_token_limit, renam
 from frameworks.errors import InvalidInput
 from frameworks.images.headers import read_header
 from frameworks.images.spec import ImageRequest
-from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec
+from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec, Truncation
 
+_TRUNCATIONS: dict[str | None, Truncation] = {None: True, "NONE": False, "START": "left", "END": "right"}
 # Names that models have for the prompts of Cohere's types.
 _PROMPTS = {"search_query": ("query",), "search_document": ("document", "passage")}
 
@@ -46,7 +47,7 @@ def _build(body: CohereEmbedRequest, spec: ModelSpec) -> TextRequest | ImageRequ
     dimensions = check_dimensions(body.output_dimension, spec.text)
     _check_bits(body, dimensions or spec.text.embedding_size)
     prompt = _prompt_of(body.input_type, spec.text)
-    return TextRequest(_texts_of(body), truncate=body.truncate != "NONE", dimensions=dimensions, prompt=prompt)
+    return TextRequest(_texts_of(body), truncate=_TRUNCATIONS[body.truncate], dimensions=dimensions, prompt=prompt)
 
 
 def _check_one_field(body: CohereEmbedRequest) -> None:

@@ -69,7 +69,11 @@ class CohereEmbedRequest(RequestBody):
     max_tokens: int | None = Field(
         None, ge=1, le=MAX_INT32, description="At least the model's limit, which is the only one."
     )
-    truncate: Literal["NONE", "END"] | None = Field("END", description="NONE: refuse texts beyond the model's limit.")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None,
+        description="Part of a long text that is cut; NONE: refuse texts beyond the model's limit. Default: as the "
+        "model's files say, else END.",
+    )
 
 
 class CohereRerankRequest(RequestBody):

@@ -174,7 +174,6 @@ _WHOLE = "a document is scored whole, truncated at the model's limit: send its p
 
 # Fields of vLLM for all routes that generate nothing.
 _POOLING = {
-    "truncation_side": Refusal("a text is cut at its end: send the part that matters", ("right",)),
     "padding": Refusal(_NOT_PADDED, ("do_not_pad",)),
     "request_id": Refusal("send the header x-request-id"),
     **_MEDIA,

@@ -21,9 +21,10 @@ from app.protocols.generation_fields import (
 )
 from app.protocols.openai.image_messages import ImageMessages
 from app.protocols.openai.messages import OpenAiMessages
-from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate
+from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate, TruncationSide, truncation_of
 from app.protocols.tools import MAX_TOOLS
 from frameworks.engine.generation_limits import MAX_SEQUENCES
+from frameworks.types import Truncation
 
 MAX_TOKENS_DECODED = 131_072
 DEFAULT_COMPLETION_TOKENS = 16
@@ -182,15 +183,18 @@ class PoolingBody(RequestBody):
 
     truncate: Truncate = True
     truncation: bool | None = Field(True, description="Another name of truncate.")
+    truncation_side: TruncationSide = None
+    truncation_direction: TruncationSide = None
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT32, description="-1 or 0, or at least the model's limit, which is the only one."
     )
     user: _Label = None
 
     @property
-    def truncates(self) -> bool:
-        """Whether texts are cut at the model's limit."""
-        return self.truncate is not False and self.truncation is not False
+    def truncates(self) -> Truncation:
+        """Whether texts are cut at the model's limit, and on which side."""
+        is_cut = self.truncate is not False and self.truncation is not False
+        return truncation_of(is_cut, self.truncation_side, self.truncation_direction)
 
 
 _UseActivation = Annotated[bool | None, Field(description="false: return the logits of a classification model.")]

@@ -8,12 +8,8 @@ from app.protocols.body_codec import BodyCodec
 from app.protocols.errors import ErrorReply
 from app.protocols.field_policy import FieldPolicy, Refusal
 
-OPTIONS = {
-    "truncation_direction": Refusal("a text is cut at its end: send the part that matters", ("Right", "right")),
-    "prompt_name": Refusal("put the prompt before each text"),
-}
+POLICY = FieldPolicy({"prompt_name": Refusal("put the prompt before each text")})
 """Refused fields of most routes."""
-POLICY = FieldPolicy(OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from app.protocols.bodies import MAX_INT32, Body
 from app.protocols.body_codec import RequestBody
-from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, TextsOrIds, Truncate
+from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, TextsOrIds, Truncate, TruncationSide
 
 _Inputs = Annotated[
     TextsOrIds,
@@ -34,6 +34,7 @@ class TeiEmbedRequest(RequestBody):
     prompt_name: _PromptName = None
     normalize: _Normalize = True
     truncate: Truncate = True
+    truncation_direction: TruncationSide = None
     dimensions: Dimensions = None
 
 
@@ -43,6 +44,7 @@ class TeiRerankRequest(RequestBody):
     query: str
     texts: _SomeTexts
     truncate: Truncate = True
+    truncation_direction: TruncationSide = None
     raw_scores: _RawScores = False
     return_text: bool | None = Field(False, description="Repeat the texts in the response.")
     top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best texts. Default, and 0: all.")
@@ -62,6 +64,7 @@ class TeiPredictRequest(RequestBody):
 
     inputs: PredictInputs
     truncate: Truncate = True
+    truncation_direction: TruncationSide = None
     raw_scores: _RawScores = False
 
 
@@ -80,6 +83,7 @@ class SimilarityParameters(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"truncate": True}]})
 
     truncate: Truncate = True
+    truncation_direction: TruncationSide = None
 
 
 class TeiSimilarityRequest(RequestBody):
@@ -103,6 +107,7 @@ class TeiRootRequest(RequestBody):
     prompt_name: _PromptName = None
     normalize: _Normalize = True
     truncate: Truncate = True
+    truncation_direction: TruncationSide = None
     dimensions: Dimensions = None
     raw_scores: _RawScores = False
     parameters: RootParameters | None = Field(

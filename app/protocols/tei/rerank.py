@@ -10,12 +10,14 @@ from app.protocols.json_output import list_to_json
 from app.protocols.ranking import best_first, check_scores_pairs, rename_pair
 from app.protocols.tei.codec import POLICY, TeiCodec
 from app.protocols.tei.requests import TeiRerankRequest
+from app.protocols.text_fields import truncation_of
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 
 
 def _build(body: TeiRerankRequest, spec: ModelSpec) -> PairRequest:
     check_scores_pairs(spec)
-    return PairRequest([(body.query, text) for text in body.texts], body.truncate is not False, bool(body.raw_scores))
+    truncate = truncation_of(body.truncate, body.truncation_direction)
+    return PairRequest([(body.query, text) for text in body.texts], truncate, bool(body.raw_scores))
 
 
 def _write(decoded: BodyRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:

@@ -13,7 +13,7 @@ from app.protocols.codec import AnswerContext
 from app.protocols.field_policy import FieldPolicy, Refusal
 from app.protocols.json_output import array_to_json, list_to_json
 from app.protocols.ranking import rename_pair
-from app.protocols.tei.codec import OPTIONS, POLICY, TeiCodec
+from app.protocols.tei.codec import POLICY, TeiCodec
 from app.protocols.tei.requests import (
     SimilarityInput,
     TeiEmbedRequest,
@@ -21,17 +21,21 @@ from app.protocols.tei.requests import (
     TeiRootRequest,
     TeiSimilarityRequest,
 )
-from app.protocols.text_fields import check_dimensions, rename_text, texts_or_ids
+from app.protocols.text_fields import check_dimensions, rename_text, texts_or_ids, truncation_of
 from frameworks.errors import InvalidInput
-from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, PairRequest, ScoreAnswer, TextRequest, TextSpec
+from frameworks.types import (
+    ClassifyAnswer,
+    EmbedAnswer,
+    ModelSpec,
+    PairRequest,
+    ScoreAnswer,
+    TextRequest,
+    TextSpec,
+    Truncation,
+)
 
 _MAX_NAMES = 20
-_EMBED = FieldPolicy(
-    {
-        "truncation_direction": OPTIONS["truncation_direction"],
-        "encoding_format": Refusal("vectors are written as numbers", ("float",)),
-    }
-)
+_EMBED = FieldPolicy({"encoding_format": Refusal("vectors are written as numbers", ("float",))})
 
 
 def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> TextRequest:
@@ -40,7 +44,7 @@ def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> Tex
     return TextRequest(
         texts,
         normalize=body.normalize is not False,
-        truncate=body.truncate is not False,
+        truncate=truncation_of(body.truncate, body.truncation_direction),
         dimensions=check_dimensions(body.dimensions, spec.text),
         token_ids=token_ids,
         prompt=_prompt_of(body.prompt_name, token_ids is None, spec.text),
@@ -67,10 +71,11 @@ def _write_embed(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerConte
 
 
 def _build_predict(body: TeiPredictRequest, spec: ModelSpec) -> TextRequest | PairRequest:
-    return _classified(body.inputs, body.truncate is not False, bool(body.raw_scores), None)
+    truncate = truncation_of(body.truncate, body.truncation_direction)
+    return _classified(body.inputs, truncate, bool(body.raw_scores), None)
 
 
-def _classified(inputs: Any, truncate: bool, raw_scores: bool, top_k: int | None) -> TextRequest | PairRequest:
+def _classified(inputs: Any, truncate: Truncation, raw_scores: bool, top_k: int | None) -> TextRequest | PairRequest:
     """Return the request for the labels of texts, or of pairs of texts."""
     sequences = _sequences_of(inputs)
     lengths = set(map(len, sequences))
@@ -115,7 +120,9 @@ def _build_similarity(body: TeiSimilarityRequest | TeiRootRequest, spec: ModelSp
     options = body.parameters
     source = body.inputs.source_sentence
     pairs = [(source, each) for each in body.inputs.sentences]
-    return PairRequest(pairs, truncate=options is None or options.truncate is not False)
+    return PairRequest(
+        pairs, True if options is None else truncation_of(options.truncate, options.truncation_direction)
+    )
 
 
 def _write_similarity(decoded: BodyRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
@@ -128,15 +135,17 @@ def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequ
             raise InvalidInput("inputs", f"expected texts for a model whose task is {spec.task}, got an object")
         return _build_similarity(body, spec)
     options = body.parameters
-    truncate = body.truncate is not False and (options is None or options.truncate is not False)
+    is_cut = body.truncate is not False and (options is None or options.truncate is not False)
+    side = body.truncation_direction or (None if options is None else options.truncation_direction)
     if spec.task == "embed":
-        return _build_embed(body.model_copy(update={"truncate": truncate}), spec)
+        return _build_embed(body.model_copy(update={"truncate": is_cut, "truncation_direction": side}), spec)
     if body.prompt_name is not None:
         raise InvalidInput(
             "prompt_name", f"expected null, got {got(body.prompt_name)}; put the prompt before each text"
         )
     top_k, function = (None, None) if options is None else (options.top_k, options.function_to_apply)
     inputs = _as_hugging_face(body.inputs) if options is not None else body.inputs
+    truncate = truncation_of(is_cut, side)
     return _classified(inputs, truncate, bool(body.raw_scores) or function == "none", top_k)
 
 

@@ -6,9 +6,8 @@ import orjson
 
 from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import AnswerContext
-from app.protocols.field_policy import FieldPolicy
 from app.protocols.json_output import list_to_json
-from app.protocols.tei.codec import OPTIONS, TeiCodec
+from app.protocols.tei.codec import POLICY, TeiCodec
 from app.protocols.tei.requests import TeiTokenizeRequest
 from app.protocols.text_fields import rename_text, to_texts
 from frameworks.text.tokens import SpansAnswer, SpansRequest
@@ -41,5 +40,5 @@ def _rename(field: str) -> str:
 
 TOKENIZE_CODEC = TeiCodec(
     "/tokenize", ("embed", "classify"), TeiTokenizeRequest, _build, _write,
-    FieldPolicy({"prompt_name": OPTIONS["prompt_name"]}), rename=_rename,
+    POLICY, rename=_rename,
 )  # fmt: skip

@@ -329,6 +329,8 @@ class TestTexts:
         engine = engine_of(pipeline(["text"], {"moods": "m"}, call("m", "mood", {"text": "text"})), TEXTS, threads)
         with pytest.raises(InvalidInput, match="truncate"):
             await ask(engine, TextRequest(["x"], truncate=False))
+        with pytest.raises(InvalidInput, match="got left; set it in its steps"):
+            await ask(engine, TextRequest(["x"], truncate="left"))
         with pytest.raises(InvalidInput, match="model"):
             await ask(engine, PairRequest([("a", "b")]))
 

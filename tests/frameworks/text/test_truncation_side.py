@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -56,6 +57,22 @@ def test_left_cut_of_pairs_equals_library(tokenizer: Make, folder: Path) -> None
         wanted = library(folder, limit).encode_batch(pairs)
         read = tokenizer(limit).tokenize_pairs(pairs, truncate=True)
         assert read.token_ids == [encoding.ids for encoding in wanted]
+
+
+def test_side_of_request_overrides_files(folder: Path, tokenizer: Make) -> None:
+    left = {limit: tokenizer(limit) for limit in LIMITS[1:]}
+    change_json(folder / "tokenizer_config.json", truncation_side="right")
+    for limit, one in left.items():
+        other = tokenizer(limit)
+        texts = [LONG, "the cat"]
+        ids = [one.ids_of(text, add_special_tokens=True) for text in texts]
+        for kept, cut in ((one, "left"), (other, "right")):
+            side: Any = cut
+            for asked in (one, other):
+                assert asked.tokenize(texts, side) == kept.tokenize(texts, truncate=True)
+                assert asked.read_ids(ids, side) == kept.read_ids(ids, truncate=True)
+                assert asked.tokenize_pairs(ENDS, side) == kept.tokenize_pairs(ENDS, truncate=True)
+        assert limit > 10 or one.tokenize(texts, "left") != one.tokenize(texts, "right")
 
 
 def test_left_cut_of_ids_equals_cut_of_text(tokenizer: Make) -> None:

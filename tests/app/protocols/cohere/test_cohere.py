@@ -34,7 +34,9 @@ class TestEmbed:
         [
             ({"texts": ["a", "b"], "input_type": "search_query"}, TextRequest(["a", "b"])),
             ({"texts": ["a"], "truncate": "NONE", "images": None}, TextRequest(["a"], truncate=False)),
-            ({"texts": ["a"], "truncate": "END", "max_tokens": 16, "output_dimension": 8}, TextRequest(["a"])),
+            ({"texts": ["a"], "truncate": None, "max_tokens": 16, "output_dimension": 8}, TextRequest(["a"])),
+            ({"texts": ["a"], "truncate": "END"}, TextRequest(["a"], truncate="right")),
+            ({"texts": ["a"], "truncate": "START"}, TextRequest(["a"], truncate="left")),
             (
                 {"inputs": [{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
                 TextRequest(["a\nb"]),
@@ -57,7 +59,7 @@ class TestEmbed:
             ({"images": []}, "images"),
             ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types[0]"),
             ({"texts": ["a"], "input_type": "image"}, "input_type"),
-            ({"texts": ["a"], "truncate": "START"}, "truncate"),
+            ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
             ({"texts": ["a"], "max_tokens": 15}, "max_tokens"),
             ({"texts": ["a"], "output_dimension": 4}, "output_dimension"),
         ],

@@ -55,7 +55,7 @@ class TestClassify:
 
     @pytest.mark.parametrize(
         ("field", "value"),
-        [("truncate_prompt_tokens", 15), ("labels", ["x"]), ("messages", []), ("truncation_side", "left")],
+        [("truncate_prompt_tokens", 15), ("labels", ["x"]), ("messages", []), ("truncation_side", "middle")],
     )
     def test_other_answers_are_refused(self, field: str, value: object) -> None:
         assert_refused(CLASSIFY_CODEC, field, model="classify", input="a", **{field: value})

@@ -1,5 +1,7 @@
 """Fields of known clients: those that ask for nothing are accepted, those that ask for something done or refused."""
 
+from typing import Any
+
 import pytest
 
 from app.protocols.openai.codec import OpenAiCodec
@@ -86,7 +88,7 @@ def test_fields_of_no_client_are_refused(path: str, field: str) -> None:
     ("field", "value"),
     [
         ("modality", "image"),
-        ("truncation_side", "left"),
+        ("truncation_side", "middle"),
         ("padding", "max_length"),
         ("mm_processor_kwargs", {"a": 1}),
         ("cache_salt", "x"),
@@ -129,9 +131,12 @@ def test_vectors_are_normalised_on_request(field: str, value: bool | None) -> No
         ({"use_activation": True, "raw_scores": False}, True, False),
         ({"truncation": False}, False, False),
         ({"truncate": False}, False, False),
+        ({"truncation_side": "left"}, "left", False),
+        ({"truncation_direction": "Right"}, "right", False),
+        ({"truncation_side": "left", "truncation": False}, False, False),
     ],
 )
-def test_pairs_are_scored_as_asked(codec: OpenAiCodec, fields: dict[str, object], truncate: bool, raw: bool) -> None:
+def test_pairs_are_scored_as_asked(codec: OpenAiCodec, fields: dict[str, object], truncate: Any, raw: bool) -> None:
     assert decode(codec, **BASES[codec.path], **fields).request == PairRequest([("q", "a")], truncate, raw)
 
 

@@ -40,8 +40,10 @@ class TestEmbed:
             ({"inputs": "a", "truncate": False, "normalize": False}, TextRequest(["a"], False, False)),
             ({"inputs": [1, 2]}, TextRequest([], True, token_ids=[[1, 2]])),
             ({"inputs": [[1], [2]]}, TextRequest([], True, token_ids=[[1], [2]])),
-            ({"inputs": "a", "prompt_name": None, "truncation_direction": "Right"}, TextRequest(["a"], True)),
-            ({"inputs": "a", "truncation_direction": "right", "encoding_format": "float"}, TextRequest(["a"], True)),
+            ({"inputs": "a", "prompt_name": None, "truncation_direction": "Right"}, TextRequest(["a"], True, "right")),
+            ({"inputs": "a", "truncation_direction": "Left", "truncate": None}, TextRequest(["a"], True, "left")),
+            ({"inputs": "a", "truncation_direction": "left", "truncate": False}, TextRequest(["a"], True, False)),
+            ({"inputs": "a", "truncation_direction": None, "encoding_format": "float"}, TextRequest(["a"], True)),
             ({"inputs": "a", "dimensions": 8, "priority": 2}, TextRequest(["a"], True)),
         ],
     )
@@ -59,7 +61,7 @@ class TestEmbed:
         [
             ("inputs", None),
             ("inputs", []),
-            ("truncation_direction", "Left"),
+            ("truncation_direction", "Middle"),
             ("prompt_name", "query"),
             ("encoding_format", "base64"),
             ("dimensions", 4),
@@ -101,6 +103,10 @@ class TestPredict:
         body = encode(codec, decoded, ONE)
         assert body == answer
         check(responses.TeiPredictions, body)
+
+    def test_side_of_cut_is_read(self, codec: TeiCodec) -> None:
+        decoded = decode(codec, model="classify", inputs="a", truncation_direction="LEFT")
+        assert decoded.request == TextRequest(["a"], truncate="left")
 
     def test_several_texts_are_classified(self, codec: TeiCodec) -> None:
         decoded = decode(codec, model="classify", inputs=[["a"], ["b"]], raw_scores=True, truncate=False)
@@ -151,9 +157,10 @@ class TestSimilarity:
         error = decode_error(codec, model="classify", inputs=SIMILAR)
         assert isinstance(error, InvalidInput)
 
-    def test_left_truncation_is_refused(self, codec: TeiCodec) -> None:
-        parameters = {"truncation_direction": "left"}
-        assert_refused(codec, "parameters.truncation_direction", inputs=SIMILAR, parameters=parameters)
+    def test_side_of_cut_is_read(self, codec: TeiCodec) -> None:
+        decoded = decode(codec, inputs=SIMILAR, parameters={"truncation_direction": "Left"})
+        assert decoded.request.truncate == "left"
+        assert_refused(codec, "parameters.truncation_direction", inputs=SIMILAR, parameters={"truncation_direction": 1})
 
 
 class TestRerank:
@@ -170,6 +177,9 @@ class TestRerank:
         decoded = decode(RERANK_CODEC, **RANKED, top_n=top_n)
         body = encode(RERANK_CODEC, decoded, ScoreAnswer([0.25, 0.75, 0.125], 9))
         assert [each["index"] for each in body] == indices
+
+    def test_side_of_cut_is_read(self) -> None:
+        assert decode(RERANK_CODEC, **RANKED, truncation_direction="Left").request.truncate == "left"
 
     def test_texts_are_returned_on_request(self) -> None:
         decoded = decode(RERANK_CODEC, **RANKED, return_text=True, raw_scores=True, truncate=False)

@@ -86,6 +86,7 @@ def test_damaged_content_sent_raises_only_protocol_error(name: str, content: obj
         {"texts": "a"},
         {"texts": [1]},
         {"texts": ["a"], "truncate": 1},
+        {"texts": ["a"], "truncate": "middle"},
         {"top_k": 3},
         {},
     ],
