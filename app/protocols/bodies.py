@@ -286,6 +286,12 @@ def schema_of(kind: type[Body]) -> Schema:
     return inlined
 
 
+def _tagged(branch: Schema, name: str, tag: str) -> Schema:
+    """Return a branch of a tagged union for one of its tags. `name`: of the member that has the tag."""
+    properties = {**branch["properties"], name: {**branch["properties"][name], "enum": [tag]}}
+    return {**branch, "properties": properties, "tag": tag}
+
+
 def _inline(node: Any, definitions: Mapping[str, Schema]) -> Any:
     if isinstance(node, list):
         return [_inline(each, definitions) for each in node]
@@ -294,6 +300,6 @@ def _inline(node: Any, definitions: Mapping[str, Schema]) -> Any:
     if "$ref" in node:
         return _inline(definitions[node["$ref"].rpartition("/")[2]], definitions)
     if "discriminator" in node:
-        branches = node["discriminator"]["mapping"].items()
-        return {"oneOf": [{**_inline({"$ref": reference}, definitions), "tag": tag} for tag, reference in branches]}
+        name, branches = node["discriminator"]["propertyName"], node["discriminator"]["mapping"].items()
+        return {"oneOf": [_tagged(_inline({"$ref": reference}, definitions), name, tag) for tag, reference in branches]}
     return {name: _inline(each, definitions) for name, each in node.items() if name != "$defs"}

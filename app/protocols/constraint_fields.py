@@ -51,17 +51,13 @@ class JsonObjectFormat(Body):
     type: Literal["json_object"]
 
 
-GrammarValue = Annotated[
-    dict[str, Any] | str,
-    Field(description="The schema, also as text; for json_schema an object with the schema as `schema`."),
-]
-
-
 class JsonGrammar(Body):
     """JSON that meets a schema, as Text Generation Inference (TGI) describes it."""
 
     type: Literal["json", "json_object", "json_schema"]
-    value: GrammarValue
+    value: dict[str, Any] | str = Field(
+        description="The schema, also as text; for json_schema an object with the schema as `schema`."
+    )
 
 
 class RegexGrammar(Body):
@@ -75,7 +71,7 @@ class JsonFormat(Body):
     """Any JSON object; in TGI's form, with `value`, JSON that meets a schema."""
 
     type: Literal["json", "json_object"]
-    value: GrammarValue | None = None
+    value: dict[str, Any] | None = Field(None, description="The schema.")
 
 
 class NamedJsonSchema(Body):
@@ -90,11 +86,10 @@ class NamedJsonSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON that meets a schema. `value`: the same as `json_schema`, in TGI's form."""
+    """JSON that meets a schema."""
 
     type: Literal["json_schema"]
-    json_schema: NamedJsonSchema | None = None
-    value: GrammarValue | None = None
+    json_schema: NamedJsonSchema
 
 
 ResponseFormat = Annotated[
@@ -188,17 +183,13 @@ def _of_format(given: TextFormat | JsonFormat | JsonSchemaFormat | RegexGrammar)
     if isinstance(given, TextFormat):
         return None
     if isinstance(given, RegexGrammar):
-        return grammar_constraint(given, "response_format.value")
+        return Constraint("regex", given.value)
     if isinstance(given, JsonSchemaFormat):
-        if (given.json_schema is None) == (given.value is None):
-            got = "nothing" if given.value is None else "value too"
-            raise InvalidInput("response_format.json_schema", f"expected an object with schema, got {got}; send one")
-        if given.json_schema is not None:
-            field = "response_format.json_schema.schema"
-            return Constraint("json_schema", _definition(given.json_schema.schema_, field))
+        field = "response_format.json_schema.schema"
+        return Constraint("json_schema", _definition(given.json_schema.schema_, field))
     if given.value is None:
         return Constraint("json_object")
-    return grammar_constraint(JsonGrammar(type=given.type, value=given.value), "response_format.value")
+    return json_schema_constraint(given.value, "response_format.value")
 
 
 def to_structured_constraint(body: StructuredOutputs, field: str) -> Constraint | None:

@@ -115,4 +115,6 @@ def test_field_of_text_is_named_as_instance() -> None:
 
 
 def test_route_leaves_get_to_admin() -> None:
-    assert [(route.path, route.others) for route in ROUTES] == [("/v1/models/{name}:predict", {"GET", "HEAD"})]
+    assert [(route.path, route.others) for route in ROUTES] == [
+        ("/v1/models/{name}:predict", frozenset({"GET", "HEAD"}))
+    ]
