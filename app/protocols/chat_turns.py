@@ -6,24 +6,25 @@ from typing import Any
 import orjson
 
 from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.generation_fields import ChatMessage
 from frameworks.errors import InvalidInput
 from frameworks.generation.tools.events import Event, TextPart
 from frameworks.generation.tools.parser import ResponseParser
-from frameworks.generation.types import GenerateAnswer, GenerateRequest, GenerationSpec
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, GenerationSpec, PromptEnding
 from frameworks.types import ModelSpec
 
 # From this length on, parsing blocks the loop for about a millisecond.
 _LONG_CHARACTERS = 8 * 1024
 _MAX_VARIABLES_BYTES = 16 * 1024
-_OWN_TURN = "the model always answers in a new turn: omit the field"
+_OWN_FIELD = "send it as a field of the body"
 _OWN_TEMPLATE = "the model's own template is used: send a formatted prompt to /v1/completions"
 _TEMPLATE_KWARGS = FieldPolicy(
     {
         "messages": Refusal("send the field messages of the body"),
         "tools": Refusal("send the field tools of the body"),
         "chat_template": Refusal(_OWN_TEMPLATE),
-        "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
-        "continue_final_message": Refusal(_OWN_TURN, (False,)),
+        "add_generation_prompt": Refusal(_OWN_FIELD, (True,)),
+        "continue_final_message": Refusal(_OWN_FIELD, (False,)),
     }
 )
 
@@ -50,6 +51,27 @@ def check_has_template(generation: GenerationSpec, model: str | None, field: str
 def quoted_name(model: str | None) -> str:
     """Return the name of a model as a request has it, for an error."""
     return "the only model" if model is None else f'"{model}"'
+
+
+def ending_of(begins_response: bool | None, continues_last: bool | None, last: ChatMessage) -> PromptEnding:
+    """Return where the prompt ends, by vLLM's add_generation_prompt and continue_final_message.
+
+    `last`: the last message. Raises InvalidInput for both at once, and for a message that no text can continue.
+    """
+    if not continues_last:
+        return "messages" if begins_response is False else "response"
+    if begins_response:
+        raise InvalidInput(
+            "add_generation_prompt", "expected false with continue_final_message, got true; send one of them"
+        )
+    if last.role != "assistant" or not last.content or getattr(last, "tool_calls", None):
+        given = "one without text" if last.role == "assistant" else f'one of the role "{last.role}"'
+        raise InvalidInput(
+            "messages",
+            f'expected a last message of the role "assistant" with a text to continue, got {given}; omit '
+            "continue_final_message",
+        )
+    return "last_message"
 
 
 def effort_of(effort: str | None, generation: GenerationSpec) -> str | None:

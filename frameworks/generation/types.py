@@ -46,6 +46,12 @@ class Message:
     reasoning: str = ""
 
 
+PromptEnding = Literal["response", "messages", "last_message"]
+"""Where the prompt of a conversation ends. `response`: the model's turn is begun. `messages`: after the last message.
+`last_message`: within the last message, which the text continues.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, from which the model's chat template makes a prompt. `tools`: a JSON list for the template, or empty.
@@ -56,6 +62,7 @@ class Conversation:
     tools: str = ""
     reasoning_effort: str | None = None
     variables: str = ""
+    ending: PromptEnding = "response"
 
 
 Prompt = str | tuple[int, ...] | Conversation

@@ -140,7 +140,7 @@ requests: st.SearchStrategy[SentRequest] = st.one_of(
         TextRequest,
         st.lists(texts, max_size=3),
         normalize=st.none() | st.booleans(),
-        truncate=st.booleans(),
+        truncate=st.sampled_from([True, False, "left", "right"]),
         top_k=st.none() | counts,
         dimensions=st.none() | counts,
         token_ids=st.none() | _token_lists,

@@ -8,6 +8,7 @@ import orjson
 from app.protocols.chat_turns import (
     check_has_template,
     effort_of,
+    ending_of,
     generation_of,
     ignored_effort,
     ignored_variables,
@@ -71,7 +72,9 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
 
 def _conversation_of(body: ChatRequest, use: ToolUse, generation: GenerationSpec) -> Conversation:
     effort = effort_of(body.reasoning_effort, generation)
-    return to_conversation(body.messages, use.for_template, effort, variables_of(body.chat_template_kwargs, generation))
+    variables = variables_of(body.chat_template_kwargs, generation)
+    ending = ending_of(body.add_generation_prompt, body.continue_final_message, body.messages[-1])
+    return to_conversation(body.messages, use.for_template, effort, variables, ending)
 
 
 def _ignored(body: ChatRequest, spec: ModelSpec) -> tuple[str, ...]:

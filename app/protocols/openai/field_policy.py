@@ -52,11 +52,6 @@ _VLLM = {
     "routed_experts_prompt_start": Refusal("the experts of tokens are not reported: omit the field", (0,)),
     "stream_interval": Refusal("a piece is sent when it is generated: omit the field", (1,)),
 }
-_NEW_TURN = {
-    "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
-    "continue_final_message": Refusal(_OWN_TURN, (False,)),
-}
-
 _MEDIA = {
     "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
     "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
@@ -72,7 +67,6 @@ COMPLETIONS = FieldPolicy(
 CHAT = FieldPolicy(
     {
         **_VLLM,
-        **_NEW_TURN,
         **_MEDIA,
         "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
         "documents": Refusal("put the documents into a message", ([],)),
@@ -104,7 +98,8 @@ _ALL_REASONING = "the reasoning is in the response as a whole: omit the field"
 RESPONSES = FieldPolicy(
     {
         **_VLLM,
-        **_NEW_TURN,
+        "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
+        "continue_final_message": Refusal(_OWN_TURN, (False,)),
         **_MEDIA,
         "structured_outputs": Refusal('send "text": {"format": …}'),
         "ignore_eos": Refusal("a response ends with the model's end token: use /v1/completions", (False,)),
@@ -244,7 +239,6 @@ RERANK = FieldPolicy(
 )
 TOKENIZE = FieldPolicy(
     {
-        **_NEW_TURN,
         "chat_template": Refusal("the model's own template is used: send a formatted prompt"),
         **_MEDIA,
         "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),

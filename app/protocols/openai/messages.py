@@ -9,7 +9,7 @@ from app.protocols.bodies import Body, read_body
 from app.protocols.field_policy import FieldPolicy, Refusal
 from app.protocols.generation_fields import MAX_MESSAGES, ChatMessage, TextPart, build_messages
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Conversation, Message, MessageCall
+from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
 
 MAX_CALLS = 128
 """Tool calls of a message."""
@@ -124,7 +124,11 @@ OpenAiMessages = Annotated[
 
 
 def to_conversation(
-    messages: Sequence[OpenAiMessage], tools: str = "", reasoning_effort: str | None = None, variables: str = ""
+    messages: Sequence[OpenAiMessage],
+    tools: str = "",
+    reasoning_effort: str | None = None,
+    variables: str = "",
+    ending: PromptEnding = "response",
 ) -> Conversation:
     """Join the text parts of each message, and add the name of the function to the result of its call."""
     names: dict[str, str] = {}
@@ -138,4 +142,4 @@ def to_conversation(
         call_id = each.tool_call_id or ""
         name = each.name or names.get(call_id, "")
         turns.append(Message(each.role, content, calls, call_id, name, each.reasoning_content or ""))
-    return Conversation(tuple(turns), tools, reasoning_effort, variables)
+    return Conversation(tuple(turns), tools, reasoning_effort, variables, ending)

@@ -143,6 +143,17 @@ _TemplateKwargs = Annotated[
 ]
 
 
+class PromptEndFields(Body):
+    """Fields of vLLM that say where the prompt of a conversation ends."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Begin the model's turn. Default: true, unless continue_final_message is true."
+    )
+    continue_final_message: bool | None = Field(
+        False, description="Continue the last message, which is the assistant's, instead of beginning a turn."
+    )
+
+
 class NamedFunction(Body):
     """The name of a function."""
 
@@ -158,7 +169,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatRequest(GenerationBody):
+class ChatRequest(PromptEndFields, GenerationBody):
     """A conversation to continue."""
 
     messages: OpenAiMessages
@@ -320,7 +331,7 @@ class PoolingRequest(PoolingBody):
     use_activation: bool | None = Field(None, description="Normalise vectors; return probabilities. Default: true.")
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(PromptEndFields, RequestBody):
     """A text, or a conversation, which the model's chat template formats."""
 
     prompt: str | None = None

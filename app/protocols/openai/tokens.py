@@ -2,7 +2,7 @@
 
 import orjson
 
-from app.protocols.chat_turns import check_has_template, ignored_variables, variables_of
+from app.protocols.chat_turns import check_has_template, ending_of, ignored_variables, variables_of
 from app.protocols.codec import AnswerContext
 from app.protocols.generation_fields import check_token_ids
 from app.protocols.openai import requests
@@ -41,14 +41,20 @@ def _prompt_of(body: requests.TokenizeRequest, spec: ModelSpec) -> Prompt:
             "expected nothing with messages, got true; the chat template adds them: omit the field",
         )
     use = use_tools(tools_of(body.tools), "auto", None, True, spec.generation, None)
-    return to_conversation(
-        body.messages, use.for_template, variables=variables_of(body.chat_template_kwargs, spec.generation)
-    )
+    variables = variables_of(body.chat_template_kwargs, spec.generation)
+    ending = ending_of(body.add_generation_prompt, body.continue_final_message, body.messages[-1])
+    return to_conversation(body.messages, use.for_template, variables=variables, ending=ending)
 
 
 def _ignored(body: requests.TokenizeRequest, spec: ModelSpec) -> tuple[str, ...]:
     if spec.generation is None or body.messages is None:
-        return ("chat_template_kwargs",) if body.chat_template_kwargs else ()
+        # A prompt is not formatted.
+        given = {
+            "chat_template_kwargs": bool(body.chat_template_kwargs),
+            "add_generation_prompt": body.add_generation_prompt is False,
+            "continue_final_message": bool(body.continue_final_message),
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
     return ignored_variables(body.chat_template_kwargs, spec.generation)
 
 

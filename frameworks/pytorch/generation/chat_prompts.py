@@ -11,6 +11,8 @@ from frameworks.pytorch.generation.chat_template import ChatTemplate
 # Digits stay as they are in JSON, in upper case and without white space around them.
 _MARK = "4815162342"
 _NUMBERED = re.compile(_MARK + r"(\d{8})")
+# As of transformers. A template that trims a message removes the space at its end.
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # A shorter content may be part of the template's own text.
 _SURE_CHARACTERS = 32
 
@@ -49,10 +51,30 @@ class ChatPrompts:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt. Raises InvalidInput as ChatTemplate.render, and if the template leaves a message out."""
         messages = conversation.messages
-        text = self._rendered(conversation, self._roles_of(messages))
+        if conversation.ending == "last_message":
+            text = self._begun(conversation)
+        else:
+            text = self._rendered(conversation, self._roles_of(messages))
         if not _are_surely_shown(messages, text):
             self._check_shown(conversation)
         return text
+
+    def _begun(self, conversation: Conversation) -> str:
+        """Return the prompt up to the end of the last message's content, as transformers' continue_final_message.
+
+        The tag shows whether the template keeps the space at the end of a message.
+        """
+        *others, last = conversation.messages
+        tagged = replace(conversation, messages=(*others, replace(last, content=last.content + _TAG)))
+        text = self._rendered(tagged, self._roles_of(tagged.messages))
+        end = text.rfind(_TAG.strip())
+        if end < 0:
+            raise InvalidInput(
+                "messages",
+                "expected a last message that the model's chat template writes whole, got one that it leaves out; "
+                "omit continue_final_message",
+            )
+        return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
 
     def _check_shown(self, conversation: Conversation) -> None:
         """Raise InvalidInput for a message that leaves no trace: neither its content nor one of its calls."""
@@ -86,6 +108,7 @@ class ChatPrompts:
             conversation.reasoning_effort,
             part_roles,
             conversation.variables,
+            begins_response=conversation.ending == "response",
         )
 
     def _roles_of(self, messages: Sequence[Message]) -> frozenset[str]:

@@ -81,8 +81,9 @@ class ChatTemplate:
         reasoning_effort: str | None = None,
         part_roles: Collection[str] = (),
         variables: str = "",
+        begins_response: bool = True,
     ) -> str:
-        """Return the prompt, up to where the model's response begins.
+        """Return the prompt, up to where the model's response begins; without `begins_response`, after the messages.
 
         `tools`: a JSON list, or empty. `part_roles`: roles whose content is a list with one part of text. `variables`:
         some of `self.variables`, a JSON object, or empty.
@@ -91,7 +92,7 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidInput("messages", "expected at least one message, got none")
-        known: dict[str, Any] = {"documents": None, "add_generation_prompt": True, **self._variables}
+        known: dict[str, Any] = {"documents": None, "add_generation_prompt": begins_response, **self._variables}
         if reasoning_effort is not None:
             known |= {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
         if variables:

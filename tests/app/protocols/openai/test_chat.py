@@ -10,6 +10,7 @@ from app.protocols.codec import EncodedResponse
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiRequest
+from app.protocols.openai.tokens import TOKENIZE_CODEC
 from frameworks.errors import UnknownField
 from frameworks.generation.types import (
     Choice,
@@ -141,10 +142,38 @@ class TestRequest:
         assert hidden == (b"x-roundhouse-ignored", b"others")
 
     @pytest.mark.parametrize(
+        ("fields", "ending"),
+        [
+            ({}, "response"),
+            ({"add_generation_prompt": True, "continue_final_message": None}, "response"),
+            ({"add_generation_prompt": False}, "messages"),
+            ({"continue_final_message": True}, "last_message"),
+            ({"continue_final_message": True, "add_generation_prompt": False}, "last_message"),
+        ],
+    )
+    def test_fields_say_where_prompt_ends(self, fields: dict[str, object], ending: str) -> None:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        assert chat(messages=turns, **fields).request.prompts[0].ending == ending
+        assert decode(TOKENIZE_CODEC, model="llama", messages=turns, **fields).request.prompt.ending == ending
+
+    @pytest.mark.parametrize(
+        ("last", "fields", "field", "words"),
+        [
+            ({"role": "assistant", "content": "b"}, {"add_generation_prompt": True}, "add_generation_prompt", "false"),
+            ({"role": "user", "content": "b"}, {}, "messages", 'got one of the role "user"'),
+            ({"role": "assistant", "content": ""}, {}, "messages", "got one without text"),
+        ],
+    )
+    def test_message_that_cannot_continue_is_refused(
+        self, last: object, fields: dict[str, object], field: str, words: str
+    ) -> None:
+        refused(field, words, messages=[last], continue_final_message=True, **fields)
+
+    @pytest.mark.parametrize(
         ("variables", "field", "words"),
         [
             ({"messages": []}, ".messages", "send the field messages"),
-            ({"add_generation_prompt": False}, ".add_generation_prompt", "in a new turn"),
+            ({"add_generation_prompt": False}, ".add_generation_prompt", "as a field of the body"),
             ({"date_string": "x" * 20_000}, "", "at most 16384 bytes, got 20018"),
             ({f"v{number}": 1 for number in range(33)}, "", "at most 32"),
             ("no", "", "expected an object"),

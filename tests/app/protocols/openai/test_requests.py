@@ -34,6 +34,7 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "stream_options": {"messages": MESSAGES, "stream": True},
         "top_logprobs": {"messages": MESSAGES, "logprobs": True},
         "tool_choice": {"messages": MESSAGES, "tools": TOOLS},
+        "continue_final_message": {"messages": [*MESSAGES, {"role": "assistant", "content": "b"}]},
     },
     "/v1/responses": {
         "": {"input": "a"},
@@ -105,7 +106,7 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
     if path.endswith("/score") and field in OTHER_SIDES and isinstance(value, list):
         body[OTHER_SIDES[field]] = ["b"] * len(value)
     if field == "tool_choice" and isinstance(value, dict) and accepts(schema, value):
-        body["tools"] = [value]  # the function that is chosen
+        body["tools"] = [{"type": "function", **value}]  # the function that is chosen
     if field == "tools" and accepts(schema, value):
         # No schema states that names differ.
         value = [_renamed(tool, f"f{index}") for index, tool in enumerate(value or ())]

@@ -47,12 +47,16 @@ class TestTokenize:
             ({"messages": MESSAGES, "model": "embed"}, "messages"),
             ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
             ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
-            ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+            ({"messages": MESSAGES, "continue_final_message": True}, "messages"),
             ({"prompt": "a", "model": "tensors"}, "model"),
         ],
     )
     def test_invalid_body_is_refused(self, fields: dict[str, object], where: str) -> None:
         assert_refused(TOKENIZE_CODEC, where, **{"model": "llama", **fields})
+
+    def test_ending_of_conversation_ignored_in_prompt(self) -> None:
+        decoded = decode(TOKENIZE_CODEC, model="llama", prompt="a", continue_final_message=True)
+        assert decoded.ignored == ("continue_final_message",)
 
     @pytest.mark.parametrize("texts", [None, ("He", "llo")])
     def test_response_has_tokens_and_limit(self, texts: tuple[str, ...] | None) -> None:

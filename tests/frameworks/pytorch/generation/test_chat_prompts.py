@@ -61,6 +61,39 @@ def test_prompt_equals_transformers(tmp_path: Path, template: str, part_roles: t
     assert "Where?" in text
 
 
+TRIMMING = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("last", ["Here", "Here ", " Here  is\n", "a CONTINUE_FINAL_MESSAGE_TAG b", "<assistant>"])
+@pytest.mark.parametrize(
+    ("template", "part_roles"),
+    [(CHAT_TEMPLATE, ()), (EITHER, ()), (ONLY_PARTS, ("system", "user", "assistant")), (TRIMMING, ())],
+)
+def test_continued_prompt_equals_transformers(
+    tmp_path: Path, template: str, part_roles: tuple[str, ...], last: str
+) -> None:
+    write_generation_tokenizer(tmp_path, chat_template=template)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    talk = (*TALK[:2], Message("assistant", last))
+    prompts = ChatPrompts(ChatTemplate(template, VARIABLES))
+    sent = [as_sent(message, message.role in part_roles) for message in talk]
+    wanted = tokenizer.apply_chat_template(sent, continue_final_message=True, tokenize=False)
+    assert prompts.render(Conversation(talk, ending="last_message")) == wanted
+    plain = tokenizer.apply_chat_template(sent, add_generation_prompt=False, tokenize=False)
+    assert prompts.render(Conversation(talk, ending="messages")) == plain
+    assert last.strip() in wanted
+
+
+def test_left_out_last_message_is_refused() -> None:
+    prompts = ChatPrompts(ChatTemplate("{% for message in messages[:1] %}{{ message.content }}{% endfor %}", VARIABLES))
+    talk = (Message("user", "Where?"), Message("assistant", "Here"))
+    with pytest.raises(InvalidInput, match="omit continue_final_message"):
+        prompts.render(Conversation(talk, ending="last_message"))
+
+
 def test_unknown_role_has_form_of_user() -> None:
     assert prompt_of(ONLY_PARTS, Message("stoker", "Coal.")) == "<stoker>Coal."
 
