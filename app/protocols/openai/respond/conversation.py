@@ -101,7 +101,7 @@ def _constraint_of(text: TextOptions | None) -> Constraint | None:
     if isinstance(text.format, TextFormat):
         form = text.format
     elif isinstance(text.format, JsonObjectFormat):
-        form = JsonFormat(type="json_object")
+        form = JsonFormat(type="json_object", value=None)
     else:
         form = JsonSchemaFormat(type="json_schema", json_schema=NamedJsonSchema(schema=text.format.schema_))
     return to_constraint(ConstraintFields(response_format=form))
