@@ -3,7 +3,7 @@
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
@@ -89,7 +89,8 @@ def use_tools(
     """
     own = generation.text_format
     if not tools or mode == "none":
-        return ToolUse("", content, TextFormat(None, own.thinks and content is None))
+        content = None if content is None else replace(content, thinks=own.thinks)
+        return ToolUse("", content, TextFormat(None, own.thinks))
     if own.tools is None:
         raise InvalidInput(
             "tools",

@@ -111,11 +111,13 @@ class Stopping:
 class Constraint:
     """The form that the text must have. `definition`: the schema as JSON, the pattern, or the choices as a JSON list of
     strings; empty for `json_object`; a ToolsDefinition for `tools`. `after_opening`: the prompt ends with `<think>`.
+    `thinks`: thinking may precede the form; a ToolsDefinition has an own field for it.
     """
 
     kind: ConstraintKind
     definition: str = ""
     after_opening: bool = False
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

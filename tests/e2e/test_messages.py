@@ -165,8 +165,10 @@ class TestText:
             "required": ["a"],
             "additionalProperties": False,
         }
-        message = ask(server, "thinker", output_config={"format": {"type": "json_schema", "schema": schema}})
-        assert json.loads(message["content"][0]["text"]) == {"a": "b"}
+        wanted = {"format": {"type": "json_schema", "schema": schema}}
+        message = ask(server, "thinker", output_config=wanted, max_tokens=2000)
+        thinking, text = message["content"]
+        assert (thinking["type"], json.loads(text["text"])) == ("thinking", {"a": "b"})
 
     def test_disabled_thinking_reaches_template(self, server: RunningServer) -> None:
         counts = [

@@ -177,10 +177,12 @@ def test_thinking_is_reasoning_content(client: openai.OpenAI) -> None:
     assert "".join(pieces) == choice.message.reasoning_content
 
 
-def test_json_format_is_no_reasoning(client: openai.OpenAI) -> None:
+def test_json_format_follows_reasoning(client: openai.OpenAI) -> None:
     schema = {"name": "n", "schema": {"enum": ["yes"]}}
-    answer = ask(client, "thinker", tools=[], response_format={"type": "json_schema", "json_schema": schema})
-    assert answer.choices[0].message.content == '"yes"'
+    wanted = {"type": "json_schema", "json_schema": schema}
+    message = ask(client, "thinker", tools=[], response_format=wanted, max_tokens=2000).choices[0].message
+    assert message.content == '"yes"'
+    assert message.reasoning_content
 
 
 def test_reasoning_effort_reaches_template(client: openai.OpenAI) -> None:

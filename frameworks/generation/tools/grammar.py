@@ -40,6 +40,34 @@ def grammar_of(
     return _Grammar(definition, mark, whitespace).write(after_opening)
 
 
+def after_thinking(content: str, mark: Callable[[str], str | None], after_opening: bool) -> str:
+    """Return the grammar of a text whose thinking precedes its content. `mark`, `after_opening`: as of `grammar_of`.
+
+    `content`: the grammar of the content, one rule `start`. The model may leave its thinking out, unless the prompt has
+    begun it.
+    """
+    rules = [
+        f"start: {'thinking' if after_opening else '[thinking]'} content",
+        "content:" + content.removeprefix("start:"),
+        *_thinking_rules(mark, after_opening),
+    ]
+    return "\n".join(["%llguidance {}", *rules, f"TEXT: {_ANY_TEXT}", ""])
+
+
+def _thinking_rules(mark: Callable[[str], str | None], after_opening: bool) -> list[str]:
+    """Return the rule `thinking`, with those that it names."""
+    opening = "" if after_opening else f"{mark(THINK) or _quoted(THINK)} "
+    own = f"thinking: {opening}thought [SPACE]\nSPACE: /[ \\n]{{1,4}}/"
+    return [own, *_rules_up_to("thought", END_OF_THINKING, mark)]
+
+
+def _rules_up_to(rule: str, end: str, mark: Callable[[str], str | None]) -> list[str]:
+    """Return a rule for any text up to a mark: its token, or the characters of its name."""
+    token = mark(end)
+    # A lazy rule ends with the first occurrence.
+    return [f"{rule}: {f'TEXT {token} | ' if token else ''}{rule}_text", f"{rule}_text[lazy]: TEXT {_quoted(end)}"]
+
+
 class _Grammar:
     """The rules of one grammar."""
 
@@ -86,9 +114,7 @@ class _Grammar:
         thinking = ""
         if definition.thinks:
             thinking = "thinking " if after_opening else "[thinking] "
-            opening = "" if after_opening else f"{self._literal(THINK)} "
-            self._rules.append(f"thinking: {opening}thought [SPACE]\nSPACE: /[ \\n]{{1,4}}/")
-            self._add_up_to("thought", END_OF_THINKING)
+            self._rules += _thinking_rules(self._mark, after_opening)
         if definition.is_forced:
             self._rules.append(f"start: {thinking}calls")
         elif definition.content is not None:
@@ -100,14 +126,7 @@ class _Grammar:
             tokens = " | ".join(filter(None, map(self._mark, (THINK, END_OF_THINKING)))) if definition.thinks else ""
             before = f"(TEXT ({tokens}))* " if tokens else ""
             self._rules.append(f"start: tagged{times} {before}TEXT\ntagged: {before}begin {call}")
-            self._add_up_to("begin", start)
-
-    def _add_up_to(self, rule: str, mark: str) -> None:
-        """Add a rule for any text up to a mark: its token, or the characters of its name."""
-        token = self._mark(mark)
-        self._rules.append(f"{rule}: {f'TEXT {token} | ' if token else ''}{rule}_text")
-        # A lazy rule ends with the first occurrence.
-        self._rules.append(f"{rule}_text[lazy]: TEXT {_quoted(mark)}")
+            self._rules += _rules_up_to("begin", start, self._mark)
 
     def _other_text(self) -> str:
         """Return a pattern of the texts that do not begin like a call without a mark."""

@@ -110,15 +110,21 @@ def without_forcing(grammar: str) -> str:
     Where a grammar leaves one continuation, the library tokenizes its bytes, which gives the special token; the parser
     then refuses it. Without forcing every token of these bytes is allowed, but no special token.
     """
-    if grammar.startswith(_NO_OPTIONS):
-        lark = grammar.removeprefix(_NO_OPTIONS)
-    else:
-        try:
-            (own,) = json.loads(grammar)["grammars"]
-        except RecursionError:
-            return grammar  # the library refuses such depth
-        lark = own.get("lark_grammar") or f"start: %json {json.dumps(own['json_schema'])}"
+    lark = lark_of(grammar)
+    if lark is None:
+        return grammar
     return LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{lark}')
+
+
+def lark_of(grammar: str) -> str | None:
+    """Return a grammar in Lark, without options; None for a depth that the library refuses."""
+    if grammar.startswith(_NO_OPTIONS):
+        return grammar.removeprefix(_NO_OPTIONS)
+    try:
+        (own,) = json.loads(grammar)["grammars"]
+    except RecursionError:
+        return None
+    return own.get("lark_grammar") or f"start: %json {json.dumps(own['json_schema'])}"
 
 
 def error_text(error: object) -> str:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.tools.definition import ToolsDefinition
-from frameworks.generation.tools.grammar import ToolSchemaError, grammar_of
+from frameworks.generation.tools.grammar import ToolSchemaError, after_thinking, grammar_of
 from frameworks.generation.types import Constraint, TokenMatcher
 from frameworks.pytorch.generation.constraint_grammar import (
     FIELD,
@@ -24,6 +24,7 @@ from frameworks.pytorch.generation.constraint_grammar import (
     drop_unknown_formats,
     error_text,
     grammar_of_constraint,
+    lark_of,
     without_forcing,
 )
 from frameworks.pytorch.generation.grammar_cache import Grammar, GrammarCache
@@ -84,7 +85,7 @@ class TokenMasks:
 
     def _compile(self, constraint: Constraint) -> "_GrammarMatcher":
         table = self._table_of_tokens()
-        grammar = self._tools_grammar(constraint) if constraint.kind == "tools" else grammar_of_constraint(constraint)
+        grammar = self._tools_grammar(constraint) if constraint.kind == "tools" else self._own_grammar(constraint)
         if self._names_special_token(constraint.definition):
             grammar = without_forcing(grammar)
         self.cache.check_room()
@@ -102,22 +103,29 @@ class TokenMasks:
         self.cache.add(constraint, beginning)
         return beginning
 
+    def _own_grammar(self, constraint: Constraint) -> str:
+        """Translate a constraint without tools, which may begin after thinking. Raises InvalidInput."""
+        grammar = grammar_of_constraint(constraint)
+        content = lark_of(grammar) if constraint.thinks else None
+        if content is None:
+            return grammar
+        return LLMatcher.grammar_from_lark(after_thinking(content, self._mark, constraint.after_opening))
+
+    def _mark(self, text: str) -> str | None:
+        """Return the special token of a mark as grammars name it; None for a mark that is text."""
+        token_id = self._tokenizer.token_to_id(text)
+        # The library has no text for tokens that are special, nor for any other in angle brackets.
+        is_token = token_id is not None and token_id < self._vocabulary_size
+        return f"<[{token_id}]>" if is_token and self._table_of_tokens().is_special_token(token_id) else None
+
     def _tools_grammar(self, constraint: Constraint) -> str:
         """Translate tools. Raises InvalidInput for the field `tools[i]`."""
         if len(constraint.definition) > _MAX_TOOLS_BYTES:
             raise InvalidInput(
                 "tools", f"expected at most {_MAX_TOOLS_BYTES} bytes, got {len(constraint.definition)}; send fewer"
             )
-        table = self._table_of_tokens()
-
-        def mark(text: str) -> str | None:
-            token_id = self._tokenizer.token_to_id(text)
-            # The library has no text for tokens that are special, nor for any other in angle brackets.
-            is_token = token_id is not None and token_id < self._vocabulary_size and table.is_special_token(token_id)
-            return f"<[{token_id}]>" if is_token else None
-
         try:
-            grammar = grammar_of(_tools_of(constraint), mark, WHITESPACE, constraint.after_opening)
+            grammar = grammar_of(_tools_of(constraint), self._mark, WHITESPACE, constraint.after_opening)
             return LLMatcher.grammar_from_lark(grammar)
         except ToolSchemaError as error:
             raise InvalidInput(f"tools[{error.index}]", error.message) from error

@@ -107,7 +107,7 @@ class TestSampling:
     def test_format_of_output_is_constraint(self) -> None:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
         assert ask(output_config=config).request.constraint == Constraint(
-            "json_schema", json.dumps(SCHEMA, separators=(",", ":"))
+            "json_schema", json.dumps(SCHEMA, separators=(",", ":")), thinks=True
         )
         assert definition_of(output_config=config).content == SCHEMA
 

@@ -12,7 +12,7 @@ from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import InvalidInput
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.formats import TextFormat
-from frameworks.generation.types import Choice, GenerateAnswer, MessageCall, TextDelta, TokenText, Usage
+from frameworks.generation.types import Choice, Constraint, GenerateAnswer, MessageCall, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, check_is, decode, encode, events
 
 MESSAGES = [{"role": "user", "content": "How warm?"}]
@@ -90,6 +90,11 @@ class TestRequest:
         assert definition_of(chat(response_format=of_tgi)).content == {"type": "null"}
         assert definition_of(chat(response_format=schema, tool_choice="required")).content is None
         refused("tools", "response_format", choice=["a"])
+
+    def test_format_without_tools_follows_thinking(self) -> None:
+        request = chat(tools=[], response_format={"type": "json_object"}).request
+        assert request.constraint == Constraint("json_object", thinks=True)
+        assert request.text_format == TextFormat(None, thinks=True)
 
     def test_calls_and_results_reach_template(self) -> None:
         call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}

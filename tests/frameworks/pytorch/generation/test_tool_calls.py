@@ -148,6 +148,26 @@ def test_thinking_precedes_forced_call() -> None:
     assert (parsed.reasoning, parsed.content, len(parsed.calls) > 0) == ("I call it.", "", True)
 
 
+@pytest.mark.parametrize("begun", ["<think>I say it.</think>\n", ""])
+@pytest.mark.parametrize(
+    ("kind", "definition", "content"),
+    [("json_schema", '{"enum":["yes"]}', '"yes"'), ("regex", "a/b[0-9]", None), ("choice", '["</no>"]', "</no>")],
+)
+def test_thinking_precedes_constrained_text(kind: Any, definition: str, content: str | None, begun: str) -> None:
+    model = model_of("hermes")
+    matcher = model.constrain(Constraint(kind, definition, thinks=True))
+    ids = list(model.tokenizer.ids_of(f"{begun}{content or 'a/b7'}", False))
+    assert matcher.num_allowed(ids) == len(ids)
+    wrong = list(model.tokenizer.ids_of(f"{begun}no", False))
+    assert matcher.num_allowed(wrong) < len(wrong)
+    # The prompt has begun the thinking, which then has to end first.
+    opened = model.constrain(Constraint(kind, definition, after_opening=True, thinks=True))
+    thought = list(model.tokenizer.ids_of(f"So.</think>{content or 'a/b7'}", False))
+    assert opened.num_allowed(thought) == len(thought)
+    opened.fill_mask(mask := np.zeros(-(-VOCABULARY_SIZE // 32), np.int32))
+    assert not mask[END_ID // 32] >> END_ID % 32 & 1
+
+
 def test_content_beside_calls_meets_schema() -> None:
     definition = ToolsDefinition("hermes", TOOLS, is_forced=False, content={"enum": ["yes"]})
     assert parse(TextFormat("hermes"), [text_of(model_of("hermes"), definition, '"')]) == Parsed('"yes"')
