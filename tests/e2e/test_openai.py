@@ -195,6 +195,14 @@ class TestChat:
         theirs = [(token.token, token.logprob) for token in final.choices[0].logprobs.content]
         assert [token for token, _ in theirs] == [token.token for token in whole.choices[0].logprobs.content]
 
+    def test_last_message_is_continued(self, client: openai.OpenAI, server: RunningServer) -> None:
+        talk = [*MESSAGES, {"role": "assistant", "content": "Once upon a"}]
+        ids = tokenize(server, messages=talk, continue_final_message=True)
+        assert ids < tokenize(server, messages=talk, add_generation_prompt=False)
+        answer = chat(client, talk, extra_body={"continue_final_message": True}, **GREEDY)
+        assert answer.choices[0].message.content == complete(client, ids, **GREEDY).choices[0].text
+        assert answer.usage.prompt_tokens == len(ids)
+
     def test_hugging_face_client_gets_json_of_schema(self, server: RunningServer) -> None:
         # Its own types are those of OpenAI; its guides send TGI's. Without a model it sends "dummy".
         wanted: Any = {"type": "json_object", "value": SCHEMA}
