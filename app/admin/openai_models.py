@@ -34,8 +34,8 @@ class OpenAiModel(ResponseBody):
     owned_by: str = "roundhouse"
     task: Task | None = Field(description="As in /models; null before the first load of the model.")
     capabilities: list[str] = Field(
-        description="What the model can do: completion, chat, tools, thinking, insert, embedding, rerank, "
-        "classification, vision, tensor. Empty before the first load of the model."
+        description="Some of completion, chat, tools, thinking, insert, embedding, rerank, classification, vision, "
+        "tensor. Empty before the first load of the model."
     )
     ready: bool = Field(description="Whether the model is loaded, as KServe reports it.")
     root: str | None = Field(

@@ -115,8 +115,9 @@ class TokenMasks:
         """Return the special token of a mark as grammars name it; None for a mark that is text."""
         token_id = self._tokenizer.token_to_id(text)
         # The library has no text for tokens that are special, nor for any other in angle brackets.
-        is_token = token_id is not None and token_id < self._vocabulary_size
-        return f"<[{token_id}]>" if is_token and self._table_of_tokens().is_special_token(token_id) else None
+        if token_id is None or token_id >= self._vocabulary_size:
+            return None
+        return f"<[{token_id}]>" if self._table_of_tokens().is_special_token(token_id) else None
 
     def _tools_grammar(self, constraint: Constraint) -> str:
         """Translate tools. Raises InvalidInput for the field `tools[i]`."""
