@@ -170,11 +170,11 @@ class BodyCodec(JsonCodec):
         fields = {name: document.python(node) for name, node in members.items() if node is not None}
         if self.check is not None:
             self.check(fields, spec)
-        self.policy.apply(fields)
+        ignored = self.policy.apply(fields)
         body = read_body(self.body, fields)
         request = self.build(body, spec)
         stream = self.stream is not None and body.streams
-        ignored = () if self.ignored is None else self.ignored(body, spec)
+        ignored += () if self.ignored is None else self.ignored(body, spec)
         priority = body.priority or DEFAULT_PRIORITY
         return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)
 

@@ -28,21 +28,33 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Ignored(Refusal):
+    """A field that changes no text of this server. The response names it, unless its value is neutral."""
+
+    remedy: str = "omit the field"
+
+
+@dataclass(frozen=True, slots=True)
 class FieldPolicy:
-    """The refused fields of one route, by name."""
+    """The refused and the ignored fields of one route, by name."""
 
     refusals: Mapping[str, Refusal]
 
-    def apply(self, fields: dict[str, Any], within: str = "") -> None:
-        """Remove the refused fields from `fields`. Raises InvalidInput for one that would change the response.
+    def apply(self, fields: dict[str, Any], within: str = "") -> tuple[str, ...]:
+        """Remove the fields of the policy from `fields`, and return those that are ignored.
 
-        `within`: the path of the object, as `messages[0].`.
+        `within`: the path of the object, as `messages[0].`. Raises InvalidInput for a field that would change the
+        response.
         """
         if self.refusals.keys().isdisjoint(fields):
-            return
+            return ()
+        ignored = []
         for name, refusal in self.refusals.items():
             if name in fields and not refusal.accepts(value := fields.pop(name)):
-                raise refusal.error(within + name, value)
+                if not isinstance(refusal, Ignored):
+                    raise refusal.error(within + name, value)
+                ignored.append(within + name)
+        return tuple(ignored)
 
 
 EMPTY = FieldPolicy({})

@@ -1,14 +1,15 @@
-"""Fields of the OpenAI API that the server refuses, with the remedy of each.
+"""Fields of the OpenAI API that the server refuses, with the remedy of each, and those that it ignores.
 
 A refused field may have a value that changes nothing, as `"functions": []`. Fields of no table and no body are unknown.
 """
 
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
 
 _NO_FUNCTIONS = "the older name of tools: send tools and tool_choice"
 _ONLY_TEXT = "the server generates only text: omit the field"
 _ONLY_TEXT_READ = "the server reads only text: omit the field"
-_CACHE = "common prefixes of prompts are cached automatically: omit the field"
+# Common prefixes of prompts are cached automatically.
+_CACHE = {"prompt_cache_retention": Ignored(neutral=("in_memory",)), "prompt_cache_options": Ignored()}
 _IN_MESSAGE = "state it in a message, or limit the text by max_completion_tokens"
 _IN_RESPONSE = "state it in a message, or limit the text by max_output_tokens"
 _OWN_TURN = "the model always answers in a new turn: omit the field"
@@ -42,7 +43,7 @@ _VLLM = {
     "guided_regex": Refusal(_STRUCTURED),
     "guided_choice": Refusal(_STRUCTURED),
     "guided_grammar": Refusal(_STRUCTURED),
-    "guided_decoding_backend": Refusal("the server has one: omit the field"),
+    "guided_decoding_backend": Ignored(),
     "guided_whitespace_pattern": Refusal("omit the field"),
     "request_id": Refusal("send the header x-request-id"),
     "cache_salt": Refusal("tenants share no cached prompts: omit the field"),
@@ -50,7 +51,8 @@ _VLLM = {
     "ec_transfer_params": Refusal(_ONE_SERVER, ({},)),
     "vllm_xargs": Refusal("the server has no extensions of vLLM: omit the field", ({},)),
     "routed_experts_prompt_start": Refusal("the experts of tokens are not reported: omit the field", (0,)),
-    "stream_interval": Refusal("a piece is sent when it is generated: omit the field", (1,)),
+    # A piece is sent when it is generated.
+    "stream_interval": Ignored(neutral=(1,)),
 }
 _MEDIA = {
     "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
@@ -78,15 +80,15 @@ CHAT = FieldPolicy(
         "audio": Refusal(_ONLY_TEXT),
         "modalities": Refusal(_ONLY_TEXT, (["text"],)),
         "verbosity": Refusal(_IN_MESSAGE, ("medium",)),
-        "prediction": Refusal("a predicted text saves no time here: omit the field, the response is the same"),
+        # A predicted text saves no time here.
+        "prediction": Ignored(),
         "web_search_options": Refusal("the server searches nothing: put the facts into a message"),
         "moderation": Refusal("the server does not moderate texts: omit the field"),
-        "store": Refusal("the server stores no responses: omit the field", (False,)),
-        "service_tier": Refusal(
-            "there is one tier: send priority (1 to 9) for a position in the queue", ("auto", "default")
-        ),
-        "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
-        "prompt_cache_options": Refusal(_CACHE),
+        # No response is stored, and none can be read.
+        "store": Ignored(neutral=(False,)),
+        # There is one tier, and `priority` for a position in the queue.
+        "service_tier": Ignored(neutral=("auto", "default")),
+        **_CACHE,
         "echo": Refusal("the last message is not repeated: put it before the text", (False,)),
         "add_special_tokens": Refusal("the model's template writes the special tokens: omit the field", (False,)),
         "chat_template": Refusal("the model's own template is used: send a formatted prompt to /v1/completions"),
@@ -121,8 +123,7 @@ RESPONSES = FieldPolicy(
         "moderation": CHAT.refusals["moderation"],
         "image": Refusal(_ONLY_TEXT_READ),
         "access_programs": Refusal("omit the field"),
-        "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
-        "prompt_cache_options": Refusal(_CACHE),
+        **_CACHE,
         # Fields of the other routes of generation.
         "messages": Refusal("send input"),
         "max_tokens": Refusal("send max_output_tokens"),

@@ -112,17 +112,25 @@ class TestRequest:
             ("functions", [{"name": "f"}], "send tools"),
             ("audio", {"voice": "ash", "format": "wav"}, "only text"),
             ("modalities", ["text", "audio"], "only text"),
-            ("prediction", {"type": "content", "content": "x"}, "omit the field"),
             ("web_search_options", {}, "message"),
-            ("store", True, "expected false, got true; "),
-            ("store", 0, "expected false, got 0; "),
-            ("service_tier", "flex", 'expected "auto" or "default", got "flex"; there is one tier: send priority'),
+            ("echo", True, "expected false, got true; "),
+            ("echo", 0, "expected false, got 0; "),
+            ("verbosity", "low", 'expected "medium", got "low"; state it in a message'),
             ("moderation", {"model": "m"}, "expected null, got an object; "),
             ("chat_template", "{{ messages }}", "/v1/completions"),
         ],
     )
     def test_refused_field_is_named_with_remedy(self, field: str, value: object, word: str) -> None:
         refused(field, "expected ", word, **{field: value})
+
+    def test_fields_without_effect_are_named(self) -> None:
+        fields = {
+            "store": True, "service_tier": "flex", "prediction": {"type": "content", "content": "x"},
+            "prompt_cache_retention": "24h", "stream_interval": 4, "guided_decoding_backend": "outlines",
+        }  # fmt: skip
+        request = chat(**fields, reasoning_effort="low")
+        assert request.request == chat().request
+        assert set(request.ignored) == {*fields, "reasoning_effort"}
 
     def test_variables_reach_template(self) -> None:
         request = chat(model="caller", chat_template_kwargs={"enable_thinking": False, "color": 1, "tools": None})

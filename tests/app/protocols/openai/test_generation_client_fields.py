@@ -90,7 +90,6 @@ def test_neutral_values_are_harmless(path: str, field: str, value: object) -> No
         ("request_id", "r", "x-request-id"),
         ("cache_salt", "s", "tenants share no cached prompts"),
         ("kv_transfer_params", {"a": 1}, "one server"),
-        ("stream_interval", 4, "when it is generated"),
         ("repetition_detection", {"min_count": 2}, "repetition_penalty"),
         ("watermarking", True, "no watermark"),
     ],

@@ -197,7 +197,6 @@ class TestRefusals:
             ("prompt", {"id": "p"}, "instructions"),
             ("truncation", "auto", "no items are left out"),
             ("max_tool_calls", 3, "limit the calls"),
-            ("service_tier", "flex", "priority"),
             ("messages", [USER], "send input"),
             ("max_tokens", 5, "max_output_tokens"),
             ("response_format", {"type": "text"}, "text"),
@@ -255,6 +254,11 @@ class TestRefusals:
             "user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "metadata": {"a": "b"}, "tools": [],
         }  # fmt: skip
         assert ask(**fields).request == ask().request
+
+    def test_fields_without_effect_are_named(self) -> None:
+        asked = ask(service_tier="flex", prompt_cache_options={"mode": "explicit"})
+        assert asked.request == ask().request
+        assert set(asked.ignored) == {"service_tier", "prompt_cache_options"}
 
     def test_obfuscation_is_named_as_ignored(self) -> None:
         asked = ask(stream=True, stream_options={"include_obfuscation": True})
