@@ -134,6 +134,9 @@ class ModelEntry(BaseModel):
     token_ids: Literal["own"] | None = None
     """Embedding models: `"own"` lets `/v1/embeddings` accept token ids of this model, as `/v1/tokenize` returns them.
     None: only texts."""
+    dimensions: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=64)] | None = None
+    """Embedding models of texts: the shorter sizes to which requests may truncate embeddings, for models that were
+    trained for it (Matryoshka). None: those that the files of the model name."""
     isolation: Isolation | None = None
     """Where the model runs: `"none"` in the server's process, `"process"` in a process of its own, whose crash ends no
     other model. None: as in `[performance]`; `"process"` for several devices."""

@@ -1,11 +1,13 @@
 """Load the instances of a model, warm them up, and measure their memory. Blocks: call it in a thread."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from frameworks.devices import Device, DeviceManager
-from frameworks.runtime import LoadedModel, ModelEntry, Registry
+from frameworks.errors import InvalidModel
+from frameworks.runtime import BatchModel, LoadedModel, ModelEntry, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 
@@ -29,6 +31,7 @@ def load_instances(
     instances = registry.load(entry, path, device)
     started_s = time.perf_counter()
     try:
+        _declare_dimensions(instances, entry)
         for instance in instances:
             instance.warm_up()
     except BaseException:
@@ -39,6 +42,23 @@ def load_instances(
     give_back_freed_memory()
     growth = used_bytes(path, device, devices) - before
     return LoadedInstances(instances, growth, time.perf_counter() - load_started_s, warm_up_s)
+
+
+def _declare_dimensions(instances: LoadedModel, entry: ModelEntry) -> None:
+    """Offer the shorter sizes of embeddings that the entry names. Raises InvalidModel where the model has none."""
+    if entry.dimensions is None:
+        return
+    for instance in instances:
+        spec = instance.spec
+        if spec.text is None or spec.task != "embed":
+            raise InvalidModel(
+                f"dimensions: expected a model that embeds texts, got one whose task is {spec.task}; remove the key"
+            )
+        size, sizes = spec.text.embedding_size, sorted(set(entry.dimensions))
+        if size is not None and sizes[-1] > size:
+            raise InvalidModel(f"dimensions: expected sizes up to {size}, that of the embeddings, got {sizes[-1]}")
+        shorter = tuple(each for each in sizes if each != size)
+        cast(BatchModel, instance).spec = replace(spec, text=replace(spec.text, shorter_sizes=shorter))
 
 
 def used_bytes(path: Path, device: Device, devices: DeviceManager) -> int:

@@ -190,6 +190,20 @@ def test_regression_equals_pipeline(labels: tuple[str, ...], start: Start, tmp_p
         assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_entry_offers_shorter_embeddings(isolation: str, start: Start, reference: Array) -> None:
+    entry = f'name = "minilm"\npath = "{MODELS / "minilm"}"\ndimensions = [64, 128]\nisolation = "{isolation}"\n'
+    server = start(f"[[models.torch_models]]\n{entry}").wait_ready()
+    body = {"model": "minilm", "input": TEXTS[:3], "dimensions": 64}
+    answer = server.client.post("/v1/embeddings", json=body).json()
+    found = np.array([each["embedding"] for each in answer["data"]])
+    np.testing.assert_allclose(found, normalized(reference[:3, :64]), atol=1e-4)
+    refused = server.client.post("/v1/embeddings", json=body | {"dimensions": 65})
+    assert refused.status_code == 400
+    assert "expected one of 64, 128, 384, got 65" in refused.json()["error"]["message"]
+
+
 def test_onnx_scores_equal_onnxruntime(server: RunningServer) -> None:
     (detail,) = server.client.get("/models/classify-onnx").json()["version_details"].values()
     ids = np.array([[2, 5, 6, 7, 3]])  # [CLS] the cat sat [SEP]

@@ -196,6 +196,7 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
                 "cpus": "0,2-3",
             },
         ),
+        ("pytorch", {"dimensions": [256, 512]}),
         ("pytorch", {"device": "CUDA:1", "dtype": "fp16", "kv_cache_bytes": "2GiB", "version_policy": "latest"}),
     ],
 )
