@@ -70,7 +70,7 @@ class HttpExchange(WatchedRequest):
 
     def open_stream(self, decoded: Any) -> EventStream:
         writer = self.codec.stream_writer(decoded, self._answer_context())
-        return EventStream(self._send, self, writer, self.codec.headers_of(decoded))
+        return EventStream(self._send, self, writer, self.codec.headers_of(decoded), self.codec.streams_lines)
 
     def _answer_context(self) -> AnswerContext:
         record = self.record

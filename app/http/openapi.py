@@ -32,6 +32,10 @@ EVENT_STREAM: dict[str, Any] = {
 }
 """The content of a response that is a stream of events."""
 
+_LINES: dict[str, Any] = {
+    "application/x-ndjson": {"schema": {"type": "string", "description": "Lines, each a JSON object."}}
+}
+
 Responses = dict[int | str, dict[str, Any]]
 """`responses` of a FastAPI route: descriptions by status."""
 
@@ -102,7 +106,7 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     requests = _one_of(described.request, [each.request for each in others])
     responses = _one_of(described.response, [each.response for each in others])
     if described.streams or any(each.streams for each in others):
-        responses |= EVENT_STREAM
+        responses |= _LINES if route.codec.streams_lines else EVENT_STREAM
     if described.in_bytes:
         for content in (requests, responses):
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}

@@ -1,4 +1,4 @@
-"""Responses that are sent while they are generated: server-sent events (WHATWG HTML, section 9.2)."""
+"""Responses that are sent while they are generated: server-sent events (WHATWG HTML, section 9.2) or lines of JSON."""
 
 import asyncio
 import time
@@ -28,14 +28,23 @@ class EventStream:
     """One streamed response. Nothing is sent before the first piece exists, or `SILENCE_S` have passed."""
 
     def __init__(
-        self, send: Send, request: WatchedRequest, writer: StreamWriter, headers: Sequence[Header] = ()
+        self,
+        send: Send,
+        request: WatchedRequest,
+        writer: StreamWriter,
+        headers: Sequence[Header] = (),
+        has_lines: bool = False,
     ) -> None:
-        """`request`: cancelled if its client disconnects. `headers`: further ones of the response."""
+        """`request`: cancelled if its client disconnects. `headers`: further ones of the response. `has_lines`: each
+        payload is a line, not an event.
+        """
         self._send = send
         self._record = request.record
         self._request = request
         self._writer = writer
         self._headers = headers
+        self._content_type = b"application/x-ndjson" if has_lines else b"text/event-stream"
+        self._frame = _line if has_lines else _event
         self._last: Sequence[Payload] = ()
         self._has_begun = False
         self._has_failed = False
@@ -84,7 +93,10 @@ class EventStream:
 
     @asynccontextmanager
     async def _comments(self) -> AsyncIterator[None]:
-        """Send a comment whenever nothing was sent for a while."""
+        """Send a comment whenever nothing was sent for a while. Lines of JSON have no comments."""
+        if self._frame is _line:
+            yield
+            return
         self._sent_s = asyncio.get_running_loop().time()
         self._await_silence()
         try:
@@ -141,7 +153,7 @@ class EventStream:
                 "type": "http.response.start",
                 "status": 200,
                 "headers": [
-                    (b"content-type", b"text/event-stream"),
+                    (b"content-type", self._content_type),
                     (b"cache-control", b"no-store"),
                     (b"x-request-id", record.request_id.encode()),
                     (b"server-timing", server_timing(record.timings).encode()),
@@ -158,7 +170,7 @@ class EventStream:
         if not payloads and not is_last:
             return
         async with self._lock:
-            await self._write(b"".join(map(_event, payloads)), is_last)
+            await self._write(b"".join(map(self._frame, payloads)), is_last)
 
     async def _write(self, body: bytes, is_last: bool = False) -> None:
         self._record.response_bytes += len(body)
@@ -173,3 +185,8 @@ def _event(payload: Payload) -> bytes:
     if isinstance(payload, NamedEvent):
         return b"event: %b\ndata: %b\n\n" % (payload.name, payload.data)
     return b"data: %b\n\n" % payload
+
+
+def _line(payload: Payload) -> bytes:
+    assert isinstance(payload, bytes), "lines have no names"
+    return payload + b"\n"

@@ -113,6 +113,11 @@ class Codec(Protocol):
         """Whether `for_query` takes the query of the URL. Read for every request, as most codecs do not."""
         ...
 
+    @property
+    def streams_lines(self) -> bool:
+        """Whether a stream is newline-delimited JSON; else it is server-sent events."""
+        ...
+
     def for_query(self, query: bytes) -> "Codec":
         """Return the codec for a request with this query, without `?`. Raises InvalidInput."""
         ...
@@ -165,6 +170,10 @@ class JsonCodec:
     lead_bytes: int = 0
     views_body: bool = False
     reads_query: bool = False
+
+    @property
+    def streams_lines(self) -> bool:
+        return False
 
     def for_query(self, query: bytes) -> Any:
         return self

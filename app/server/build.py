@@ -55,6 +55,7 @@ from app.observability.worker_counts import WorkerCounts
 from app.protocols.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
 from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
+from app.protocols.ollama.routes import ROUTES as OLLAMA_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
@@ -290,7 +291,8 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 def build_routes() -> RouteTable:
     infer_routes = open_inference_routes()
     kserve_routes = (*GENERATE_ROUTES, *PREDICT_ROUTES)
-    others = (*kserve_routes, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
+    hub_routes = (*TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
+    others = (*kserve_routes, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *others])
 
 

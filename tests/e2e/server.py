@@ -278,6 +278,9 @@ def check_error(answer: httpx.Response) -> dict[str, str]:
     elif path in _TEI_PATHS and isinstance(body["error"], str):
         assert body.keys() == {"error", "error_type"}
         error = {"message": body["error"], "type": body["error_type"]}
+    elif path.startswith("/api/"):
+        assert body.keys() == {"error"}
+        error = {"message": body["error"]}
     elif path.startswith("/v1/messages"):
         assert body.keys() == {"type", "error", "request_id"}
         assert body["request_id"] == answer.headers["x-request-id"]

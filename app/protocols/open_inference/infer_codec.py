@@ -70,6 +70,7 @@ class InferCodec:
     __slots__ = ("_format", "lead_bytes", "views_body")
 
     reads_query = False
+    streams_lines = False
 
     def __init__(self, body_format: BodyFormat = _ALL_JSON) -> None:
         self._format = body_format

@@ -1,0 +1,44 @@
+"""/api/embed: one vector for each text."""
+
+import orjson
+
+from app.protocols.body_codec import BodyRequest
+from app.protocols.codec import AnswerContext
+from app.protocols.json_output import array_to_json
+from app.protocols.ollama.codec import OllamaCodec
+from app.protocols.ollama.requests import OllamaEmbedRequest, ignored_of
+from app.protocols.text_fields import check_dimensions, rename_text, to_texts
+from frameworks.types import EmbedAnswer, ModelSpec, TextRequest
+
+
+def _build(body: OllamaEmbedRequest, spec: ModelSpec) -> TextRequest:
+    assert spec.text is not None
+    # Ollama's vectors have length 1, whatever the files of the model say.
+    return TextRequest(
+        to_texts(body.input),
+        normalize=True,
+        truncate=body.truncate is not False,
+        dimensions=check_dimensions(body.dimensions or None, spec.text),
+    )
+
+
+def _write(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps(
+        {
+            "model": context.model,
+            "embeddings": array_to_json(answer.embeddings),
+            "total_duration": int(context.latency_ms * 1e6),
+            "load_duration": 0,
+            "prompt_eval_count": answer.tokens,
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+
+
+def _rename(field: str) -> str:
+    return rename_text(field, "input")
+
+
+EMBED_CODEC = OllamaCodec(
+    "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write, rename=_rename, ignored=ignored_of
+)

@@ -1,0 +1,58 @@
+"""Response bodies of Ollama's API as OpenAPI shows them. The codecs write them without these classes."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from app.protocols.bodies import ResponseBody
+
+
+class OllamaEmbedResponse(ResponseBody):
+    """The vectors, in the order of the texts."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = Field(description="Nanoseconds.")
+    load_duration: int
+    prompt_eval_count: int = Field(description="Tokens of all texts.")
+
+
+class _OllamaText(ResponseBody):
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length"]
+    total_duration: int = Field(description="Nanoseconds.")
+    load_duration: int = Field(description="Always 0: waiting for a load is part of the total.")
+    prompt_eval_count: int
+    prompt_eval_duration: int = Field(description="Nanoseconds to the first token; 0 without a stream.")
+    eval_count: int
+    eval_duration: int = Field(description="Nanoseconds from the first token; the total without a stream.")
+
+
+class OllamaAnswerMessage(ResponseBody):
+    """The answer. `tool_calls`: each with its arguments as an object."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class OllamaChatResponse(_OllamaText):
+    """The answer to a conversation. Lines of a stream before the last one have no counts."""
+
+    message: OllamaAnswerMessage
+
+
+class OllamaGenerateResponse(_OllamaText):
+    """The answer to a prompt. Lines of a stream before the last one have no counts."""
+
+    response: str
+    thinking: str | None = None
+
+
+class OllamaErrorResponse(ResponseBody):
+    """The body of every response of these routes with a status of 400 or above."""
+
+    error: str

@@ -1,0 +1,21 @@
+"""The inference routes of Ollama's API, with their descriptions for OpenAPI."""
+
+from app.protocols.ollama import responses
+from app.protocols.ollama.embed import EMBED_CODEC
+from app.protocols.ollama.texts import CHAT_CODEC, GENERATE_CODEC
+from app.protocols.routes import Route, RouteDescription
+
+ROUTES = tuple(
+    Route(
+        codec.path,
+        codec,
+        RouteDescription(
+            "ollama", summary, codec.body, response, responses.OllamaErrorResponse, codec.stream is not None
+        ),
+    )
+    for codec, summary, response in (
+        (CHAT_CODEC, "Answer a conversation", responses.OllamaChatResponse),
+        (GENERATE_CODEC, "Answer a prompt", responses.OllamaGenerateResponse),
+        (EMBED_CODEC, "Embed texts", responses.OllamaEmbedResponse),
+    )
+)

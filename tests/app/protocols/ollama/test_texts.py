@@ -1,0 +1,77 @@
+"""Ollama's messages, options and calls, without a model."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.protocols.bodies import read_body
+from app.protocols.ollama.codec import without_tag
+from app.protocols.ollama.requests import (
+    OllamaEmbedRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaTextRequest,
+    ignored_of,
+)
+from app.protocols.ollama.texts import _check, _Parts, _turns_of
+from frameworks.errors import InvalidInput
+from frameworks.generation.tools.formats import TextFormat, ToolFormat
+
+SPEC: Any = None
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": {"city": "Bern"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("org/a:latest", "org/a"), ("a", "a"), ("a:b", "a:b"), (":latest", ":latest"), (None, None)]
+)
+def test_tag_latest_is_left_out(given: Any, name: Any) -> None:
+    assert without_tag(given) == name
+
+
+def test_results_find_their_calls() -> None:
+    messages = [
+        {"role": "assistant", "tool_calls": [call("first"), call("second")]},
+        {"role": "tool", "content": "2", "tool_name": "second"},
+        {"role": "tool", "content": "1"},
+    ]
+    turns = _turns_of([read_body(OllamaMessage, each) for each in messages])
+    assert [each.arguments for each in turns[0].tool_calls] == ['{"city":"Bern"}'] * 2
+    first, second = (each.id for each in turns[0].tool_calls)
+    assert [(each.tool_call_id, each.name) for each in turns[1:]] == [(second, "second"), (first, "first")]
+
+
+def test_stream_is_default_also_for_null() -> None:
+    assert read_body(OllamaTextRequest, {}).stream
+    assert read_body(OllamaTextRequest, {"stream": None}).stream
+    assert not read_body(OllamaTextRequest, {"stream": False}).stream
+
+
+def test_only_runtime_options_are_ignored() -> None:
+    options = read_body(OllamaOptions, {"num_ctx": 1, "use_mmap": True, "temperature": 0.5, "seed": -1, "stop": "a"})
+    body = read_body(OllamaEmbedRequest, {"input": "a", "options": options})
+    assert ignored_of(body, SPEC) == ("options.num_ctx", "options.use_mmap")
+
+
+def test_options_of_other_samplers_are_refused() -> None:
+    _check({"options": {"mirostat": 0, "tfs_z": 1.0}}, SPEC)
+    with pytest.raises(InvalidInput, match="mirostat"):
+        _check({"options": {"mirostat": 2}}, SPEC)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_are_sent_whole(size: int) -> None:
+    text = 'Hm.<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+    body = SimpleNamespace(tools=[SimpleNamespace(function=SimpleNamespace(name="weather"))])
+    hermes: ToolFormat = "hermes"
+    decoded: Any = SimpleNamespace(body=body, request=SimpleNamespace(text_format=TextFormat(hermes)))
+    parts = _Parts(decoded)
+    parts._is_chat = True
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    members = [parts.push(piece, None)["message"] for piece in pieces] + [parts.push("", "stop")["message"]]
+    calls = [each for member in members for each in member.get("tool_calls", ())]
+    assert calls == [{"function": {"name": "weather", "arguments": {"city": "Bern"}}}]
+    assert "".join(member["content"] for member in members).strip() == "Hm."
