@@ -18,6 +18,7 @@ from app.admin.folders import FoldersApi
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.models import ModelsApi
+from app.admin.ollama import OllamaApi
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
@@ -327,6 +328,7 @@ def build_routers(
         FoldersApi(views, paths).router(),
         AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),
+        OllamaApi(views, max_body_bytes).router(),
         TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections).router(),

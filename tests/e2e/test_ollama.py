@@ -76,3 +76,17 @@ def test_images_are_refused_by_name(server: RunningServer) -> None:
     message = {"role": "user", "content": "a", "images": ["aGk="]}
     answer = ask(server, "/api/chat", {"model": "tiny-llama", "messages": [message]}, 400)
     assert answer["error"].startswith("messages[0].images: expected []")
+
+
+def test_tags_are_models_of_openai(server: RunningServer) -> None:
+    tags = server.client.get("/api/tags").json()["models"]
+    listed = server.client.get("/v1/models").json()["data"]
+    assert [each["name"] for each in tags] == [each["id"] for each in listed]
+    assert server.client.get("/api/version").json()["version"]
+    assert {each["name"] for each in server.client.get("/api/ps").json()["models"]} == set(NAMES)
+
+
+def test_show_describes_capabilities(server: RunningServer) -> None:
+    assert "completion" in ask(server, "/api/show", {"model": "tiny-llama:latest"})["capabilities"]
+    assert ask(server, "/api/show", {"name": "minilm"})["capabilities"] == ["embedding"]
+    assert list(ask(server, "/api/show", {"model": "none"}, 404)) == ["error"]

@@ -67,7 +67,10 @@ _RENAMED = {
 def _build_chat(body: OllamaChatRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
     check_has_template(generation, body.model)
-    tools = [Tool(each.function.name, each.function.description, each.function.parameters) for each in body.tools or ()]
+    tools = [
+        Tool(each.function.name, each.function.description, each.function.parameters, False)
+        for each in body.tools or ()
+    ]
     use = use_tools(tools, "auto", None, True, generation, _constraint_of(body))
     effort, variables = _thinking_of(body, generation)
     conversation = Conversation(_turns_of(body.messages), use.for_template, effort, variables)
@@ -109,7 +112,7 @@ def _limits_of(body: OllamaTextRequest, generation: GenerationSpec) -> tuple[Sam
 def _constraint_of(body: OllamaTextRequest) -> Constraint | None:
     if not body.format:
         return None if body.format != {} else Constraint("json_object")
-    return Constraint("json_object") if body.format == "json" else json_schema_constraint(body.format, "format")  # type: ignore[arg-type]
+    return Constraint("json_object") if body.format == "json" else json_schema_constraint(body.format, "format")
 
 
 def _thinking_of(body: OllamaTextRequest, generation: GenerationSpec) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ from app.protocols.ollama.requests import (
 )
 from app.protocols.ollama.texts import _check, _Parts, _turns_of
 from frameworks.errors import InvalidInput
-from frameworks.generation.tools.formats import TextFormat, ToolFormat
+from frameworks.generation.tools.formats import TextFormat
 
 SPEC: Any = None
 
@@ -33,7 +33,7 @@ def test_tag_latest_is_left_out(given: Any, name: Any) -> None:
 
 
 def test_results_find_their_calls() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [call("first"), call("second")]},
         {"role": "tool", "content": "2", "tool_name": "second"},
         {"role": "tool", "content": "1"},
@@ -66,8 +66,7 @@ def test_options_of_other_samplers_are_refused() -> None:
 def test_calls_are_sent_whole(size: int) -> None:
     text = 'Hm.<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
     body = SimpleNamespace(tools=[SimpleNamespace(function=SimpleNamespace(name="weather"))])
-    hermes: ToolFormat = "hermes"
-    decoded: Any = SimpleNamespace(body=body, request=SimpleNamespace(text_format=TextFormat(hermes)))
+    decoded: Any = SimpleNamespace(body=body, request=SimpleNamespace(text_format=TextFormat("hermes")))
     parts = _Parts(decoded)
     parts._is_chat = True
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
