@@ -29,7 +29,7 @@ _MODELS = f"""
 name = "minilm"
 path = "{MODELS / "minilm"}"
 """
-_TOOL_GROUPS = frozenset({"messages", "responses", "tools"})
+_TOOL_GROUPS = frozenset({"messages", "ollama", "responses", "tools"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 
