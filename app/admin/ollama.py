@@ -8,18 +8,24 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from app import VERSION
 from app.admin.bodies import read_object
+from app.admin.openai_models import capabilities_of
 from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
+from app.inference.unnamed_model import last_spec_of
 from app.protocols.bodies import Body, ResponseBody, read_body
 from app.protocols.ollama.codec import without_tag
 from app.protocols.ollama.responses import OllamaErrorResponse
-from frameworks.errors import AdapterNotFound
+from frameworks.errors import AdapterNotFound, RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelState
+
+OLLAMA_VERSION = "0.12.6"
+"""Of Ollama: the routes here are those of its API. Clients refuse a server whose version lacks what they need."""
+_CAPABILITIES = ("completion", "tools", "thinking", "insert", "embedding")
+"""Those of Ollama that its routes here serve."""
 
 
 class OllamaModel(ResponseBody):
@@ -40,7 +46,7 @@ class OllamaModelList(ResponseBody):
 
 
 class OllamaVersion(ResponseBody):
-    """The version of this server."""
+    """The version of Ollama whose API the routes follow."""
 
     version: str
 
@@ -51,7 +57,9 @@ class OllamaShown(ResponseBody):
     modified_at: str
     details: dict[str, Any]
     model_info: dict[str, Any]
-    capabilities: list[str] = Field(description="completion, tools, thinking or embedding; empty while not loaded.")
+    capabilities: list[str] = Field(
+        description="completion, tools, thinking, insert, embedding; empty before its first load."
+    )
 
 
 class OllamaShowRequest(Body):
@@ -86,19 +94,19 @@ class OllamaApi:
         return router
 
     async def list_ollama_models(self, request: Request) -> Response:
-        """List the models that the key may use, their aliases and their adapters."""
-        slots = self._views.for_request(request).models.slots
+        """List the models that these routes serve and the key may use, their aliases and their adapters."""
+        slots = filter(_is_served, self._views.for_request(request).models.slots)
         return json_response({"models": [self._describe(slot, name) for slot in slots for name in _names(slot)]})
 
     async def list_loaded_models(self, request: Request) -> Response:
-        """List the models that are ready and that the key may use."""
-        slots = self._views.for_request(request).models.slots
+        """List the models of /api/tags that are ready."""
+        slots = filter(_is_served, self._views.for_request(request).models.slots)
         ready = [self._loaded(slot) for slot in slots if slot.state is ModelState.READY]
         return json_response({"models": ready})
 
     async def show_version(self) -> Response:
-        """Show the version of this server."""
-        return json_response({"version": VERSION})
+        """Show the version of Ollama whose API these routes follow."""
+        return json_response({"version": OLLAMA_VERSION})
 
     async def show_ollama_model(self, request: Request) -> Response:
         """Show one model, an alias, or an adapter as `model:adapter`."""
@@ -152,8 +160,13 @@ def _details(slot: ModelSlot) -> dict[str, Any]:
 
 
 def _capabilities(slot: ModelSlot) -> list[str]:
-    spec = slot.spec
-    if spec is None or spec.generation is None:
-        return ["embedding"] if spec is not None and spec.task == "embed" else []
-    text = spec.generation.text_format
-    return ["completion", *(["tools"] if text.tools is not None else []), *(["thinking"] if text.thinks else [])]
+    try:
+        spec = last_spec_of(slot)
+    except RoundhouseError:  # it failed, or was unloaded
+        return []
+    return [] if spec is None else [name for name in capabilities_of(spec) if name in _CAPABILITIES]
+
+
+def _is_served(slot: ModelSlot) -> bool:
+    """Whether the routes serve the model: one that generates or embeds, or that was not loaded yet."""
+    return slot.spec is None or bool(_capabilities(slot))

@@ -9,6 +9,15 @@ import pytest
 from tests.e2e.server import MODELS, RunningServer, serving
 
 NAMES = ("minilm", "tiny-llama")
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Current weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+DIGITS_ENTRY = f'[[models.onnx_models]]\nname = "digits"\npath = "{MODELS / "digits"}"\n'
 TEXT = {"model": "tiny-llama:latest", "prompt": "A list is", "raw": True, "stream": False}
 GREEDY = {"temperature": 0, "num_predict": 8, "repeat_penalty": 1.0}
 
@@ -16,7 +25,7 @@ GREEDY = {"temperature": 0, "num_predict": 8, "repeat_penalty": 1.0}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     entries = (f'[[models.torch_models]]\nname = "{name}"\npath = "{MODELS / name}"\n' for name in NAMES)
-    with serving(tmp_path_factory.mktemp("ollama"), "".join(entries)) as running:
+    with serving(tmp_path_factory.mktemp("ollama"), "".join(entries) + DIGITS_ENTRY) as running:
         yield running.wait_ready()
         running.check_log()
 
@@ -78,11 +87,29 @@ def test_images_are_refused_by_name(server: RunningServer) -> None:
     assert answer["error"].startswith("messages[0].images: expected []")
 
 
-def test_tags_are_models_of_openai(server: RunningServer) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_is_called(server: RunningServer, stream: bool) -> None:
+    body = {
+        "model": "tiny-llama",
+        "messages": [{"role": "user", "content": "How warm is it in Bern?"}],
+        "tools": [WEATHER],
+        "options": {"temperature": 0},
+        "stream": stream,
+    }
+    answer = server.client.post("/api/chat", json=body)
+    assert answer.status_code == 200, answer.text
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    [call] = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert call == {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
+    assert lines[-1]["done_reason"] == "stop"
+
+
+def test_tags_are_models_of_these_routes(server: RunningServer) -> None:
     tags = server.client.get("/api/tags").json()["models"]
+    assert {each["name"] for each in tags} == set(NAMES)
     listed = server.client.get("/v1/models").json()["data"]
-    assert [each["name"] for each in tags] == [each["id"] for each in listed]
-    assert server.client.get("/api/version").json()["version"]
+    assert {each["id"] for each in listed} == {*NAMES, "digits"}
+    assert server.client.get("/api/version").json() == {"version": "0.12.6"}
     assert {each["name"] for each in server.client.get("/api/ps").json()["models"]} == set(NAMES)
 
 

@@ -1,10 +1,10 @@
-"""Random requests that no key allows, over HTTP and gRPC, and a check that only health checks are answered."""
+"""Random requests that no key allows, over HTTP and gRPC, and a check that only what needs no key is answered."""
 
 import asyncio
 import random
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,15 +201,21 @@ def _request(method: str, path: str, headers: dict[str, str], body: bytes) -> by
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: int = 32) -> Outcome:
-    """Send `count` requests over connections from many addresses of loopback; return what the server answered."""
+async def fuzz_http(
+    port: int, keys: Keys, count: int, seed: int, connections: int = 32, documents: Sequence[bytes] = ()
+) -> Outcome:
+    """Send `count` requests over connections from many addresses of loopback; return what the server answered.
+
+    `documents`: the bodies that need no key, beside those of health checks.
+    """
     requests, outcome = Requests(keys, seed), Outcome()
+    open_bodies = (*HEALTH_BODIES, *documents)
     left = count
     addresses = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     first = Outcome()
     for request in requests.signed:
-        assert await _exchange(reader, writer, request, first), "a signed request is answered once"
+        assert await _exchange(reader, writer, request, first, open_bodies), "a signed request is answered once"
     writer.close()
     assert first.statuses == {"200": REPLAYS}, first.allowed
 
@@ -223,7 +229,8 @@ async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: i
                 for _ in range(_MAX_REQUESTS_ON_CONNECTION):
                     left -= 1
                     request, keeps = requests.http()
-                    if not await _exchange(reader, writer, request, outcome) or not keeps or left <= 0:
+                    is_open = await _exchange(reader, writer, request, outcome, open_bodies)
+                    if not is_open or not keeps or left <= 0:
                         break
             finally:
                 writer.close()
@@ -237,7 +244,11 @@ async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: i
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, outcome: Outcome
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    request: bytes,
+    outcome: Outcome,
+    open_bodies: Sequence[bytes],
 ) -> bool:
     """Send a request and read its response; return whether the connection stays open."""
     try:
@@ -253,8 +264,8 @@ async def _exchange(
         return False
     status = int(fields[0].split()[1])
     outcome.statuses[str(status)] += 1
-    is_health = status == 200 and (body in HEALTH_BODIES or (not body and length in map(len, HEALTH_BODIES)))
-    if not is_health and status not in (400, 401, 403, 404, 405):
+    needs_no_key = status == 200 and (body in open_bodies or (not body and length in map(len, open_bodies)))
+    if not needs_no_key and status not in (400, 401, 403, 404, 405):
         outcome.allowed.append(f"{request[:300]!r}: {status} {body[:100]!r}")
     return headers.get("connection") != "close"
 
