@@ -1,5 +1,6 @@
 """Build the OpenAPI document: FastAPI's routes, and the inference routes that are served in front of FastAPI."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,14 +118,14 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "tags": [described.tag],
         "summary": described.summary,
-        "operationId": "_".join([described.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
+        "operationId": "_".join([described.tag, *re.findall(r"\w+", route.path)]),
         "requestBody": {"required": True, "content": requests},
         "responses": {
             "200": {"description": "The result.", "content": responses},
             **_errors([described.error, *(each.error for each in others)], route.path),
         },
     }
-    names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
+    names = re.findall(r"\{(\w+)\}", route.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if described.form is not None:
         parameters += _query_of(described.form, names)

@@ -19,13 +19,6 @@ DOCUMENTS = (
     *("/openapi.json", "/docs", "/docs/"),
     *("/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"),
 )
-    "/openapi.json",
-    "/docs",
-    "/docs/",
-    "/docs/swagger-ui-bundle.js",
-    "/docs/swagger-ui.css",
-    "/docs/favicon.png",
-)
 
 
 @pytest.fixture(scope="module")

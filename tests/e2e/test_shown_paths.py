@@ -60,6 +60,11 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v2/models/{name}/generate_stream", {"text_input": "a"}),
     ("POST", "/v2/models/{name}/versions/{version}/generate_stream", {"text_input": "a"}),
     ("POST", "/v2/repository/index", {}),
+    ("POST", "/v1/models/{name}:predict", {"instances": [9]}),
+    ("POST", "/api/show", {"model": "{name}"}),
+    ("POST", "/api/chat", {"model": "{name}", "messages": CHAT}),
+    ("POST", "/api/generate", {"model": "{name}", "prompt": "a"}),
+    ("POST", "/api/embed", {"model": "{name}", "input": "a"}),
 ]
 # Extensions that the server refuses without a look at a model.
 REFUSED = ("/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/trace", "/v2/logging", "/v2/models/{name}/trace")
