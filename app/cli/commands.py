@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app import VERSION
 from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
+from app.cli.parser import CommandParser
 from app.cli.run import INTERRUPTED, INTERRUPTED_STATUS, add_run
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
@@ -31,15 +33,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 for a failure, 2 for a wrong command or config."""
     if arguments is None:
         ensure_utf8()
-    options = _parser().parse_args(arguments)
+        arguments = sys.argv[1:]
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    options = parser.parse(arguments)
     run: Any = options.run
     status: int = run(options)
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="roundhouse", description="One server for ONNX and PyTorch models.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="roundhouse",
+        description="One server for ONNX and PyTorch models.",
+        epilog="`roundhouse COMMAND --help` describes a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"roundhouse {VERSION}")
+    commands = parser.add_commands("COMMAND")
     _add_serve(commands)
     _add_check(commands)
     _add_models(commands)
@@ -127,14 +139,15 @@ def _add_infer(commands: Any) -> None:
     infer.set_defaults(run=_infer)
 
 
-def _command(commands: Any, name: str, description: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
+def _command(commands: Any, name: str, description: str, example: str) -> CommandParser:
+    parser: CommandParser = commands.add_parser(
         name,
-        help=description,
+        help=description.partition(". ")[0].removesuffix(".") + ".",
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(parser=parser)
     return parser
 
 

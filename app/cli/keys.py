@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
+from app.cli.parser import CommandParser
 from app.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from app.auth.principal import Scope
     from app.config import AuthSettings
 
-AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
+AddCommand = Callable[[Any, str, str, str], CommandParser]
 """Adds a command: subparsers, name, description, example."""
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -40,7 +41,7 @@ def add_keys(commands: Any, add_command: AddCommand) -> None:
         "Create, list, revoke and rotate the API keys of a server.",
         "roundhouse keys create --tenant search --scopes infer,read\n  roundhouse keys list",
     )
-    actions = keys.add_subparsers(required=True, metavar="ACTION")
+    actions = keys.add_commands("ACTION")
     _add_create(actions, add_command)
     listing = add_command(actions, "list", "List the keys, without their secrets.", "roundhouse keys list --json")
     listing.add_argument("--json", action="store_true", help="print a JSON array")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.conftest import Start
+from tests.e2e.engines import engines
 from tests.e2e.server import WAIT_S, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 
@@ -242,6 +244,24 @@ def test_shadow_gets_copies_of_requests(start: Start, folder: Path) -> None:
     ask(server)
     assert outcomes("3") == {"same": 5}
     assert server.sample("roundhouse_requests_total", model="m", version="3") == 0
+
+
+@pytest.mark.extended
+def test_shadow_process_has_low_priority(start: Start, folder: Path) -> None:
+    add_version(folder, 2)
+    server = start(entry(folder, 'isolation = "process"')).wait_ready()
+    own = psutil.Process(server.process.pid).nice()
+
+    def niceness() -> list[int]:
+        return sorted(process.nice() for _, process in engines(server))
+
+    order(server, "load", version="1")
+    order(server, shadow={"version": "2"})
+    wait_until(lambda: niceness() == [own, min(own + 10, 19)])
+    # The priority of a running process cannot be raised: version 2 gets another one.
+    order(server, "load", version="2")
+    assert ask(server) == ("2", 2)
+    wait_until(lambda: set(niceness()) == {own})
 
 
 @pytest.mark.extended
