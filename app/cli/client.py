@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from urllib.parse import quote
 # Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600
 _HEADER_VALUE = re.compile("[!-~]+")
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def call(
         with error:
             return error.code, _decode(error.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {error}")
+        return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {_reason_of(error)}")
 
 
 def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
@@ -77,6 +79,25 @@ def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: boo
     if api_key and not _HEADER_VALUE.fullmatch(api_key):
         raise ValueError("expected visible ASCII characters, got others; copy it again")
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def server_url(text: str) -> str:
+    """Return the address of a server; host:port without a scheme is http."""
+    return text if "://" in text or not _HOST_AND_PORT.match(text) else f"http://{text}"
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why no server answered, with the remedy where there is one."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"a certificate that is not trusted ({reason.verify_message}); name its authority with --cacert"
+    if isinstance(reason, ConnectionRefusedError):
+        return "no connection: nothing listens there; start the server, or name another address"
+    if isinstance(reason, socket.gaierror):
+        return "a host name that is not known; name another one"
+    if isinstance(reason, TimeoutError):
+        return "no answer in time"
+    return str(reason)
 
 
 def tls_context(tls: TlsOptions) -> ssl.SSLContext:

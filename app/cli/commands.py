@@ -156,7 +156,7 @@ def _add_server(
     url: str | None = _DEFAULT_URL,
     url_help: str = "address of the server; default: %(default)s",
 ) -> None:
-    parser.add_argument("--url", default=url, help=url_help)
+    parser.add_argument("--url", type=_server_url, default=url, help=url_help)
     parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
     parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
@@ -164,6 +164,12 @@ def _add_server(
     parser.add_argument(
         "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
     )
+
+
+def _server_url(text: str) -> str:
+    from app.cli.client import server_url
+
+    return server_url(text)
 
 
 def _access(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """The client of the command line against servers other than Roundhouse."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
-from app.cli.client import call
+from app.cli.client import TlsOptions, call, server_url
+from tests.support.certificates import Authority, server_pair
 
 RESPONSES = {
     "/html": (502, b"<html>Bad Gateway</html>"),
@@ -71,6 +74,49 @@ def test_invalid_key_is_not_sent(url: str, key: str) -> None:
     status, response = call(url, "GET", "/authorization", api_key=key)
     assert (status, response["error"]["code"]) == (0, "invalid_key")
     assert key not in response["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("127.0.0.1:8390", "http://127.0.0.1:8390"),
+        ("localhost", "http://localhost"),
+        ("[::1]:80/models", "http://[::1]:80/models"),
+        ("https://a", "https://a"),
+        ("file:///a", "file:///a"),
+        ("a b", "a b"),
+    ],
+)
+def test_address_without_scheme_is_http(text: str, url: str) -> None:
+    assert server_url(text) == url
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("http://127.0.0.1:1", "no connection: nothing listens there; start the server, or name another address"),
+        ("http://no.such.host.invalid", "a host name that is not known; name another one"),
+    ],
+)
+def test_reason_has_no_name_of_python(address: str, reason: str) -> None:
+    _, response = call(address, "GET", "/models")
+    assert response["error"]["message"] == f"--url: expected a Roundhouse server at {address}, got {reason}"
+
+
+def test_unknown_authority_names_cacert(tmp_path: Path) -> None:
+    files = server_pair(Authority()).write(tmp_path, "server")
+    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        # The handshake fails in the accept.
+        server.timeout = 10
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        _, response = call(f"https://127.0.0.1:{server.server_port}", "GET", "/models", tls=TlsOptions())
+        thread.join()
+    assert "a certificate that is not trusted (" in response["error"]["message"]
+    assert response["error"]["message"].endswith("; name its authority with --cacert")
 
 
 def test_call_without_server_returns_unreachable() -> None:
