@@ -56,7 +56,7 @@ def test_help_examples_parse(command: str, capsys: pytest.CaptureFixture[str]) -
         assert _parser().parse_args(words[1:])
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["infer", "digits"], ["infer"], ["check"], ["serve", "--prt"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["infer", "digits"], ["infer"], ["check"], ["serve", "--prt"]])
 def test_invalid_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
