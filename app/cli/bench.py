@@ -238,7 +238,7 @@ def _address(options: argparse.Namespace, tls: "TlsOptions") -> "Address":
 
     is_grpc = options.protocol == "grpc"
     url = options.url or (_GRPC_URL if is_grpc else _HTTP_URL)
-    if is_grpc and "://" not in url:
+    if "://" not in url:
         has_tls = tls.authorities is not None or tls.certificate is not None
         url = f"{'https' if has_tls else 'http'}://{url}"
     # The context also for gRPC, whose own messages name no file.

@@ -156,7 +156,8 @@ def _add_server(
     url: str | None = _DEFAULT_URL,
     url_help: str = "address of the server; default: %(default)s",
 ) -> None:
-    parser.add_argument("--url", type=_server_url, default=url, help=url_help)
+    # Without a default the command reads the address itself: that of gRPC has no scheme.
+    parser.add_argument("--url", type=str if url is None else _server_url, default=url, help=url_help)
     parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
     parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
