@@ -16,6 +16,7 @@ const LENGTH = [
   { name: "stop", kind: "lines", hint: "one per line; the text ends before it" },
   { name: "stop_token_ids", kind: "integers", hint: "ids with commas" },
   { name: "ignore_eos", kind: "flag", hint: "go on after the end token" },
+  { name: "include_stop_str_in_output", kind: "flag", hint: "the text ends with the stop string" },
 ];
 const PENALTIES = [
   { name: "repetition_penalty", kind: "number", min: 0.01, max: 100, step: 0.05 },
@@ -60,6 +61,10 @@ export const CHAT_OPTIONS = [
     { name: "parallel_tool_calls", kind: "choice", values: ["true", "false"] },
     { name: "reasoning_effort", kind: "choice", values: ["none", "minimal", "low", "medium", "high", "xhigh", "max"] },
     { name: "chat_template_kwargs", kind: "json", hint: 'variables of the template: {"enable_thinking": false}' },
+  ]],
+  ["Last message", [
+    { name: "continue_final_message", kind: "flag", hint: "continue the last message, one of the assistant" },
+    { name: "add_generation_prompt", kind: "choice", values: ["true", "false"] },
   ]],
   ["Request", REQUEST],
 ];
