@@ -26,7 +26,8 @@ INDEX_OPTIONS = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet")
 def texts() -> list[Path]:
     """Return the tracked files that hold text or code."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / name for name in listed.split("\0") if name.endswith(TEXTS) or name == "Makefile"]
+    names = [name for name in listed.split("\0") if name.endswith(TEXTS) or name == "Makefile"]
+    return [ROOT / name for name in names if ROOT / name != Path(__file__)]
 
 
 def test_no_text_installs_another_distribution() -> None:

@@ -172,7 +172,7 @@ def lost_as(error: httpx.TransportError) -> str:
 def content(answer: httpx.Response) -> dict[str, Any]:
     """Return the body without what differs between equal requests; of a stream the last event with the whole text."""
     if answer.headers["content-type"].startswith("text/event-stream"):
-        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
         events = [json.loads(line) for line in lines if line != "[DONE]"]
         body = events[-1] | {"text": "".join(event.get("text", "") for event in events), "is_whole": "[DONE]" in lines}
     else:

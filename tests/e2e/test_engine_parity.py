@@ -176,7 +176,7 @@ def test_embeddings_equal_those_of_local_model(servers: Servers) -> None:
 
 def stream(server: RunningServer, path: str, body: dict[str, Any]) -> list[Any]:
     with server.client.stream("POST", path, json=body | {"stream": True}) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     assert answer.status_code == 200
     pieces = [steady(json.loads(line)) for line in lines if line != "[DONE]"]
     # The pieces of two choices arrive in any order.

@@ -27,7 +27,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 def events_of(answer: httpx.Response) -> Iterator[Any]:
     """Yield the server-sent events as they arrive."""
     for line in answer.iter_lines():
-        if line:
+        if line and not line.startswith(":"):
             assert line.startswith("data: ")
             yield json.loads(line.removeprefix("data: "))
 

@@ -64,7 +64,7 @@ def _events(lines: Iterator[str]) -> Iterator[Any]:
     for line in lines:
         if line == "data: [DONE]":
             return
-        if line:
+        if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
 
 

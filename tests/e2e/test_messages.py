@@ -72,7 +72,8 @@ def stream(server: RunningServer, model: str = "hermes", **fields: Any) -> Any:
     answer = server.client.post("/v1/messages", json=body)
     assert answer.headers["content-type"] == "text/event-stream"
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    found = [each.split("\n") for each in answer.text.removesuffix("\n\n").split("\n\n")]
+    events = answer.text.removesuffix("\n\n").split("\n\n")
+    found = [each.split("\n") for each in events if not each.startswith(":")]
     return collect(
         NamedEvent(name.removeprefix("event: ").encode(), data.removeprefix("data: ").encode()) for name, data in found
     )

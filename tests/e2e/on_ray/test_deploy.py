@@ -88,7 +88,7 @@ def events_after_kill(deployed: DeployedServer) -> list[str]:
     body = {"prompt": "The module", "max_tokens": 400, "ignore_eos": True, "stream": True}
     (replica, *_) = deployed.replicas("model-tiny-llama")
     with deployed.client.stream("POST", "/models/tiny-llama/infer", json=body) as answer:
-        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
         assert "text" in json.loads(next(events))
         replica.kill()
         rest = list(events)
