@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import httpx
 
 from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
 from tests.support.keyring import MadeKey, make_key
@@ -18,6 +19,11 @@ from tests.support.signing import signed_headers
 
 HEALTH_BODIES = (b'{"status":"live"}', b'{"status":"ready"}', b'{"live":true}', b'{"ready":true}')
 HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+DOCUMENTS = (
+    *("/openapi.json", "/docs", "/docs/"),
+    *("/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"),
+)
+"""They describe the routes, and need no key."""
 MODEL = "vector"
 
 _ANSWER_LIMIT_S = 120.0
@@ -201,15 +207,11 @@ def _request(method: str, path: str, headers: dict[str, str], body: bytes) -> by
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def fuzz_http(
-    port: int, keys: Keys, count: int, seed: int, connections: int = 32, documents: Sequence[bytes] = ()
-) -> Outcome:
-    """Send `count` requests over connections from many addresses of loopback; return what the server answered.
-
-    `documents`: the bodies that need no key, beside those of health checks.
-    """
+async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: int = 32) -> Outcome:
+    """Send `count` requests over connections from many addresses of loopback; return what the server answered."""
     requests, outcome = Requests(keys, seed), Outcome()
-    open_bodies = (*HEALTH_BODIES, *documents)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, trust_env=False) as client:
+        open_bodies = (*HEALTH_BODIES, *[(await client.get(path)).content for path in DOCUMENTS])
     left = count
     addresses = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
