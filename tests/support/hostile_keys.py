@@ -210,8 +210,8 @@ def _request(method: str, path: str, headers: dict[str, str], body: bytes) -> by
 async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: int = 32) -> Outcome:
     """Send `count` requests over connections from many addresses of loopback; return what the server answered."""
     requests, outcome = Requests(keys, seed), Outcome()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, trust_env=False) as client:
-        open_bodies = (*HEALTH_BODIES, *[(await client.get(path)).content for path in DOCUMENTS])
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, trust_env=False) as browser:
+        open_bodies = (*HEALTH_BODIES, *[(await browser.get(path)).content for path in DOCUMENTS])
     left = count
     addresses = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
