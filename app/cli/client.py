@@ -14,7 +14,6 @@ from urllib.parse import quote
 # Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600
 _HEADER_VALUE = re.compile("[!-~]+")
-_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +78,6 @@ def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: boo
     if api_key and not _HEADER_VALUE.fullmatch(api_key):
         raise ValueError("expected visible ASCII characters, got others; copy it again")
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-def server_url(text: str) -> str:
-    """Return the address of a server; host:port without a scheme is http."""
-    return text if "://" in text or not _HOST_AND_PORT.match(text) else f"http://{text}"
 
 
 def _reason_of(error: Exception) -> str:

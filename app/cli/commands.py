@@ -18,7 +18,7 @@ from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, server_url
 from app.cli.run import INTERRUPTED, INTERRUPTED_STATUS, add_run
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
@@ -157,7 +157,7 @@ def _add_server(
     url_help: str = "address of the server; default: %(default)s",
 ) -> None:
     # Without a default the command reads the address itself: that of gRPC has no scheme.
-    parser.add_argument("--url", type=str if url is None else _server_url, default=url, help=url_help)
+    parser.add_argument("--url", type=str if url is None else server_url, default=url, help=url_help)
     parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
     parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
@@ -165,12 +165,6 @@ def _add_server(
     parser.add_argument(
         "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
     )
-
-
-def _server_url(text: str) -> str:
-    from app.cli.client import server_url
-
-    return server_url(text)
 
 
 def _access(options: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 WRONG_COMMAND_STATUS = 2
 
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?(?:/|$)")
+
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose commands are of this class too, as argparse has it."""
@@ -46,3 +48,8 @@ class CommandParser(argparse.ArgumentParser):
         wrong = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
         nearest = get_close_matches(wrong, known, 1)
         return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def server_url(text: str) -> str:
+    """Return the address of a server; host:port without a scheme is http."""
+    return text if "://" in text or not _HOST_AND_PORT.match(text) else f"http://{text}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
+from app.cli.parser import server_url
 from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
 from frameworks.extras import install_command
 
@@ -105,18 +106,12 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     )
     run.add_argument("--restart", action="store_true", help="forget an earlier run and replace its output")
     run.add_argument("--config", type=Path, metavar="FILE", help="settings of devices, scheduling and models")
-    run.add_argument("--url", type=_server_url, help="send to this running server instead")
+    run.add_argument("--url", type=server_url, help="send to this running server instead")
     run.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time to --url; default: 8")
     run.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     run.add_argument("--api-key", metavar="KEY", help="for --url; default: ROUNDHOUSE_API_KEY")
     add_ray_options(run)
     run.set_defaults(run=_run)
-
-
-def _server_url(text: str) -> str:
-    from app.cli.client import server_url
-
-    return server_url(text)
 
 
 def _run(options: argparse.Namespace) -> int:

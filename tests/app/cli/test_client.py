@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.client import TlsOptions, call, server_url
+from app.cli.client import TlsOptions, call
+from app.cli.parser import server_url
 from tests.support.certificates import Authority, server_pair
 
 RESPONSES = {
