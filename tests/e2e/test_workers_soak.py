@@ -14,7 +14,7 @@ from tests.e2e.soaks import LONG, LONG_TIMEOUT_S, PERMITTED, SHORT, Plan, descri
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their names"),
-    pytest.mark.extended,
+    pytest.mark.nightly,
 ]
 
 COUNT = 3
@@ -26,9 +26,7 @@ SEED = random.SystemRandom().randrange(10**6)
     "plan",
     [
         Plan(*SHORT, frozenset({WORKER}), SEED),
-        pytest.param(
-            Plan(*LONG, frozenset({WORKER}), SEED), marks=(pytest.mark.nightly, pytest.mark.timeout(LONG_TIMEOUT_S))
-        ),
+        pytest.param(Plan(*LONG, frozenset({WORKER}), SEED), marks=pytest.mark.timeout(LONG_TIMEOUT_S)),
     ],
     ids=["short", "long"],
 )

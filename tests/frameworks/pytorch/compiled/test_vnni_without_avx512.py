@@ -9,7 +9,7 @@ import pytest
 
 from frameworks.pytorch.compiled.vectors import has_integers
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.nightly
 
 _LIKE_SUCH_A_CPU = {
     "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI",
