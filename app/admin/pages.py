@@ -10,6 +10,7 @@ from starlette.responses import FileResponse
 
 from app import VERSION
 from app.http.openapi import describe_responses
+from app.http.prefixes import prefix_of
 from app.http.responses import json_response
 from app.protocols.bodies import ResponseBody
 from app.protocols.errors import NotFound
@@ -49,12 +50,21 @@ class PagesApi:
         }
         router.add_api_route("/", self.index, methods=["GET"], responses=describe_responses(ServerIndex))
         router.add_api_route("/docs", self.docs, methods=["GET"], response_class=Response, responses=html)
+        router.add_api_route("/openapi.json", self.openapi, methods=["GET"], include_in_schema=False)
         router.add_api_route("/docs/{file}", self.docs_file, methods=["GET"], include_in_schema=False)
         return router
 
-    async def index(self) -> Response:
+    async def index(self, request: Request) -> Response:
         """The server's name, its version and the paths of its parts."""
-        return json_response({"name": "roundhouse", "version": VERSION, "links": LINKS})
+        prefix = prefix_of(request.scope)
+        links = {name: prefix + path for name, path in LINKS.items()}
+        return json_response({"name": "roundhouse", "version": VERSION, "links": links})
+
+    async def openapi(self, request: Request) -> Response:
+        """Return the OpenAPI document; its server is the prefix, if there is one."""
+        document = request.app.openapi()
+        prefix = prefix_of(request.scope)
+        return json_response({**document, "servers": [{"url": prefix}]} if prefix else document)
 
     async def docs(self, request: Request) -> Response:
         """A page to read and try every route, without internet."""

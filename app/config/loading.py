@@ -29,7 +29,7 @@ from app.config.ray_groups import check_replica_groups
 from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
-from app.config.web_names import HostPattern, WebOrigin
+from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
 from frameworks.cpus import usable_cpus
 from frameworks.pipeline_settings import PipelineEntry
 from frameworks.settings import (
@@ -104,6 +104,11 @@ class ServerSettings(BaseModel):
     does not have."""
     cors_origins: Annotated[tuple[WebOrigin, ...], Field(strict=False)] = ()
     """Origins like `"https://app.example.org"` whose pages may call; `"*"` is every page. Default: none."""
+    root_path: RootPath = ""
+    """Prefix of all paths for clients behind a proxy, like `"/llm"`. Requests are answered with and without it.
+    Default: none."""
+    trusted_proxies: Annotated[tuple[ProxyNetwork, ...], Field(strict=False)] = ()
+    """IP addresses or networks of proxies whose `X-Forwarded-Prefix` is the prefix of paths. Default: none."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     """Maximum size of a request body and of a gRPC message; a larger one is refused."""
     max_buffered_bytes: Annotated[Bytes, AfterValidator(_holds_one_body), Field(validate_default=True)] = 512 * 1024**2

@@ -1,12 +1,53 @@
-"""Types of settings that name hosts and origins."""
+"""Types of settings that name hosts, origins, proxies and the paths of URLs."""
 
 import re
+from ipaddress import ip_network
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#@A-Z]+", re.ASCII)
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
+_MAX_ROOT_PATH_CHARACTERS = 256
+
+OWN_FIRST_PARTS = frozenset(
+    {
+        "api", "classify", "detokenize", "docs", "embed", "embeddings", "events", "folders", "generate",
+        "generate_stream", "health", "infer", "inference", "info", "metrics", "models", "openapi.json", "pooling",
+        "predict", "requests", "rerank", "score", "similarity", "tokenize", "v1", "v2", "web",
+    }
+)  # fmt: skip
+"""The first parts of the paths of routes: a prefix that begins with one of them would hide routes."""
+
+
+def is_root_path(value: str) -> bool:
+    """Whether a text is a prefix of paths, like `/llm`, that needs no escapes in a URL or in HTML."""
+    return (
+        len(value) <= _MAX_ROOT_PATH_CHARACTERS
+        and _ROOT_PATH.fullmatch(value) is not None
+        and not {".", ".."} & set(value.split("/"))
+    )
+
+
+def _root_path(value: str) -> str:
+    path = value.rstrip("/")
+    if path and not is_root_path(path):
+        raise ValueError(
+            f'expected a path like "/llm" of letters, digits, ".", "_", "~", "-" and "/", at most '
+            f"{_MAX_ROOT_PATH_CHARACTERS} characters"
+        )
+    if path and path.split("/")[1] in OWN_FIRST_PARTS:
+        raise ValueError(f"expected a path that begins like no route of the server, got /{path.split('/')[1]}")
+    return path
+
+
+def _network(value: str) -> str:
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        raise ValueError('expected an IP address or a network, like "10.0.0.5" or "10.0.0.0/8"') from None
+    return value
 
 
 def _host(value: str) -> str:
@@ -23,3 +64,6 @@ def _origin(value: str) -> str:
 
 HostPattern = Annotated[str, AfterValidator(_host)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
+RootPath = Annotated[str, AfterValidator(_root_path)]
+"""Without a slash at its end; empty: none."""
+ProxyNetwork = Annotated[str, AfterValidator(_network)]

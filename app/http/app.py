@@ -18,6 +18,7 @@ from app.http.gate import HttpGate
 from app.http.middleware import AdminMiddleware
 from app.http.openapi import build_document
 from app.http.origins import OriginPolicy, OriginRules
+from app.http.prefixes import PathPrefixes, PrefixRules
 from app.http.responses import error_body
 from app.http.web_files import WebSite
 from app.http.web_page import WebPage
@@ -41,10 +42,12 @@ def build_app(
     rules: OriginRules,
     authenticator: Authenticator | None,
     site: WebSite | None = None,
+    prefixes: PrefixRules | None = None,
 ) -> Endpoint:
     """Return the application. `table`: inference routes. `admin`: answers all other requests, as that of `build_admin`.
 
     `authenticator`: of every request; None: no request needs a key. `site`: the web page; None: `GET /` is JSON.
+    `prefixes`: of the paths.
     """
     origins, byte_limit = OriginPolicy(rules), pipeline.bounds.requests.byte_limit
     if site is not None:
@@ -53,7 +56,9 @@ def build_app(
     gate = None
     if authenticator is not None:
         gate = HttpGate(authenticator, pipeline.observer, table.error_writer, origins, site is not None)
-    return Endpoint(pipeline, table, middleware, origins, gate)
+    return Endpoint(
+        pipeline, table, middleware, origins, gate, PathPrefixes(prefixes) if prefixes and any(prefixes) else None
+    )
 
 
 def build_admin(
@@ -64,13 +69,14 @@ def build_admin(
     `table`: inference routes, which are only described. `byte_limit`: counts the bodies. `lifespan` starts and stops
     all parts.
     """
-    # FastAPI's own documentation pages load scripts from a CDN.
+    # FastAPI's own documentation pages load scripts from a CDN, and its document does not know the prefix.
     admin = FastAPI(
         title="Roundhouse",
         description=_DESCRIPTION,
         version=VERSION,
         lifespan=lifespan,
         docs_url=None,
+        openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )

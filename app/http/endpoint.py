@@ -15,6 +15,7 @@ from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.parsing import LONG_BODY_BYTES
+from app.http.prefixes import PathPrefixes
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -91,8 +92,9 @@ class Endpoint:
         admin: ASGIApp,
         origins: OriginPolicy,
         gate: HttpGate | None = None,
+        prefixes: PathPrefixes | None = None,
     ) -> None:
-        """`gate`: decides on every request before it is routed; None: all may call."""
+        """`gate`: decides on every request before it is routed; None: all may call. `prefixes`: of the paths."""
         self._pipeline = pipeline
         self._observer = pipeline.observer
         self._tracer = pipeline.observer.tracer
@@ -104,10 +106,13 @@ class Endpoint:
         self._known_hosts = origins.known_hosts
         self._admin = admin
         self._gate = gate
+        self._prefixes = prefixes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
             return self._admin(scope, receive, send)
+        if self._prefixes is not None:
+            self._prefixes.set_prefix(scope)
         record = begin_record(scope)
         gate, tracer = self._gate, self._tracer
         if gate is not None and gate.keys.required:

@@ -63,7 +63,7 @@ class WebSite:
     def read(cls, folder: Path = WEB_FOLDER) -> Self | None:
         """Read a folder with `index.html`; None without one. Names that begin with a dot are left out.
 
-        `{{base}}` in `index.html` becomes the path of the files. Raises OSError.
+        `{{base}}` in `index.html` becomes the path of the files, relative to `/`. Raises OSError.
         """
         if not (folder / _INDEX).is_file():
             return None
@@ -75,9 +75,16 @@ class WebSite:
             tree.update(f"{name}\0{digest}\0".encode())
             files[name] = _file(path, digest, path.read_bytes() if path.stat().st_size <= _LARGE_BYTES else None)
         base = f"/web/{tree.hexdigest()[:_HASH_CHARACTERS]}"
-        page = (folder / _INDEX).read_bytes().replace(_BASE, base.encode())
+        page = (folder / _INDEX).read_bytes().replace(_BASE, base[1:].encode())
         del files[_INDEX]
         return cls(base, _file(folder / _INDEX, hashlib.sha256(page).hexdigest(), page), files)
+
+    def index_below(self, prefix: str) -> WebFile:
+        """Return the page for clients that see it at this prefix, with or without a slash at its end."""
+        assert self.index.content is not None
+        base = f'<head>\n  <base href="{prefix}/">'.encode()
+        page = self.index.content.replace(b"<head>", base, 1)
+        return _file(self.index.path, hashlib.sha256(page).hexdigest(), page)
 
     def find(self, path: str) -> WebFile | None:
         """Return the file with this path, as `/web/<hash>/main.js`; None for any other path."""

@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.file_responses import FileSender, header_values, is_known, open_regular, send_whole
+from app.http.prefixes import prefix_of
 from app.http.web_files import WebFile, WebSite
 from app.protocols.codec import Header
 from app.protocols.errors import MethodNotAllowed, NotFound
 
 _FILES = "/web/"
 _METHODS = "GET, HEAD"
+_MAX_PREFIXES = 16
+"""Pages for so many prefixes of the path are kept."""
 
 # Only files of this server; WebAssembly may be compiled, text may not be evaluated, and no page may frame this one.
 _POLICY = (
@@ -29,6 +33,10 @@ _SECURITY: tuple[Header, ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _OF_PAGE: tuple[Header, ...] = (*_SECURITY, (b"cache-control", b"no-cache"), (b"vary", b"Accept, Accept-Encoding"))
+_OF_PAGE_WITH_BASE: tuple[Header, ...] = (
+    (b"content-security-policy", _POLICY.replace(b"base-uri 'none'", b"base-uri 'self'")),
+    *_OF_PAGE[1:],
+)
 _OF_FILE: tuple[Header, ...] = (
     *_SECURITY,
     (b"cache-control", b"public, max-age=31536000, immutable"),
@@ -44,13 +52,18 @@ class WebPage:
         self._site = site
         self._admin = admin
         self._sender = FileSender()
+        self._index_below = lru_cache(_MAX_PREFIXES)(site.index_below)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises NotFound for an unknown file or an old hash, MethodNotAllowed."""
         if scope["type"] != "http":
             await self._admin(scope, receive, send)
         elif asks_for_page(scope):
-            await self._send(self._site.index, _OF_PAGE, scope, receive, send)
+            prefix = prefix_of(scope)
+            if prefix:
+                await self._send(self._index_below(prefix), _OF_PAGE_WITH_BASE, scope, receive, send)
+            else:
+                await self._send(self._site.index, _OF_PAGE, scope, receive, send)
         elif scope["path"].startswith(_FILES):
             if scope["method"] not in ("GET", "HEAD"):
                 raise MethodNotAllowed(scope["method"], scope["path"][:200], _METHODS)

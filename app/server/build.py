@@ -35,6 +35,7 @@ from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
+from app.http.prefixes import PrefixRules
 from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.collections import Collections, ConfiguredCollection
@@ -196,7 +197,7 @@ def build(
     )
     rules, site = origin_rules(loaded.settings.server), read_site(loaded.settings.server)
     warn_of_missing_site(loaded.settings.server, site)
-    app = build_app(inference.pipeline, table, admin, rules, authenticator, site)
+    app = build_app(inference.pipeline, table, admin, rules, authenticator, site, prefix_rules(loaded.settings.server))
     return Server(app, inference.pipeline.lifecycle)
 
 
@@ -345,6 +346,11 @@ def read_site(server: ServerSettings) -> WebSite | None:
 def warn_of_missing_site(server: ServerSettings, site: WebSite | None) -> None:
     if site is None and server.web:
         log.warning("no web page: the folder app/web of this installation has none")
+
+
+def prefix_rules(server: ServerSettings) -> PrefixRules:
+    """Return the prefixes of paths that are served."""
+    return PrefixRules(server.root_path, server.trusted_proxies)
 
 
 def origin_rules(server: ServerSettings) -> OriginRules:

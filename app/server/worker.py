@@ -34,7 +34,15 @@ from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, renew_request_ids
 from app.observability.tracing import close_tracer, open_tracer
-from app.server.build import Monitors, build_bounds, build_collections, build_routes, management_methods, origin_rules
+from app.server.build import (
+    Monitors,
+    build_bounds,
+    build_collections,
+    build_routes,
+    management_methods,
+    origin_rules,
+    prefix_rules,
+)
 from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
 from app.server.live import WorkerRoutes
@@ -201,7 +209,8 @@ class _Worker:
         forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
         admin = WorkerRoutes(self._viewers, ModelFiles(self._replica), forwarded)
         rules, site = origin_rules(settings.server), self._inherited.site
-        app = build_app(self._pipeline, build_routes(), admin, rules, self._authenticator, site)
+        prefixes = prefix_rules(settings.server)
+        app = build_app(self._pipeline, build_routes(), admin, rules, self._authenticator, site, prefixes)
         return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)
 
     def supervisor_lost(self, _: object) -> None:

@@ -19,6 +19,7 @@ from app.auth.access import HttpAccess
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.bodies import read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
+from app.http.prefixes import prefix_of, set_prefix
 from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
@@ -226,6 +227,7 @@ def _call_of(scope: Scope, record: RequestRecord, body: bytes | None, number: in
         scope["method"],
         scope["path"],
         scope["raw_path"],
+        prefix_of(scope),
         scope["query_string"],
         [pair for pair in scope["headers"] if pair[0] not in CREDENTIAL_HEADERS],
         scope["http_version"],
@@ -236,7 +238,7 @@ def _call_of(scope: Scope, record: RequestRecord, body: bytes | None, number: in
 
 
 def _scope_of(call: AdminCall, record: RequestRecord) -> Scope:
-    return {
+    scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": call.http_version,
@@ -250,6 +252,8 @@ def _scope_of(call: AdminCall, record: RequestRecord) -> Scope:
         "server": call.server,
         "record": record,
     }
+    set_prefix(scope, call.prefix)
+    return scope
 
 
 def _receive_of(call: AdminCall) -> Receive:

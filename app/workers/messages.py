@@ -49,8 +49,9 @@ class Sender(Struct, frozen=True, array_like=True):
 class AdminCall(ControlRequest, frozen=True):
     """A request over HTTP that is no inference, authenticated. Answered by AdminAnswer.
 
-    `method` to `server`: as in the ASGI scope, without headers that hold a key. `started_s`: time.perf_counter, one
-    clock for all processes. `body`: None for one that is larger than MAX_MANAGEMENT_BYTES, of which nothing is sent.
+    `method` to `server`: as in the ASGI scope, without headers that hold a key. `prefix`: of the path. `started_s`:
+    time.perf_counter, one clock for all processes. `body`: None for one that is larger than MAX_MANAGEMENT_BYTES, of
+    which nothing is sent.
     """
 
     sender: Sender
@@ -59,6 +60,7 @@ class AdminCall(ControlRequest, frozen=True):
     method: str
     path: str
     raw_path: bytes
+    prefix: str
     query_string: bytes
     headers: list[tuple[bytes, bytes]]
     http_version: str

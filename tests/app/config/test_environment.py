@@ -44,6 +44,8 @@ def test_text_is_converted_to_setting_type() -> None:
         "grpc_max_connection_age_s": 3600.0,
         "allowed_hosts": ("models.example.org",),
         "cors_origins": (),
+        "root_path": "",
+        "trusted_proxies": (),
         "workers": 2,
         "web": True,
         "tls_certificate": None,

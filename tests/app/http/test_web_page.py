@@ -65,7 +65,7 @@ def get(request: pytest.FixtureRequest, site: WebSite, tmp_path: Path, monkeypat
 def test_page_names_hashed_files(get: Get, site: WebSite) -> None:
     page = get("/", **HTML)
     assert page.status_code == 200
-    assert page.text == f'<script type="module" src="{site.base}/main.js"></script>'
+    assert page.text == f'<script type="module" src="{site.base[1:]}/main.js"></script>'
     assert page.headers["cache-control"] == "no-cache"
     assert "x-request-id" in page.headers
 

@@ -32,7 +32,6 @@ def test_table_equals_the_routes(endpoint: Endpoint) -> None:
     application = middleware._app._admin  # below the page
     routes = {(route.path, "POST") for route in build_routes().routes}
     routes |= {(route.path, method) for route in application.state.routes for method in route.methods}
-    routes |= {(application.openapi_url, "GET")}
     # An adapter may be called predict: /v1/models/{name} describes it.
     routes |= {("/v1/models/{name}:predict", "GET")}
     renamed = {(path.replace("{name:model}", "{name}"), method) for path, method in routes}
