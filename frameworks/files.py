@@ -12,10 +12,32 @@ import orjson
 from frameworks.errors import InvalidModel
 from memory.sizes import format_size
 
+_GRAPH_FOLDER = "onnx"
+"""The folder of the graphs in a repository of a hub, beside the weights of PyTorch."""
+_DESCRIPTIONS = ("config.json", "tokenizer.json", "preprocessor_config.json")
+
 _DIGEST_BYTES = 16
 # An unchanged file is not read again at a reload; a large model has gigabytes.
 _known: dict[tuple[str, int, int, int], str] = {}
 _MOST_KNOWN = 1000
+
+
+def find_graph(folder: Path) -> Path | None:
+    """Return `model.onnx` of a folder, else `onnx/model.onnx`; None where it has neither."""
+    for graph in (folder / "model.onnx", folder / _GRAPH_FOLDER / "model.onnx"):
+        if os.path.isfile(graph):
+            return graph
+    return None
+
+
+def description_folder(graph: Path) -> Path:
+    """Return the folder of the tokenizer, the configuration and the image processor of a graph.
+
+    It is that of the graph. In the layout of hubs, `onnx/model.onnx`, it is the one above, unless they are beside it.
+    """
+    folder = graph.parent
+    is_beside = any((folder / name).is_file() for name in _DESCRIPTIONS)
+    return folder.parent if folder.name == _GRAPH_FOLDER and not is_beside else folder
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.protocols.bodies import ResponseBody
+from frameworks.files import find_graph
 from frameworks.models.version_folders import ONLY_VERSION, find_versions
 
 _MOST_FOLDERS = 500
@@ -134,20 +135,28 @@ def _model_at(path: Path) -> FoundModel | None:
     framework = _framework_of(newest)
     if framework is None:
         return None
-    size = (
-        sum(_size(file) for folder in versions.values() for file in _listed(folder)) if path.is_dir() else _size(path)
-    )
+    size = sum(_size(file) for folder in versions.values() for file in _files_of(folder))
     return FoundModel(path, framework, [] if list(versions) == [ONLY_VERSION] else list(versions), size)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file itself, or the files of a model's folder and of the folder of its graph."""
+    if not path.is_dir():
+        return [path]
+    graph = find_graph(path)
+    return [*_listed(path), *(() if graph is None or graph.parent == path else _listed(graph.parent))]
 
 
 def _framework_of(path: Path) -> Literal["onnx", "pytorch"] | None:
     """Return the framework that loads a file or folder; None if it is no model."""
     if path.is_file():
         return "onnx" if path.suffix == ".onnx" else "pytorch" if path.suffix.lower() == ".gguf" else None
-    if (path / "model.onnx").is_file():
+    graph = find_graph(path)
+    if graph is not None and graph.parent == path:
         return "onnx"
-    has_weights = any(each.suffix in (".safetensors", ".gguf") for each in _listed(path))
-    return "pytorch" if has_weights else None
+    if any(each.suffix in (".safetensors", ".gguf") for each in _listed(path)):
+        return "pytorch"
+    return None if graph is None else "onnx"
 
 
 def _size(path: Path) -> int:

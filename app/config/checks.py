@@ -15,6 +15,7 @@ from frameworks.addresses import is_address, parse_address
 from frameworks.entry_values import names_several_devices
 from frameworks.errors import InvalidModel
 from frameworks.extras import install_command
+from frameworks.files import find_graph
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -167,11 +168,10 @@ def check_input_values(source: Source, resolve: Callable[[Path], Path]) -> None:
         if not isinstance(values, str) or not isinstance(model, str) or not model.strip() or "\0" in model + values:
             continue
         path = resolve(Path(model))
-        folder = path.parent if _path_kind(path) == "file" else path
+        graph = path if _path_kind(path) == "file" else find_graph(path)
         # Versions have folders of their own, and models without a graph are reported already.
-        has_graph = folder is not path or _path_kind(path / "model.onnx") == "file"
-        if has_graph and _path_kind(folder / values) != "file":
-            message = f"expected a file in the folder of the graph, got {folder / values}; correct the name"
+        if graph is not None and _path_kind(graph.parent / values) != "file":
+            message = f"expected a file in the folder of the graph, got {graph.parent / values}; correct the name"
             source.add_issue((*location, "input_values"), message, "not_found")
 
 

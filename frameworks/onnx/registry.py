@@ -9,7 +9,7 @@ import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
-from frameworks.files import check_weight_bytes
+from frameworks.files import check_weight_bytes, description_folder, find_graph
 from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel
@@ -111,11 +111,12 @@ class OnnxRegistry:
         instances = [OnnxModel(each, file, choice, weight_bytes, entry, summary, self._arrays) for each in sessions]
         for each in instances:
             each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
-        if entry.image is not None or (file.parent / PREPROCESSOR_FILE).is_file():
+        folder = description_folder(file)
+        if entry.image is not None or (folder / PREPROCESSOR_FILE).is_file():
             # A server without images needs none of it.
             from frameworks.onnx.image_model import declare_images
 
-            if declare_images(instances, entry, file.parent, summary.activations):
+            if declare_images(instances, entry, folder, summary.activations):
                 return [*instances]
         return with_text(instances, file)
 
@@ -152,14 +153,15 @@ class OnnxRegistry:
 
 
 def graph_file(path: Path) -> Path:
-    """Return the graph of a model path, which is a file or a folder with `model.onnx`. Raises InvalidModel."""
+    """Return the graph of a model path, which is a file or a folder that has one. Raises InvalidModel."""
     if path.is_file():
         return path
-    if (path / "model.onnx").is_file():
-        return path / "model.onnx"
+    graph = find_graph(path)
+    if graph is not None:
+        return graph
     if not path.exists():
         raise InvalidModel(f"{path}: no such file or folder")
-    graphs = sorted(p.name for p in path.glob("*.onnx"))
+    graphs = sorted(each.relative_to(path).as_posix() for each in (*path.glob("*.onnx"), *path.glob("onnx/*.onnx")))
     hint = f"set path to one of its files: {', '.join(graphs)}" if graphs else "name the graph model.onnx"
     raise InvalidModel(f"{path}: expected a model.onnx in the folder; {hint}")
 

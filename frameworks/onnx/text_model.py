@@ -10,6 +10,7 @@ import structlog
 from frameworks.batches.comparison import text_tolerance
 from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.errors import InvalidModel, OutOfMemory, RoundhouseError
+from frameworks.files import description_folder
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
 from frameworks.runtime import BatchModel
@@ -53,7 +54,7 @@ def with_text(instances: list[OnnxModel], file: Path) -> list[BatchModel]:
 
     `file`: of the graph. Raises InvalidModel for broken text files.
     """
-    folder = file.parent
+    folder = description_folder(file)
     if not (folder / "tokenizer.json").is_file():
         return [*instances]
     config = read_text_config(folder)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from app.http.file_responses import OpenedFile, open_regular
 from app.protocols.errors import NotFound
+from frameworks.files import find_graph
 
 _MOST_FILES = 1000
 _MOST_DEPTH = 8
@@ -86,10 +87,12 @@ class ModelFolder:
         """Return the quantized graph under the name of the original, and its weights beside it."""
         if self.graph is None or not self.graph.is_file():
             return []
-        name = "model.onnx" if self.root.is_dir() else self.root.name
+        original = find_graph(self.root) if self.root.is_dir() else None
+        name = self.root.name if original is None else original.relative_to(self.root).as_posix()
+        place = PurePosixPath(name).parent
         others = [each for each in sorted(self.graph.parent.iterdir()) if each.is_file()]
         return [
-            ModelFile(name if each == self.graph else each.name, each, each.stat().st_size, True)
+            ModelFile(name if each == self.graph else (place / each.name).as_posix(), each, each.stat().st_size, True)
             for each in others
             if each.name != _REPORT
         ]

@@ -64,7 +64,7 @@ export async function openModel(description, onProgress) {
     ...[graph, ...external].map((file) => fetchFile(description.name, file, count)),
   ]);
   const { graph: runnable, maps } = withoutMaps(parts[0]);
-  const externalData = external.map((file, at) => ({ path: file.path, data: parts[at + 1] }));
+  const externalData = external.map((file, at) => ({ path: file.name, data: parts[at + 1] }));
   const session = await ort.InferenceSession.create(runnable, { externalData });
   const model = new BrowserModel(ort, session, maps, threads);
   const encoder = description.task === "embed" ? await encoderOf(model, description, files) : null;

@@ -8,12 +8,15 @@ const EXTERNAL_DATA = /[._](data|bin|weights)$/;
 /** Return `[{path, bytes}]` of the active version. Raises ApiError: 403 unless the model may be downloaded. */
 export const listFiles = (name) => getJson(modelPath(name, "/files")).then((list) => list.files);
 
-/** Return `{graph, external}` among the files: the ONNX file to run, and the files with its weights. */
+/** Return `{graph, external}` among the files: the ONNX file to run, and those with its weights. `name`: in the graph. */
 export function graphOf(files) {
   const graphs = files.filter((file) => file.path.endsWith(".onnx"));
-  const graph = graphs.find((file) => file.path === "model.onnx") ?? graphs[0];
+  const named = (path) => graphs.find((file) => file.path === path);
+  const graph = named("model.onnx") ?? named("onnx/model.onnx") ?? graphs[0];
   if (graph === undefined) throw new Error("files: expected an ONNX file, got none");
-  return { graph, external: files.filter((file) => EXTERNAL_DATA.test(file.path)) };
+  const folder = graph.path.slice(0, graph.path.lastIndexOf("/") + 1);
+  const beside = files.filter((file) => file.path.startsWith(folder) && EXTERNAL_DATA.test(file.path));
+  return { graph, external: beside.map((file) => ({ ...file, name: file.path.slice(folder.length) })) };
 }
 
 /**

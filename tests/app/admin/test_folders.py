@@ -15,6 +15,7 @@ def root(tmp_path: Path) -> Path:
     for path, size in {
         "digits/model.onnx": 10, "digits/labels.json": 3, "versions/1/model.onnx": 5, "versions/2/model.onnx": 6,
         "bert/model.safetensors": 7, "bert/config.json": 2, "graph.onnx": 4, "chat.gguf": 9, "org/name/model.onnx": 8,
+        "hub/onnx/model.onnx": 3, "hub/config.json": 1,
         "org/deep/er/model.onnx": 1, "empty/readme.md": 1, "notes.txt": 1, ".hidden/model.onnx": 1,
         "quantized/copy/model.onnx": 1, "sources/hf/model.onnx": 1,
     }.items():  # fmt: skip
@@ -34,6 +35,7 @@ def test_models_are_found_two_folders_deep(root: Path) -> None:
         "digits": ("onnx", [], 13),
         "versions": ("onnx", ["1", "2"], 11),
         "bert": ("pytorch", [], 9),
+        "hub": ("onnx", [], 4),
         "graph.onnx": ("onnx", [], 4),
         "chat.gguf": ("pytorch", [], 9),
         "org/name": ("onnx", [], 8),

@@ -27,6 +27,9 @@ def folder(tmp_path: Path) -> Path:
     ):
         (tmp_path / file).touch()
     (tmp_path / "one-gguf" / "model.gguf").touch()
+    for name in ("hub", "torch"):
+        (tmp_path / name / "onnx").mkdir(parents=True)
+        (tmp_path / name / "onnx" / "model.onnx").touch()
     return tmp_path
 
 
@@ -51,6 +54,7 @@ def test_model_name_is_file_or_folder_name(folder: Path) -> None:
     assert names(folder, "Some Model! (v2)") == (["Some-Model-v2"], [])
     assert names(folder, "…") == (["model"], [])
     assert names(folder, "Qwen Q4_K_M.gguf") == ([], ["Qwen-Q4_K_M"])
+    assert names(folder, "hub") == (["hub"], [])
     assert names(folder, "one-gguf") == ([], ["one-gguf"])
     assert names(folder, "torch", "plain.onnx", "bert") == (["plain", "bert"], ["torch"])
     assert names(folder) == ([], [])

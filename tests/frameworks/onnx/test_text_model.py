@@ -83,6 +83,22 @@ class TestHeads:
         states = one_by_one(graph, model, "last_hidden_state")
         close(rows_of(model, list(TEXTS)), [POOLINGS[pooling](state) for state in states])
 
+    @pytest.mark.parametrize("beside", [False, True], ids=["above", "beside"])
+    def test_graph_of_hub_layout_reads_texts(self, tmp_path: Path, beside: bool) -> None:
+        graph = onnx_encoders.encoder(("last_hidden_state",))
+        (tmp_path / "onnx").mkdir()
+        onnx_graphs.save(graph, tmp_path / "onnx")
+        described = tmp_path / "onnx" if beside else tmp_path
+        write_tokenizer(described)
+        write_sentence_transformers(described, "cls", normalize=False)
+        (tmp_path / "model.safetensors").write_bytes(b"of PyTorch")
+        for path in (tmp_path, tmp_path / "onnx" / "model.onnx"):
+            model = load_onnx(path)
+            assert isinstance(model, OnnxTextModel)
+            model.warm_up()
+            states = one_by_one(graph, model, "last_hidden_state")
+            close(rows_of(model, list(TEXTS)), [POOLINGS["cls"](state) for state in states])
+
     def test_embedding_size_and_matryoshka_are_read(self, text_model: MakeModel, tmp_path: Path) -> None:
         write_json(tmp_path / "config.json", {"matryoshka_dimensions": [2, 8, 16]})
         text = text_model(onnx_encoders.encoder(("last_hidden_state",))).spec.text

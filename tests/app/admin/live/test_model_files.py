@@ -134,3 +134,13 @@ def test_query_names_a_version() -> None:
     for query in (b"version=", b"version=a", b"v=1", b"version=1&version=2", b"version=" + b"1" * 20):
         with pytest.raises(InvalidInput):
             read_version(query)
+
+
+def test_quantized_graph_replaces_that_of_hub_layout(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "m", tmp_path / "copy"
+    for path in (folder / "onnx" / "model.onnx", folder / "onnx" / "model.onnx_data", copy / "model.onnx"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(path.parent.name.encode())
+    (copy / "model.onnx.data").write_bytes(b"data")
+    listed = {each.path: each.quantized for each in ModelFolder(folder, copy / "model.onnx").list_files()}
+    assert listed == {"onnx/model.onnx": True, "onnx/model.onnx.data": True, "onnx/model.onnx_data": False}
