@@ -1,6 +1,8 @@
 """Validate values of settings that pydantic's types do not describe."""
 
 import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,21 @@ from frameworks.addresses import Scheme, SourceAddress, is_address, parse_addres
 
 _MAX_WARM_UPS = 16
 _MAX_REPLICAS = 1024
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user for caches, by the rules of the system; `./models` without a home."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return Path("./models")
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "roundhouse"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "roundhouse" / "Cache"
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG Base Directory Specification ignores relative paths.
+    return (Path(chosen) if os.path.isabs(chosen) else home / ".cache") / "roundhouse"
 
 
 def checked_path(value: object) -> Path:

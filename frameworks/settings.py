@@ -38,6 +38,7 @@ from frameworks.setting_values import (
     as_replicas,
     as_tables,
     beside_local_path,
+    cache_folder,
     checked_model_path,
     checked_npz_name,
     checked_pad_values,
@@ -297,9 +298,10 @@ class ModelsSettings(BaseModel):
 
     model_config = SETTINGS_RULES
 
-    cache_dir: SettingsPath = Path("./models")
+    cache_dir: SettingsPath = Field(default_factory=cache_folder)
     """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, and
-    for kernels compiled for this CPU, in `compiled`; created when first needed."""
+    for kernels compiled for this CPU, in `compiled`; created when first needed. None: the user's cache folder, on
+    Linux `~/.cache/roundhouse`."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)

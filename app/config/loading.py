@@ -176,7 +176,7 @@ class Settings(BaseModel):
     model_config = SETTINGS_RULES
 
     server: ServerSettings = ServerSettings()
-    models: ModelsSettings = ModelsSettings()
+    models: ModelsSettings = Field(default_factory=ModelsSettings)
     memory: MemorySettings = MemorySettings()
     performance: PerformanceSettings = PerformanceSettings()
     scheduling: SchedulingSettings = SchedulingSettings()

@@ -219,6 +219,8 @@ def serving(
     """
     file = folder / "config.toml"
     file.write_text(config, encoding="utf-8")
+    # Its caches are no other server's, and not the user's.
+    environ = {"XDG_CACHE_HOME": str(folder / "caches")} | (environ or {})
     fork = Fork(needs_torch or "[models.torch_models]" in config, gated) if is_fork else None
     with RunningServer(["--config", str(file), "--port", "0"], environ, fork=fork) as server:
         yield server

@@ -251,7 +251,7 @@ def _default(field: FieldInfo, text: str) -> str:
     value = field.default
     if field.is_required():
         return "required"
-    if value is None:
+    if value is None or field.default_factory is not None:
         return _cell(text) or "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

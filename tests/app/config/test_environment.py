@@ -1,5 +1,6 @@
 """Environment variables: every setting has one, values are converted, unknown ones are issues."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,19 @@ def test_variable_does_not_hide_issue_of_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_settings(file, environ)
     assert [(issue.line, issue.key) for issue in refusal.value.issues] == [(1, "server"), (2, "models.onnx_models")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules")
+@pytest.mark.parametrize(("chosen", "expected"), [("/c", "/c"), ("c", "/h/.cache"), ("", "/h/.cache")])
+def test_caches_are_in_the_user_cache_folder(monkeypatch: pytest.MonkeyPatch, chosen: str, expected: str) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CACHE_HOME", chosen)
+    assert load_settings(None, {}).settings.models.cache_dir == Path(expected) / "roundhouse"
+
+
+def test_caches_without_a_home_are_in_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", home)
+    assert load_settings(None, {}).settings.models.cache_dir == Path("./models")
