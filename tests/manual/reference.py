@@ -1,6 +1,7 @@
-"""Write the generated parts of the manual: configuration keys, errors, metrics, scopes, the tree of the code.
+"""Write the generated parts of the manual: configuration keys, errors, metrics, scopes, the tree of the code,
+and the figures of the README.
 
-`python -m tests.manual.reference` rewrites them in docs/; a test compares them with the code.
+`python -m tests.manual.reference` rewrites them in docs/ and README.md; a test compares them with the code.
 """
 
 import ast
@@ -139,6 +140,14 @@ def access() -> str:
     return "\n".join(["| scope | routes and gRPC methods |", "|---|---|", *rows])
 
 
+def figures() -> str:
+    """Return the date, the machine and the table beside other servers of the page of benchmarks."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    section = page.partition("## Beside other servers\n")[2].partition("\n## ")[0].strip()
+    measured, _, table = section.partition("\n\n")
+    return f"{measured.partition('. ')[0]}.\n\n{table}"
+
+
 PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "configuration": ("configuration.md", configuration),
     "errors": ("errors.md", errors),
@@ -146,6 +155,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "metrics": ("metrics.md", metrics),
     "access": ("security.md", access),
     "tree": ("architecture.md", tree),
+    "figures": ("../README.md", figures),
 }
 """Name of each generated part -> its page and the function that writes it."""
 

@@ -19,6 +19,27 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_readme_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", _text("README.md").partition("## Manual")[2]))
+    assert listed == {page.name for page in PAGES if page.parent.name == "docs"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_servers_beyond_loopback_are_asked_with_key(page: Path) -> None:
+    """A container and a pod need a key: a block that starts one shows a request with the key."""
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        if re.search(r"docker run -d|docker compose .* up\b.*\n(?=\$)|port-forward", block):
+            assert re.search(r"^\$ curl .*Bearer \$ROUNDHOUSE_API_KEY", block, flags=re.MULTILINE), block
+        for line in re.findall(r"^\$ curl .*:8080/.*", block, flags=re.MULTILINE):
+            assert "Bearer" in line or "ROUNDHOUSE_API_KEY" not in block, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_containers_publish_http_and_grpc(page: Path) -> None:
+    for line in re.findall(r"^\$ docker run .*-p .*", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        assert "-p 127.0.0.1:8080:8080 -p 127.0.0.1:8081:8081" in line
+
+
 def test_readme_names_existing_folders() -> None:
     (picture,) = re.findall(r"## The code\n\n```text\n(.*?)```", _text("README.md"), flags=re.DOTALL)
     for line in picture.splitlines():
