@@ -1,7 +1,9 @@
 """The distribution: its name in all texts, and a wheel that serves in an environment of its own."""
 
+import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -9,17 +11,21 @@ import sysconfig
 import tomllib
 import venv
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from frameworks import extras
 from frameworks.extras import DISTRIBUTION, install_command
 from tests.e2e.server import ROOT, RunningServer
+from tests.manual.pages import ANY, examples
+from tests.manual.test_examples import check_agrees, read_elided
 from tests.support.models import onnx_graphs
 
 TEXTS = (".md", ".py", ".toml", ".sh", ".yaml", ".yml", ".txt", ".json")
 # The command installs the distribution, an extra of it or another name.
 _INSTALLED = re.compile(r"pip3? install\b[^`\n]*?[\s'\"]([\w-]*roundhouse[\w-]*)(?=[\s'\"\[`]|$)")
+FIRST_HOUR_WITHIN_S = 90.0
 INDEX_OPTIONS = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet")
 
 
@@ -72,32 +78,42 @@ def environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-@pytest.mark.extended
-def test_wheel_serves_in_its_own_environment(tmp_path: Path) -> None:
-    source, wheels = tmp_path / "source", tmp_path / "dist"
+class Installation(NamedTuple):
+    """`programs`: the folder of an environment with the wheel. `environ`: the variables of its commands."""
+
+    programs: Path
+    environ: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """Build a wheel, and install it in a new environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, wheels = folder / "source", folder / "dist"
     source.mkdir()
     for name in ("app", "frameworks", "memory"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", *INDEX_OPTIONS, "--wheel-dir", str(wheels), str(source)]
-    run(build)
+    run([sys.executable, "-m", "pip", "wheel", *INDEX_OPTIONS, "--wheel-dir", str(wheels), str(source)])
     [wheel] = wheels.iterdir()
     assert wheel.name.startswith("roundhouse_server-")
-
-    programs = environment(tmp_path / "environment")
+    programs = environment(folder / "environment")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    install = [str(programs / "pip"), "install", "--no-index", "--quiet", f"{wheel}[cpu]"]
-    run(install, environ)
+    environ["PATH"] = f"{programs}{os.pathsep}{environ['PATH']}"
+    run([str(programs / "pip"), "install", "--no-index", "--quiet", f"{wheel}[cpu]"], environ)
+    return Installation(programs, environ)
 
-    folder = tmp_path / "empty"
-    folder.mkdir()
+
+@pytest.mark.extended
+def test_wheel_serves_in_its_own_environment(tmp_path: Path, installed: Installation) -> None:
+    programs, environ = installed
     code = "import app, frameworks, memory; print(app.__file__, frameworks.__file__, memory.__file__)"
-    found = run([str(programs / "python"), "-c", code], environ, folder).split()
-    assert all(Path(each).is_relative_to(tmp_path / "environment") for each in found)
+    found = run([str(programs / "python"), "-c", code], environ, tmp_path).split()
+    assert all(Path(each).is_relative_to(programs.parent) for each in found)
     graph = onnx_graphs.save(onnx_graphs.add(), tmp_path / "sums.onnx")
     arguments = [str(graph), "--port", "0"]
-    with RunningServer(arguments, cwd=folder, program=[str(programs / "roundhouse")]) as server:
+    with RunningServer(arguments, cwd=tmp_path, program=[str(programs / "roundhouse")]) as server:
         server.wait_ready()
         [model] = server.client.get("/models").json()["models"]
         answer = server.infer(model["name"], inputs={"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]})
@@ -105,3 +121,46 @@ def test_wheel_serves_in_its_own_environment(tmp_path: Path) -> None:
         page = server.client.get("/", headers={"accept": "text/html"})
         assert page.status_code == 200
         assert "text/html" in page.headers["content-type"]
+    assert [each.name for each in tmp_path.iterdir()] == ["sums.onnx"]
+
+
+@pytest.mark.extended
+def test_first_hour_has_the_answers_of_manual(tmp_path: Path, installed: Installation) -> None:
+    shutil.copy(ROOT / "config.toml", tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    requests = [example for example in examples("sh", "json") if example.name.startswith("getting-started-")]
+    commands = session((ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8"))
+    assert len(requests) + len(commands) >= 10
+    before_s = cpu_seconds()
+    arguments = ["--config", "config.toml", "--port", "0"]
+    with RunningServer(arguments, cwd=tmp_path, program=[str(installed.programs / "roundhouse")]) as server:
+        server.wait_ready()
+
+        def shell(line: str) -> str:
+            line = line.replace("http://127.0.0.1:8080", server.url).replace(".venv/bin/", "")
+            return run(["sh", "-ec", line], installed.environ, tmp_path)
+
+        for example in requests:
+            check_agrees(json.loads(shell(example.code)), read_elided(example.output))
+        for command, output in commands:
+            expected = re.escape(output.strip()).replace(ANY, ".+")
+            printed = shell(command)
+            assert re.fullmatch(expected, printed.strip(), flags=re.DOTALL), (command, printed)
+    # CPU time: other work of the machine does not count.
+    assert cpu_seconds() - before_s < FIRST_HOUR_WITHIN_S
+
+
+def session(page: str) -> list[tuple[str, str]]:
+    """Return the commands of `roundhouse` in the console blocks of a page that have an output, with it."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL):
+        for command, output in re.findall(r"^\$ (roundhouse .*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE):
+            if output:
+                found.append((command, output))
+    return found
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
