@@ -167,7 +167,7 @@ dev: $(STAMPS)/dev $(STAMPS)/docs $(STAMPS)/prometheus
 $(STAMPS)/python: $(CONSTRAINTS)
 	@$(BIN)/python -c 'import pip; $(SUITS)' >/dev/null 2>&1 || { \
 		python="$$($(FIND_PYTHON))" && echo "creating $(VENV) with $$python" && "$$python" -m venv --clear $(VENV); }
-	@$(call step,python) 'installing setuptools in $(VENV)' $(PIP_INSTALL) setuptools
+	@$(call step,python) 'installing setuptools in $(VENV)' $(PIP_INSTALL) setuptools setuptools-scm
 	@touch $@
 
 # onnxruntime and onnxruntime-gpu write to the same folder: both are removed when EXTRA changes.

@@ -1,4 +1,11 @@
 """The server: connections, protocols, pipeline, administration and command line."""
 
-VERSION = "0.1.0"
-"""The version of pyproject.toml."""
+from importlib.metadata import PackageNotFoundError, version
+
+from frameworks.extras import DISTRIBUTION
+
+try:
+    VERSION = version(DISTRIBUTION)
+except PackageNotFoundError:
+    VERSION = "0+unknown"
+"""The version of the installed distribution, from the tags of git; `0+unknown` in a folder that is not installed."""

@@ -128,7 +128,7 @@ fetch_wheels() {
             ;;
         cuda) exact=("torch===$torch") ;;
     esac
-    "${download[@]}" --requirement "$BUILD_CHECK_DIR/$variant-requirements.txt" setuptools "${exact[@]}"
+    "${download[@]}" --requirement "$BUILD_CHECK_DIR/$variant-requirements.txt" setuptools setuptools-scm "${exact[@]}"
     if [[ $variant == ray ]]; then
         "${download[@]}" --constraint docker/ray-constraints.txt 'ray[serve,data]'
     fi

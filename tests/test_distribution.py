@@ -78,6 +78,13 @@ def environment(folder: Path) -> Path:
     return folder / "bin"
 
 
+def tagged(folder: Path, tag: str) -> None:
+    """Make a repository of a folder, with one commit and a tag."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["init", "--quiet"], ["add", "pyproject.toml"], ["commit", "--quiet", "-m", "a"], ["tag", tag]):
+        run([*git, *words], folder=folder)
+
+
 class Installation(NamedTuple):
     """`programs`: the folder of an environment with the wheel. `environ`: the variables of its commands."""
 
@@ -95,9 +102,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
+    tagged(source, "v1.2.3")
     run([sys.executable, "-m", "pip", "wheel", *INDEX_OPTIONS, "--wheel-dir", str(wheels), str(source)])
     [wheel] = wheels.iterdir()
-    assert wheel.name.startswith("roundhouse_server-")
+    assert wheel.name.startswith("roundhouse_server-1.2.3-")
     programs = environment(folder / "environment")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environ["PATH"] = f"{programs}{os.pathsep}{environ['PATH']}"
@@ -108,6 +116,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 @pytest.mark.extended
 def test_wheel_serves_in_its_own_environment(tmp_path: Path, installed: Installation) -> None:
     programs, environ = installed
+    assert run([str(programs / "roundhouse"), "--version"], environ, tmp_path) == "roundhouse 1.2.3\n"
     code = "import app, frameworks, memory; print(app.__file__, frameworks.__file__, memory.__file__)"
     found = run([str(programs / "python"), "-c", code], environ, tmp_path).split()
     assert all(Path(each).is_relative_to(programs.parent) for each in found)
