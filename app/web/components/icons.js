@@ -11,6 +11,9 @@ const PATHS = {
   bad: "M8 2.2 14.5 13.5H1.5ZM8 6.5v3.2M8 11.6v.2",
   wait: "M8 2.5a5.5 5.5 0 1 1-5.5 5.5M8 5v3.2l2 1.6",
   off: "M3.5 8h9",
+  copy: "M5.5 5.5h8v8h-8ZM3 10.5H2.5v-8h8V3",
+  edit: "M10.8 2.8l2.4 2.4L5.5 12.9l-3 .6.6-3ZM9 4.6 11.4 7",
+  again: "M13 8A5 5 0 1 1 11.3 4.2M13 2.2v3h-3",
 };
 // The filled part of a drawing.
 const FILLED = { auto: "M8 2.2a5.8 5.8 0 0 0 0 11.6Z" };

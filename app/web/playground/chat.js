@@ -1,14 +1,13 @@
 // A conversation with one model, or with two models side by side.
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useState } from "../lib/html.js";
+import { Column } from "./chat-column.js";
 import { CompareWith, useTexts } from "./columns.js";
-import { asks, messagesOf, openCalls } from "./conversation.js";
+import { asks, messagesOf } from "./conversation.js";
 import { CHAT_OPTIONS, initialValues, readOptions, usageOf } from "./generation-options.js";
 import { OptionsForm } from "./options-form.js";
 import { Field } from "./parts.js";
 import { RequestPanel } from "./request-panel.js";
-import { TextResult } from "./text-result.js";
 import { TextTiming } from "./timing.js";
-import { ToolResults } from "./tool-results.js";
 
 const PATH = "v1/chat/completions";
 const FIRST = "left";
@@ -26,31 +25,36 @@ export function Chat({ name, models }) {
   const sides = [[FIRST, name], ...(second === null ? [] : [[SECOND, second]])];
   const current = turns.at(-1);
   const textOf = (side, turn) => (turn === current && texts[side] ? texts[side] : turn.texts[side]);
-  const requestOf = (side, model, next) => ({
+  const requestOf = (side, model, before, next) => ({
     name: side,
     path: PATH,
     body: {
       model,
-      messages: messagesOf(side, system, turns, (turn) => textOf(side, turn)?.choices[0], next),
+      messages: messagesOf(side, system, before, (turn) => textOf(side, turn)?.choices[0], next),
       ...members,
       ...usageOf(members),
     },
   });
-  const ask = async (turn) => {
-    if (isRunning || Object.keys(faults).length) return;
-    setTurns([...turns, turn]);
-    const requests = sides.filter(([side]) => asks(side, turn)).map(([side, model]) => requestOf(side, model, turn));
+  const canAsk = !isRunning && Object.keys(faults).length === 0;
+  /** Ask a turn after those before it, on the sides that it is for; the texts of other sides stay. */
+  const ask = async (before, turn, isAsked = (side) => asks(side, turn)) => {
+    if (!canAsk) return;
+    setTurns([...before, turn]);
+    const requests = sides.filter(([side]) => isAsked(side)).map(([side, model]) => requestOf(side, model, before, turn));
     setSent(requests[0]);
     const ended = await start(requests);
-    setTurns((all) => all.map((each) => (each === turn ? { ...each, texts: ended } : each)));
+    setTurns((all) => all.map((each) => (each === turn ? { ...each, texts: { ...each.texts, ...ended } } : each)));
   };
   const send = (event) => {
     event?.preventDefault();
-    if (draft.trim() === "" || isRunning || Object.keys(faults).length) return;
+    if (draft.trim() === "" || !canAsk) return;
     setDraft("");
-    ask({ user: draft, texts: {} });
+    ask(turns, { user: draft, texts: {} });
   };
-  const sendResults = (side) => (results) => ask({ results: { [side]: results }, texts: {} });
+  const regenerate = (side) => (at) => {
+    const { [side]: dropped, ...kept } = turns[at].texts;
+    ask(turns.slice(0, at), { ...turns[at], texts: kept }, (each) => each === side);
+  };
   const reset = () => { clear(); setTurns([]); setSent(null); };
   const onKeyDown = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); };
   const last = current ? textOf(FIRST, current) : null;
@@ -59,7 +63,9 @@ export function Chat({ name, models }) {
       <section class="panel" aria-label="Conversation">
         <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`
           <${Column} key=${side} side=${side} model=${model} turns=${turns} isNamed=${sides.length > 1}
-            textOf=${(turn) => textOf(side, turn)} onResults=${isRunning ? null : sendResults(side)} />`)}</div>
+            textOf=${(turn) => textOf(side, turn)} canAsk=${canAsk} onRegenerate=${regenerate(side)}
+            onReplace=${(at, turn) => ask(turns.slice(0, at), turn)}
+            onAnswer=${(results) => ask(turns, { results: { [side]: results }, texts: {} })} />`)}</div>
         <form class="pg-composer" onSubmit=${send}>
           <${Field} label="Message" render=${(id) => html`<textarea id=${id} rows="2" value=${draft} onKeyDown=${onKeyDown}
             placeholder="Enter sends, Shift+Enter starts a line" onInput=${(event) => setDraft(event.currentTarget.value)}></textarea>`} />
@@ -72,34 +78,13 @@ export function Chat({ name, models }) {
           </div>
         </form>
       </section>
-      <${RequestPanel} request=${draft.trim() === "" && sent ? sent : requestOf(FIRST, name, { user: draft || "Hello" })}
+      <${RequestPanel} request=${draft.trim() === "" && sent ? sent : requestOf(FIRST, name, turns, { user: draft || "Hello" })}
         timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
     </div>
     <div class="pg-aside">
       <section class="panel"><${Field} label="System message" render=${(id) => html`<textarea id=${id} rows="2" value=${system}
         onInput=${(event) => setSystem(event.currentTarget.value)} placeholder="none"></textarea>`} /></section>
       <${OptionsForm} groups=${CHAT_OPTIONS} values=${values} faults=${faults} onChange=${setValues} />
-    </div>
-  </div>`;
-}
-
-function Column({ side, model, turns, textOf, isNamed, onResults }) {
-  const log = useRef(null);
-  useEffect(() => { log.current.scrollTop = log.current.scrollHeight; });
-  const shown = turns.filter((turn) => asks(side, turn));
-  const calls = shown.length ? openCalls(textOf(shown.at(-1))) : [];
-  return html`<div class="pg-column">
-    ${isNamed ? html`<h3>${model}</h3>` : null}
-    <div class="pg-log" ref=${log} role="log" aria-live="off" aria-label=${`Conversation with ${model}`} tabindex="0">
-      ${turns.length === 0 ? html`<p class="empty">Write a message to ${model}.</p>` : null}
-      ${shown.map((turn, at) => html`<div key=${at} class="pg-turn">
-        ${turn.results
-          ? turn.results[side].map(({ id, content }) => html`<p key=${id} class="pg-user pg-result"><span
-              class="visually-hidden">Result: </span>${content}</p>`)
-          : html`<p class="pg-user"><span class="visually-hidden">You: </span>${turn.user}</p>`}
-        ${textOf(turn) ? html`<div class="pg-reply"><${TextResult} text=${textOf(turn)} /></div>` : null}
-      </div>`)}
-      ${calls.length && onResults ? html`<${ToolResults} key=${calls[0].id} calls=${calls} onSend=${onResults} />` : null}
     </div>
   </div>`;
 }

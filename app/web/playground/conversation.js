@@ -40,8 +40,15 @@ function questionsOf(side, turn) {
 
 /** Without results for all its calls, a template refuses the calls of a message: they are then its text. */
 function answerMessage(choice, results) {
-  if (results && choice.calls.length) return { role: "assistant", content: choice.text || null, tool_calls: choice.calls };
-  return { role: "assistant", content: choice.text || choice.calls.map(callText).join("\n") };
+  const reasoning = choice.reasoning === "" ? {} : { reasoning_content: choice.reasoning };
+  if (results && choice.calls.length) return { role: "assistant", content: choice.text || null, ...reasoning, tool_calls: choice.calls };
+  return { role: "assistant", content: choice.text || choice.calls.map(callText).join("\n"), ...reasoning };
+}
+
+/** Return an answer as plain text: the texts and calls of its choices, without the reasoning. */
+export function plainText(text) {
+  const texts = (text?.choices ?? []).map((choice) => [choice.text, ...choice.calls.map(callText)].filter(Boolean).join("\n"));
+  return texts.filter(Boolean).join("\n\n");
 }
 
 /** Return a call as it is shown. */

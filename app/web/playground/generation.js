@@ -15,10 +15,13 @@ export function newText() {
   };
 }
 
+/** State of a choice before its first token: a text and its reasoning, the pieces of both, and calls of tools. */
+export const newChoice = () => ({ text: "", pieces: [], reasoning: "", thoughts: [], calls: [], finish: null });
+
 /**
  * Send `{path, body}` and call `onChange(text)` with the state so far, at most once in a frame. Never rejects.
  *
- * A choice is `{text, pieces, calls, finish}`. A piece is the text of one event with its tokens `{token, logprob, top}`.
+ * A choice is as `newChoice` returns it. A piece is the text of one event with its tokens `{token, logprob, top}`.
  */
 export async function generate({ path, body }, signal, onChange) {
   const text = { ...newText(), isStream: body.stream === true };
@@ -60,17 +63,21 @@ async function readStream({ path, body }, signal, text, take) {
   }
 }
 
-/** Add a part of a choice, of a chat or a completion, streamed or whole. Returns whether it had text or calls. */
+/** Add a part of a choice, of a chat or a completion, streamed or whole. Returns whether it had text, reasoning or calls. */
 function addPart(text, part) {
-  const choice = (text.choices[part.index] ??= { text: "", pieces: [], calls: [], finish: null });
+  const choice = (text.choices[part.index] ??= newChoice());
   const message = part.delta ?? part.message ?? { content: part.text };
   const content = message.content ?? "";
-  const tokens = tokensOf(part.logprobs);
+  const reasoning = message.reasoning_content ?? "";
+  // A whole message has one list of tokens for both texts.
+  const tokens = content !== "" && reasoning !== "" ? [] : tokensOf(part.logprobs);
   choice.text += content;
-  if (content !== "" || tokens.length > 0) choice.pieces.push(...splitPieces(content, tokens));
+  choice.reasoning += reasoning;
+  if (reasoning !== "") choice.thoughts.push(...splitPieces(reasoning, tokens));
+  if (content !== "" || (reasoning === "" && tokens.length > 0)) choice.pieces.push(...splitPieces(content, tokens));
   for (const each of message.tool_calls ?? []) addCall(choice.calls, each);
   if (part.finish_reason) choice.finish = part.finish_reason;
-  return content !== "" || (message.tool_calls ?? []).length > 0;
+  return content !== "" || reasoning !== "" || (message.tool_calls ?? []).length > 0;
 }
 
 function addCall(calls, part) {

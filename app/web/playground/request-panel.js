@@ -1,10 +1,9 @@
 // The request of a tool as snippets to copy, and where the time of its last answer went.
-import { html, useEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useMemo, useState } from "../lib/html.js";
 import { currentKey, onKey } from "../lib/key.js";
+import { CopyButton } from "./copy-button.js";
 import { Choice } from "./parts.js";
 import { BODY_FILE, bodyText, snippetsOf } from "./snippets.js";
-
-const COPIED_MS = 2000;
 
 /** `request`: as snippets.js takes it, or null while the form has none. `timing`: a waterfall, or null before an answer. */
 export function RequestPanel({ request, timing }) {
@@ -18,37 +17,20 @@ export function RequestPanel({ request, timing }) {
 
 function Snippets({ request }) {
   const [chosen, setChosen] = useState("curl");
-  const [isCopied, setCopied] = useState(false);
   const [hasKey, setHasKey] = useState(currentKey() !== null);
   useEffect(() => onKey((key) => setHasKey(key !== null)), []);
-  useEffect(() => {
-    if (!isCopied) return undefined;
-    const timer = setTimeout(() => setCopied(false), COPIED_MS);
-    return () => clearTimeout(timer);
-  }, [isCopied]);
   const base = new URL(".", document.baseURI).href.replace(/\/$/, "");
   const snippets = useMemo(() => snippetsOf(request, base, hasKey), [request, base, hasKey]);
   const snippet = snippets.find((each) => each.id === chosen) ?? snippets[0];
   const isLong = snippet.text.includes(BODY_FILE);
-  const block = useRef(null);
-  const copy = async () => {
-    // Only pages of a secure address may write to the clipboard by themselves.
-    if (navigator.clipboard) await navigator.clipboard.writeText(snippet.text);
-    else {
-      getSelection().selectAllChildren(block.current);
-      document.execCommand("copy");
-    }
-    setCopied(true);
-  };
   return html`
     <div class="row pg-snippet-head">
       <${Choice} label="Language" value=${snippet.id} onChange=${setChosen} options=${snippets.map(({ id, label }) => [id, label])} />
       <span class="spacer"></span>
       ${isLong ? html`<button type="button" onClick=${() => save(bodyText(request))}>Save ${BODY_FILE}</button>` : null}
-      <button type="button" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>
-      <span class="visually-hidden" role="status">${isCopied ? "Copied" : ""}</span>
+      <${CopyButton} text=${snippet.text} />
     </div>
-    <pre class="pg-snippet" ref=${block} data-language=${snippet.id} tabindex="0"
+    <pre class="pg-snippet" data-language=${snippet.id} tabindex="0"
       aria-label=${`Request with ${snippet.label}`}><code>${snippet.text}</code></pre>
     ${hasKey ? html`<p class="detail">Set <code>ROUNDHOUSE_KEY</code> in the environment to your key.</p>` : null}`;
 }

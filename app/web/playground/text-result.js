@@ -3,6 +3,7 @@ import { ErrorNotice } from "../components/message.js";
 import { formatDuration, formatNumber } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { callText } from "./conversation.js";
+import { newChoice } from "./generation.js";
 import { TokenText } from "./tokens.js";
 
 const ENDS = {
@@ -15,10 +16,12 @@ const ENDS = {
 /** `text`: the state that generation.js reports. */
 export function TextResult({ text }) {
   const isRunning = text.phase === "waiting" || text.phase === "running";
-  const choices = text.choices.length ? text.choices : isRunning ? [{ text: "", pieces: [], calls: [], finish: null }] : [];
+  const choices = text.choices.length ? text.choices : isRunning ? [newChoice()] : [];
   return html`
     ${choices.map((choice, at) => html`<div key=${at} class="pg-choice-text">
       ${choices.length > 1 ? html`<p class="detail">Text ${at + 1} of ${choices.length}</p>` : null}
+      ${choice.thoughts.length ? html`<details class="pg-thoughts" open=${isRunning && choice.text === ""}>
+        <summary>Reasoning</summary><${TokenText} pieces=${choice.thoughts} isRunning=${false} /></details>` : null}
       <${TokenText} pieces=${choice.pieces} isRunning=${isRunning && choice.finish === null} />
       ${choice.calls.map((each, index) => html`<pre key=${index} class="pg-call" tabindex="0"
         aria-label="Tool call">${callText(each)}</pre>`)}
@@ -45,5 +48,6 @@ function Figures({ text }) {
 }
 
 function countTokens(text) {
-  return text.choices.reduce((sum, choice) => sum + choice.pieces.reduce((of, piece) => of + (piece.tokens.length || 1), 0), 0);
+  const pieces = text.choices.flatMap((choice) => [...choice.thoughts, ...choice.pieces]);
+  return pieces.reduce((sum, piece) => sum + (piece.tokens.length || 1), 0);
 }

@@ -1,0 +1,224 @@
+"""The messages of a chat: copied, regenerated, edited, with their calls of tools and their reasoning."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, Request, Route, expect
+
+from tests.e2e.server import RunningServer
+from tests.web.tabs import Open, Tab
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def tab(open_tab: Open, playground: RunningServer) -> Iterator[Tab]:
+    tab = open_tab(f"{playground.url}/#/playground/writer")
+    tab.page.get_by_label("Max tokens").fill("4")
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield tab
+    tab.page.context.clear_permissions()
+
+
+@pytest.fixture
+def sent(tab: Tab) -> list[list[dict[str, Any]]]:
+    """Collect the messages of each request for a chat."""
+    found: list[list[dict[str, Any]]] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith(CHAT):
+            found.append(request.post_data_json["messages"])
+
+    tab.page.on("request", note)
+    return found
+
+
+def ask(page: Page, text: str, number: int) -> None:
+    """Send a message and wait until the conversation has this number of answers."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect_answers(page, number)
+
+
+def expect_answers(page: Page, number: int) -> None:
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(number)
+    expect(page.locator(".pg-turn")).to_have_count(number)
+
+
+def message(page: Page, number: int, model: str = "writer") -> Locator:
+    """Return a message with its answer. `number`: from 1."""
+    log = page.get_by_role("log", name=f"Conversation with {model}", exact=True)
+    return log.get_by_role("group", name=f"Message {number}", exact=True)
+
+
+def roles(messages: list[dict[str, Any]]) -> list[str]:
+    return [each["role"] for each in messages]
+
+
+def test_messages_are_copied_regenerated_and_edited(tab: Tab, sent: list[list[dict[str, Any]]]) -> None:
+    page = tab.page
+    ask(page, "First?", 1)
+    ask(page, "Second?", 2)
+    first = message(page, 1)
+    answer = "".join(first.locator(".pg-token").all_text_contents())
+    first.get_by_role("button", name="Copy").click()
+    expect(first.get_by_role("button", name="Copied")).to_be_visible()
+    expect(first.get_by_role("status").filter(has_text="Copied")).to_be_attached()
+    assert page.evaluate("navigator.clipboard.readText()") == answer
+    first.get_by_role("button", name="Regenerate").click()
+    expect_answers(page, 1)
+    assert sent[-1] == sent[0]
+    # By keyboard: cancelled, then submitted.
+    edit = first.get_by_role("button", name="Edit")
+    edit.press("Enter")
+    text = first.get_by_label("Text of the message")
+    expect(text).to_be_focused()
+    text.fill("Never sent")
+    text.press("Escape")
+    expect(first.locator(".pg-user")).to_have_text("You: First?")
+    expect(edit).to_be_focused()
+    ask(page, "Second?", 2)
+    edit.press("Enter")
+    expect(text).to_have_value("First?")
+    text.fill("Another?")
+    text.press("Enter")
+    expect_answers(page, 1)
+    expect(first.locator(".pg-user")).to_have_text("You: Another?")
+    assert sent[-1] == [{"role": "user", "content": "Another?"}]
+
+
+CALLS = [
+    {
+        "index": at,
+        "id": f"call-{at}",
+        "type": "function",
+        "function": {"name": "weather", "arguments": f'{{"at": {at}}}'},
+    }
+    for at in range(2)
+]
+"""The calls of an answer, as a stream has them."""
+
+
+def stream_of(*deltas: dict[str, Any], finish: str = "stop") -> str:
+    """Return the body of a streamed answer."""
+    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish})
+    return "".join(f"data: {json.dumps({'choices': [each]})}\n\n" for each in choices) + "data: [DONE]\n\n"
+
+
+def answer_with(page: Page, *bodies: str) -> None:
+    """Answer the next chats with these streams, in this order."""
+    left = list(bodies)
+
+    def fulfil(route: Route) -> None:
+        route.fulfill(content_type="text/event-stream", body=left.pop(0))
+
+    page.route(f"**{CHAT}", fulfil)
+
+
+@pytest.mark.extended
+def test_calls_and_reasoning_survive_regenerate_and_edit(tab: Tab, sent: list[list[dict[str, Any]]]) -> None:
+    page = tab.page
+    calling = stream_of(
+        {"reasoning_content": "Look "}, {"reasoning_content": "it up."}, {"tool_calls": CALLS}, finish="tool_calls"
+    )
+    told = stream_of({"reasoning_content": "Easy."}, {"content": "It is warm."})
+    answer_with(page, calling, *[told] * 5)
+    ask(page, "Weather?", 1)
+    first = message(page, 1)
+    expect(first.get_by_label("Tool call")).to_have_text(['weather({"at": 0})', 'weather({"at": 1})'])
+    for at in range(2):
+        page.get_by_label(f"Result of weather, call {at + 1}").fill(f"{20 + at}")
+    page.get_by_role("button", name="Send results").click()
+    expect_answers(page, 2)
+    second = message(page, 2)
+    expect(second.locator(".pg-result")).to_have_text(["Result: 20", "Result: 21"])
+    # Closed, as the text is complete.
+    expect(second.get_by_text("Easy.")).to_be_hidden()
+    second.get_by_text("Reasoning").click()
+    expect(second.get_by_text("Easy.")).to_be_visible()
+    asked = sent[-1]
+    assert roles(asked) == ["user", "assistant", "tool", "tool"]
+    assert asked[1]["reasoning_content"] == "Look it up."
+    assert [each["id"] for each in asked[1]["tool_calls"]] == ["call-0", "call-1"]
+    second.get_by_role("button", name="Copy").click()
+    expect(second.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "It is warm."
+    with page.expect_request(f"**{CHAT}"):
+        second.get_by_role("button", name="Regenerate").click()
+    expect_answers(page, 2)
+    assert sent[-1] == asked
+    ask(page, "Thanks.", 3)
+    assert sent[-1][:4] == asked
+    assert sent[-1][4] == {"role": "assistant", "content": "It is warm.", "reasoning_content": "Easy."}
+    # The results of the calls are changed; the messages before them stay.
+    second.get_by_role("button", name="Edit").click()
+    results = second.get_by_role("form", name="Results of tools")
+    expect(results.get_by_label("Result of weather, call 1")).to_be_focused()
+    results.get_by_label("Result of weather, call 2").fill("30")
+    assert tab.serious_findings() == []
+    results.get_by_role("button", name="Ask again").click()
+    expect_answers(page, 2)
+    assert sent[-1] == [*asked[:3], {**asked[3], "content": "30"}]
+    first.get_by_role("button", name="Regenerate").click()
+    expect_answers(page, 1)
+    assert roles(sent[-1]) == ["user"]
+
+
+@pytest.mark.extended
+def test_regenerate_asks_one_of_two_models(tab: Tab, sent: list[list[dict[str, Any]]]) -> None:
+    page = tab.page
+    page.get_by_label("Compare with").select_option("writer-2")
+    answer_with(page, *[stream_of({"content": f"Text {number}."}) for number in range(1, 8)])
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(2)
+    left, right = message(page, 1), message(page, 1, "writer-2")
+    kept = left.locator(".pg-text").inner_text()
+    right.get_by_role("button", name="Regenerate").click()
+    expect(right.locator(".pg-text")).to_have_text("Text 3.")
+    expect(left.locator(".pg-text")).to_have_text(kept)
+    # The next message has both texts, each in the request of its model.
+    page.get_by_label("Message", exact=True).fill("And?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(4)
+    assert {messages[1]["content"] for messages in sent[-2:]} == {kept, "Text 3."}
+    right.get_by_role("button", name="Edit").click()
+    right.get_by_label("Text of the message").fill("Both?")
+    right.get_by_role("button", name="Ask again").click()
+    for each in (left, right):
+        expect(each.locator(".pg-user")).to_have_text("You: Both?")
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(2)
+
+
+@pytest.mark.extended
+def test_copy_works_without_clipboard_of_browser(tab: Tab) -> None:
+    page = tab.page
+    answer_with(page, stream_of({"content": "Line 1\nLine 2"}))
+    ask(page, "Lines?", 1)
+    # As on a page without TLS from another machine.
+    page.evaluate("""() => {
+        window.real = navigator.clipboard;
+        Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true });
+    }""")
+    button = message(page, 1).get_by_role("button", name="Copy")
+    button.click()
+    expect(message(page, 1).get_by_role("button", name="Copied")).to_be_focused()
+    assert page.evaluate("window.real.readText()") == "Line 1\nLine 2"
+    assert page.locator("body > textarea").count() == 0
+
+
+@pytest.mark.extended
+def test_failed_answer_is_asked_again(tab: Tab) -> None:
+    page = tab.page
+    tab.allowed = ("503",)
+    refusal = {"error": {"code": "overloaded", "message": "queue: expected room, got none; try later"}}
+    page.route(f"**{CHAT}", lambda route: route.fulfill(status=503, json=refusal), times=1)
+    page.get_by_role("button", name="Send", exact=True).click()
+    first = message(page, 1)
+    expect(first.get_by_role("alert")).to_contain_text("queue: expected room")
+    expect(first.get_by_role("button", name="Copy")).to_have_count(0)
+    first.get_by_role("button", name="Regenerate").click()
+    expect_answers(page, 1)
+    expect(first.get_by_role("alert")).to_have_count(0)
