@@ -32,6 +32,32 @@ steps = [
 ]
 """
 
+HOLD_CHAT = """kept => {
+  const original = window.fetch;
+  window.fetch = async (url, options) => {
+    const response = await original(url, options);
+    if (!String(url).includes("/chat/completions")) return response;
+    window.fetch = original;
+    const reader = response.body.getReader();
+    let events = 0;
+    const body = new ReadableStream({
+      start(controller) { options.signal.addEventListener("abort", () => controller.error(options.signal.reason)); },
+      async pull(controller) {
+        if (events === kept) return new Promise(() => {});
+        const { value } = await reader.read();
+        let end = 0;
+        while (end < value.length && events < kept) if (value[end++] === 10 && value[end - 2] === 10) events += 1;
+        controller.enqueue(value.slice(0, end));
+      },
+    });
+    return new Response(body, { status: response.status, headers: response.headers });
+  };
+}"""
+"""Let the page get this number of events of the next chat, and no more until it is stopped.
+
+A fast machine writes the whole text before a click.
+"""
+
 
 def playground_entries(folder: Path) -> str:
     """Save and name a model of every task: digits, an encoder in fp32 and int8, classifiers, pictures, and a writer;

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.server import RunningServer
+from tests.web.playgrounds import HOLD_CHAT
 from tests.web.tabs import Open, Tab
 
 TOOLS = {
@@ -104,30 +105,6 @@ def test_digit_drawn_by_keyboard_is_read(tab: Tab) -> None:
     expect(tab.page.get_by_text("row 2, column 5, ink")).to_be_attached()
     pad.press("Delete")
     expect(tab.page.locator(".pg-digits .pg-strong")).to_have_count(0)
-
-
-# A fast machine writes the whole text before a click, so the page gets no more of the next chat until it is stopped.
-HOLD_CHAT = """kept => {
-  const original = window.fetch;
-  window.fetch = async (url, options) => {
-    const response = await original(url, options);
-    if (!String(url).includes("/chat/completions")) return response;
-    window.fetch = original;
-    const reader = response.body.getReader();
-    let events = 0;
-    const body = new ReadableStream({
-      start(controller) { options.signal.addEventListener("abort", () => controller.error(options.signal.reason)); },
-      async pull(controller) {
-        if (events === kept) return new Promise(() => {});
-        const { value } = await reader.read();
-        let end = 0;
-        while (end < value.length && events < kept) if (value[end++] === 10 && value[end - 2] === 10) events += 1;
-        controller.enqueue(value.slice(0, end));
-      },
-    });
-    return new Response(body, { status: response.status, headers: response.headers });
-  };
-}"""
 
 
 def test_chat_streams_and_stops(tab: Tab, playground: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""The messages of a chat: copied, regenerated, edited, with their calls of tools and their reasoning."""
+"""The messages of a chat: copied, regenerated, edited and kept, with their calls of tools and their reasoning."""
 
 import json
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def roles(messages: list[dict[str, Any]]) -> list[str]:
     return [each["role"] for each in messages]
 
 
-def test_messages_are_copied_regenerated_and_edited(tab: Tab, sent: list[list[dict[str, Any]]]) -> None:
+def test_conversation_is_edited_kept_and_deleted(tab: Tab, sent: list[list[dict[str, Any]]]) -> None:
     page = tab.page
     ask(page, "First?", 1)
     ask(page, "Second?", 2)
@@ -87,6 +87,25 @@ def test_messages_are_copied_regenerated_and_edited(tab: Tab, sent: list[list[di
     expect_answers(page, 1)
     expect(first.locator(".pg-user")).to_have_text("You: Another?")
     assert sent[-1] == [{"role": "user", "content": "Another?"}]
+    # It is there after a new load of the page, beside another one.
+    answer = first.locator(".pg-text").inner_text()
+    page.reload()
+    expect(first.locator(".pg-user")).to_have_text("You: Another?")
+    expect(first.locator(".pg-text")).to_have_text(answer)
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.get_by_text("Write a message to writer.")).to_be_visible()
+    ask(page, "Beside it?", 1)
+    kept = page.get_by_role("list", name="Kept conversations").get_by_role("listitem")
+    expect(kept).to_contain_text(["Beside it?", "Another?"])
+    kept.nth(1).get_by_role("button").first.click()
+    expect(first.locator(".pg-user")).to_have_text("You: Another?")
+    ask(page, "And then?", 2)
+    assert [each["content"] for each in sent[-1]] == ["Another?", answer, "And then?"]
+    page.get_by_role("button", name="Delete all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete all").click()
+    expect(kept).to_have_count(0)
+    expect(page.get_by_text("Write a message to writer.")).to_be_visible()
+    assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 0]
 
 
 CALLS = [

@@ -171,9 +171,9 @@ def test_forms_have_all_options_of_routes(tab: Tab, playground: RunningServer, s
 
 
 def test_options_are_read_by_kind_and_faults_named(tab: Tab) -> None:
-    body = """({ CHAT_OPTIONS, initialValues, readOptions, countChanged }, changes) => {
+    body = """({ CHAT_OPTIONS, initialValues, readOptions, changedValues }, changes) => {
         const values = { ...initialValues(CHAT_OPTIONS), ...changes };
-        return [readOptions(CHAT_OPTIONS, values), countChanged(CHAT_OPTIONS, values)];
+        return [readOptions(CHAT_OPTIONS, values), changedValues(CHAT_OPTIONS, values)];
     }"""
     changes = {
         "temperature": "0.5", "stop": "a\n\n b ", "stop_token_ids": "1, 2 3", "logit_bias": '{"4": -1}',
@@ -187,7 +187,7 @@ def test_options_are_read_by_kind_and_faults_named(tab: Tab) -> None:
         "logprobs": True, "top_logprobs": 5,
     }  # fmt: skip
     assert read["faults"].keys() == {"seed", "top_k", "tools"}
-    assert changed == len(changes)
+    assert changed == changes
 
 
 def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:

@@ -114,10 +114,17 @@ export function readOptions(groups, values) {
 /** A stream tells its tokens only when asked. */
 export const usageOf = (members) => (members.stream ? { stream_options: { include_usage: true } } : {});
 
-/** Return how many options differ from the first values. */
-export function countChanged(groups, values) {
+/** Return the values that differ from the first ones. */
+export function changedValues(groups, values) {
   const initial = initialValues(groups);
-  return rowsOf(groups).filter((row) => values[row.name] !== initial[row.name]).length;
+  return Object.fromEntries(Object.keys(initial).filter((name) => values[name] !== initial[name]).map((name) => [name, values[name]]));
+}
+
+/** Return the values of a form with these changes. Changes of other names or types are left out. */
+export function valuesOf(groups, changes = {}) {
+  const initial = initialValues(groups);
+  const known = Object.entries(changes).filter(([name, value]) => Object.hasOwn(initial, name) && typeof value === typeof initial[name]);
+  return { ...initial, ...Object.fromEntries(known) };
 }
 
 function readValue(row, value) {

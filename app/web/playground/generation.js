@@ -18,6 +18,12 @@ export function newText() {
 /** State of a choice before its first token: a text and its reasoning, the pieces of both, and calls of tools. */
 export const newChoice = () => ({ text: "", pieces: [], reasoning: "", thoughts: [], calls: [], finish: null });
 
+/** Return a choice of known texts and calls, without log probabilities. */
+export function unstreamed({ text, reasoning, calls, finish }) {
+  const piecesOf = (whole) => (whole === "" ? [] : [{ text: whole, tokens: [] }]);
+  return { text, pieces: piecesOf(text), reasoning, thoughts: piecesOf(reasoning), calls, finish };
+}
+
 /**
  * Send `{path, body}` and call `onChange(text)` with the state so far, at most once in a frame. Never rejects.
  *

@@ -1,11 +1,11 @@
 // The form of the options of text generation.
 import { html } from "../lib/html.js";
-import { countChanged, initialValues } from "./generation-options.js";
+import { changedValues, initialValues } from "./generation-options.js";
 import { Check, Field } from "./parts.js";
 
 /** `groups`: as in generation-options.js. `onChange(values)`: with all values after each change. */
 export function OptionsForm({ groups, values, faults, onChange }) {
-  const changed = countChanged(groups, values);
+  const changed = Object.keys(changedValues(groups, values)).length;
   const set = (name, value) => onChange({ ...values, [name]: value });
   return html`<section class="panel pg-options" aria-label="Options">
     <div class="row pg-options-head"><h2>Options</h2>

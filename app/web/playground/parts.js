@@ -1,5 +1,24 @@
 // Small parts that several tools use.
-import { html, useId } from "../lib/html.js";
+import { html, useEffect, useId, useState } from "../lib/html.js";
+
+/** Windows in which panels beside a tool are folded; as in the styles. */
+const NARROW = "(max-width: 760px)";
+
+/** A panel that folds. It is open in a wide window, and closed in a narrow one. `element`: a reference to it. */
+export function Fold({ title, detail = null, className = "", element = null, children }) {
+  const [isOpen, setOpen] = useState(() => !matchMedia(NARROW).matches);
+  useEffect(() => {
+    const query = matchMedia(NARROW);
+    const follow = () => setOpen(!query.matches);
+    query.addEventListener("change", follow);
+    return () => query.removeEventListener("change", follow);
+  }, []);
+  return html`<details class=${`panel pg-fold ${className}`} ref=${element} open=${isOpen} aria-label=${title}
+      onToggle=${(event) => { if (event.target === event.currentTarget) setOpen(event.currentTarget.open); }}>
+    <summary><h2>${title}</h2>${detail === null ? null : html`<span class="detail">${detail}</span>`}</summary>
+    <div class="pg-fold-body">${children}</div>
+  </details>`;
+}
 
 /** A labelled field. `render(id, describedBy)` draws the control; `hint`: a short text below it. */
 export function Field({ label, hint = null, render, className = "" }) {

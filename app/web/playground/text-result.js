@@ -34,7 +34,7 @@ export function TextResult({ text }) {
 /** Tokens, tokens per second, time to the first token and the reason of the end. */
 function Figures({ text }) {
   const parts = [];
-  const tokens = text.usage?.completion_tokens ?? countTokens(text);
+  const tokens = countTokens(text);
   if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (text.firstTokenMs !== null && text.isStream) parts.push(`first after ${formatDuration(text.firstTokenMs / 1000)}`);
   const seconds = text.totalMs === null ? null : (text.totalMs - (text.isStream ? (text.firstTokenMs ?? 0) : 0)) / 1000;
@@ -47,7 +47,9 @@ function Figures({ text }) {
     <p class="visually-hidden" role="status">${isRunning ? "The text is being generated" : `The text is complete: ${parts.join(", ")}`}</p>`;
 }
 
-function countTokens(text) {
+/** Return the number of generated tokens: of the server's count, or of the pieces of a text that was stopped. */
+export function countTokens(text) {
+  if (text.usage) return text.usage.completion_tokens;
   const pieces = text.choices.flatMap((choice) => [...choice.thoughts, ...choice.pieces]);
   return pieces.reduce((sum, piece) => sum + (piece.tokens.length || 1), 0);
 }

@@ -1,0 +1,114 @@
+// The state of a chat: its conversation, its options, the texts that are generated, and what the browser keeps of them.
+import { useEffect, useRef, useState } from "../lib/html.js";
+import { useTexts } from "./columns.js";
+import { asks, messagesOf } from "./conversation.js";
+import { newId, openId, setOpenId } from "./conversation-store.js";
+import { CHAT_OPTIONS, changedValues, readOptions, usageOf, valuesOf } from "./generation-options.js";
+import { useKept } from "./kept-conversations.js";
+
+const PATH = "v1/chat/completions";
+export const FIRST = "left";
+const SECOND = "right";
+
+/** The conversation with a model, and what a person does to it. `models`: all of the server, to compare with one. */
+export function useChat(name, models) {
+  const kept = useKept(name);
+  const [first] = useState(() => kept.list.find((each) => each.id === openId(name)) ?? null); // shown before this load of the page
+  const [id, setId] = useState(() => first?.id ?? newId());
+  const [turns, setTurns] = useState(first?.turns ?? []); // {user or results, texts: {left, right}}; see conversation.js
+  const [system, setSystem] = useState(first?.system ?? "");
+  const [values, setValues] = useState(() => valuesOf(CHAT_OPTIONS, first?.options));
+  const [second, setSecond] = useState(() => secondOf(first, name, models));
+  const [sent, setSent] = useState(null); // the last request, for its snippets
+  const removed = useRef(new Set());
+  const { texts, isRunning, start, stop, clear } = useTexts();
+  const { members, faults } = readOptions(CHAT_OPTIONS, values);
+  const sides = [[FIRST, name], ...(second === null ? [] : [[SECOND, second]])];
+  const canAsk = !isRunning && Object.keys(faults).length === 0;
+  const current = turns.at(-1);
+  const textOf = (side, turn) => (turn === current && texts[side] ? texts[side] : turn.texts[side]);
+
+  const requestOf = (side, model, before, next) => ({
+    name: side,
+    path: PATH,
+    body: {
+      model,
+      messages: messagesOf(side, system, before, (turn) => textOf(side, turn)?.choices[0], next),
+      ...members,
+      ...usageOf(members),
+    },
+  });
+  const lastRequest = () => (current && asks(FIRST, current)
+    ? requestOf(FIRST, name, turns.slice(0, -1), current) : requestOf(FIRST, name, turns, { user: "Hello" }));
+  const keep = (all) => {
+    // A text may end after its conversation is deleted.
+    if (removed.current.has(id) || all.length === 0) return;
+    kept.save({ id, model: name, updated: Date.now(), system, second, options: changedValues(CHAT_OPTIONS, values), turns: all });
+  };
+  /** Ask a turn after those before it, on the sides that it is for; the texts of other sides stay. */
+  const ask = async (before, turn, isAsked = (side) => asks(side, turn)) => {
+    if (!canAsk) return;
+    setOpenId(name, id);
+    setTurns([...before, turn]);
+    keep([...before, turn]);
+    const requests = sides.filter(([side]) => isAsked(side)).map(([side, model]) => requestOf(side, model, before, turn));
+    setSent(requests[0]);
+    const ended = await start(requests);
+    const answered = { ...turn, texts: { ...turn.texts, ...ended } };
+    setTurns((all) => all.map((each) => (each === turn ? answered : each)));
+    keep([...before, answered]);
+  };
+  const regenerate = (side, at) => {
+    const { [side]: dropped, ...others } = turns[at].texts;
+    ask(turns.slice(0, at), { ...turns[at], texts: others }, (each) => each === side);
+  };
+  useBeforeUnload(() => { if (isRunning) keep([...turns.slice(0, -1), { ...current, texts: { ...current.texts, ...texts } }]); });
+
+  const show = (conversation) => {
+    clear();
+    setSent(null);
+    setId(conversation?.id ?? newId());
+    setTurns(conversation?.turns ?? []);
+    setOpenId(name, conversation?.id ?? null);
+  };
+  const open = (conversation) => {
+    if (conversation.id === id) return;
+    show(conversation);
+    setSystem(conversation.system);
+    setValues(valuesOf(CHAT_OPTIONS, conversation.options));
+    setSecond(secondOf(conversation, name, models));
+  };
+  const remove = (ids) => {
+    ids.forEach((each) => removed.current.add(each));
+    kept.remove(ids);
+    if (ids.includes(id)) show(null);
+  };
+  const setKept = (isOn) => {
+    kept.setOn(isOn);
+    setOpenId(name, isOn && turns.length ? id : null);
+    if (isOn) keep(turns);
+  };
+  return {
+    id, turns, system, values, faults, second, sides, sent, kept, isRunning, canAsk, textOf, requestOf, lastRequest,
+    ask, regenerate, stop, open, remove, setKept, setSystem, setValues,
+    begin: () => show(null),
+    compareWith: (other) => { show(null); setSecond(other); },
+  };
+}
+
+/** Call the newest `task` before the browser leaves the page. */
+function useBeforeUnload(task) {
+  const newest = useRef(task);
+  newest.current = task;
+  useEffect(() => {
+    const leave = () => newest.current();
+    addEventListener("pagehide", leave);
+    return () => removeEventListener("pagehide", leave);
+  }, []);
+}
+
+/** Return the second model of a kept conversation if the server still has it. */
+function secondOf(conversation, name, models) {
+  const second = conversation?.second ?? null;
+  return second === name || models.some((model) => model.name === second) ? second : null;
+}
