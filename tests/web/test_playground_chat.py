@@ -241,3 +241,43 @@ def test_failed_answer_is_asked_again(tab: Tab) -> None:
     first.get_by_role("button", name="Regenerate").click()
     expect_answers(page, 1)
     expect(first.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("tool", ["chat", "completion"])
+def test_default_length_fits_beside_long_prompt(open_tab: Open, playground: RunningServer, tool: str) -> None:
+    tab = open_tab(f"{playground.url}/#/playground/writer?tool={tool}")
+    tab.allowed = ("400",)
+    page = tab.page
+    (context,) = {
+        each["max_tokens"] for each in playground.client.get("/models/writer").json()["version_details"].values()
+    }
+    expect(page.get_by_label("Max tokens")).to_have_value(str(context // 2))
+    text = "one two three four " * (context // 6)
+    label, button = ("Message", "Send") if tool == "chat" else ("Prompt", "Continue")
+    prompt = {"messages": [{"role": "user", "content": text}]} if tool == "chat" else {"prompt": text}
+    count = playground.client.post("/v1/tokenize", json={"model": "writer", **prompt}).json()["count"]
+    assert context // 2 < count < context
+    page.get_by_label(label, exact=True).fill(text)
+    with page.expect_request("**/completions") as request:
+        page.get_by_role("button", name=button, exact=True).click()
+    assert request.value.post_data_json["max_tokens"] == context - count
+    expect(page.locator('.pg-figures[data-phase="done"]')).to_be_visible()
+    # The code is that of the request, with the same number.
+    expect(page.locator(".pg-snippet")).to_contain_text(f'"max_tokens": {context - count}')
+    # A number of the person is sent as it is.
+    page.get_by_label("Max tokens").fill(str(context))
+    if tool == "chat":
+        page.get_by_role("button", name="Regenerate").click()
+    else:
+        page.get_by_role("button", name=button, exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("max_tokens: expected 1 to")
+
+
+@pytest.mark.extended
+def test_prompt_beyond_context_is_refused_with_reason(open_tab: Open, playground: RunningServer) -> None:
+    tab = open_tab(f"{playground.url}/#/playground/writer")
+    tab.allowed = ("400",)
+    tab.page.get_by_label("Message", exact=True).fill("one two three four " * 500)
+    tab.page.get_by_role("button", name="Send", exact=True).click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("the model's context for prompt and text")

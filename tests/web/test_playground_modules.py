@@ -190,6 +190,19 @@ def test_options_are_read_by_kind_and_faults_named(tab: Tab) -> None:
     assert changed == changes
 
 
+@pytest.mark.parametrize(("context", "expected"), [(None, "512"), (8192, "512"), (512, "256"), (1, "1")])
+def test_default_length_leaves_half_of_context(tab: Tab, context: int | None, expected: str) -> None:
+    body = """({ CHAT_OPTIONS, COMPLETION_OPTIONS, initialValues, optionsOf, limitOf }, context) =>
+        [CHAT_OPTIONS, COMPLETION_OPTIONS].map((groups) => {
+            const options = optionsOf(groups, context);
+            const values = initialValues(options);
+            const own = { ...values, max_tokens: "5" };
+            return [values.max_tokens, limitOf(options, values, context), limitOf(options, own, context)];
+        })"""
+    found = run_module(tab.page, "playground/generation-options.js", body, context)
+    assert found == [[expected, {"contextTokens": context}, {}]] * 2
+
+
 def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     np.save(file, array)

@@ -1,28 +1,33 @@
 // The state of a chat: its conversation, its options, the texts that are generated, and what the browser keeps of them.
-import { useEffect, useRef, useState } from "../lib/html.js";
+import { useEffect, useMemo, useRef, useState } from "../lib/html.js";
 import { useTexts } from "./columns.js";
 import { asks, messagesOf } from "./conversation.js";
 import { newId, openId, setOpenId } from "./conversation-store.js";
-import { CHAT_OPTIONS, changedValues, readOptions, usageOf, valuesOf } from "./generation-options.js";
+import { CHAT_OPTIONS, changedValues, limitOf, optionsOf, readOptions, usageOf, valuesOf } from "./generation-options.js";
 import { useKept } from "./kept-conversations.js";
 
 const PATH = "v1/chat/completions";
 export const FIRST = "left";
 const SECOND = "right";
 
-/** The conversation with a model, and what a person does to it. `models`: all of the server, to compare with one. */
-export function useChat(name, models) {
+/**
+ * The conversation with a model, and what a person does to it.
+ *
+ * `contextOf`: of contextsOf. `models`: all of the server, to compare with one.
+ */
+export function useChat(name, contextOf, models) {
+  const options = useMemo(() => optionsOf(CHAT_OPTIONS, contextOf(name)), [contextOf(name)]);
   const kept = useKept(name);
   const [first] = useState(() => kept.list.find((each) => each.id === openId(name)) ?? null); // shown before this load of the page
   const [id, setId] = useState(() => first?.id ?? newId());
   const [turns, setTurns] = useState(first?.turns ?? []); // {user or results, texts: {left, right}}; see conversation.js
   const [system, setSystem] = useState(first?.system ?? "");
-  const [values, setValues] = useState(() => valuesOf(CHAT_OPTIONS, first?.options));
+  const [values, setValues] = useState(() => valuesOf(options, first?.options));
   const [second, setSecond] = useState(() => secondOf(first, name, models));
   const [sent, setSent] = useState(null); // the last request, for its snippets
   const removed = useRef(new Set());
   const { texts, isRunning, start, stop, clear } = useTexts();
-  const { members, faults } = readOptions(CHAT_OPTIONS, values);
+  const { members, faults } = readOptions(options, values);
   const sides = [[FIRST, name], ...(second === null ? [] : [[SECOND, second]])];
   const canAsk = !isRunning && Object.keys(faults).length === 0;
   const current = turns.at(-1);
@@ -37,13 +42,14 @@ export function useChat(name, models) {
       ...members,
       ...usageOf(members),
     },
+    ...limitOf(options, values, contextOf(model)),
   });
   const lastRequest = () => (current && asks(FIRST, current)
     ? requestOf(FIRST, name, turns.slice(0, -1), current) : requestOf(FIRST, name, turns, { user: "Hello" }));
   const keep = (all) => {
     // A text may end after its conversation is deleted.
     if (removed.current.has(id) || all.length === 0) return;
-    kept.save({ id, model: name, updated: Date.now(), system, second, options: changedValues(CHAT_OPTIONS, values), turns: all });
+    kept.save({ id, model: name, updated: Date.now(), system, second, options: changedValues(options, values), turns: all });
   };
   /** Ask a turn after those before it, on the sides that it is for; the texts of other sides stay. */
   const ask = async (before, turn, isAsked = (side) => asks(side, turn)) => {
@@ -75,7 +81,7 @@ export function useChat(name, models) {
     if (conversation.id === id) return;
     show(conversation);
     setSystem(conversation.system);
-    setValues(valuesOf(CHAT_OPTIONS, conversation.options));
+    setValues(valuesOf(options, conversation.options));
     setSecond(secondOf(conversation, name, models));
   };
   const remove = (ids) => {
@@ -89,7 +95,7 @@ export function useChat(name, models) {
     if (isOn) keep(turns);
   };
   return {
-    id, turns, system, values, faults, second, sides, sent, kept, isRunning, canAsk, textOf, requestOf, lastRequest,
+    id, turns, system, options, values, faults, second, sides, sent, kept, isRunning, canAsk, textOf, requestOf, lastRequest,
     ask, regenerate, stop, open, remove, setKept, setSystem, setValues,
     begin: () => show(null),
     compareWith: (other) => { show(null); setSecond(other); },

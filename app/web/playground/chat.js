@@ -3,15 +3,16 @@ import { html, useState } from "../lib/html.js";
 import { Column } from "./chat-column.js";
 import { FIRST, useChat } from "./chat-state.js";
 import { CompareWith } from "./columns.js";
-import { CHAT_OPTIONS } from "./generation-options.js";
+import { contextsOf } from "./context-room.js";
+import { asSent } from "./generation.js";
 import { KeptConversations } from "./kept-conversations.js";
 import { OptionsForm } from "./options-form.js";
 import { Field } from "./parts.js";
 import { RequestPanel } from "./request-panel.js";
 import { TextTiming } from "./timing.js";
 
-export function Chat({ name, models }) {
-  const chat = useChat(name, models);
+export function Chat({ model, name, models }) {
+  const chat = useChat(name, contextsOf(name, model, models), models);
   const { turns, sides, second, isRunning, canAsk } = chat;
   const [draft, setDraft] = useState(turns.length ? "" : "What is a list?");
   const send = (event) => {
@@ -43,14 +44,14 @@ export function Chat({ name, models }) {
           </div>
         </form>
       </section>
-      <${RequestPanel} request=${request}
+      <${RequestPanel} request=${asSent(request, last)}
         timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
     </div>
     <div class="pg-aside">
       <${KeptConversations} kept=${chat.kept} model=${name} openId=${chat.id} onOpen=${chat.open} onRemove=${chat.remove} onSwitch=${chat.setKept} />
       <section class="panel"><${Field} label="System message" render=${(id) => html`<textarea id=${id} rows="2" value=${chat.system}
         onInput=${(event) => chat.setSystem(event.currentTarget.value)} placeholder="none"></textarea>`} /></section>
-      <${OptionsForm} groups=${CHAT_OPTIONS} values=${chat.values} faults=${chat.faults} onChange=${chat.setValues} />
+      <${OptionsForm} groups=${chat.options} values=${chat.values} faults=${chat.faults} onChange=${chat.setValues} />
     </div>
   </div>`;
 }

@@ -1,7 +1,9 @@
 // Continues a prompt, with one model or with two side by side.
-import { html, useState } from "../lib/html.js";
+import { html, useMemo, useState } from "../lib/html.js";
 import { CompareWith, useTexts } from "./columns.js";
-import { COMPLETION_OPTIONS, initialValues, readOptions, usageOf } from "./generation-options.js";
+import { contextsOf } from "./context-room.js";
+import { asSent } from "./generation.js";
+import { COMPLETION_OPTIONS, initialValues, limitOf, optionsOf, readOptions, usageOf } from "./generation-options.js";
 import { OptionsForm } from "./options-form.js";
 import { Field } from "./parts.js";
 import { RequestPanel } from "./request-panel.js";
@@ -10,14 +12,21 @@ import { TextTiming } from "./timing.js";
 
 const PATH = "v1/completions";
 
-export function Completion({ name, models }) {
-  const [values, setValues] = useState(() => initialValues(COMPLETION_OPTIONS));
+export function Completion({ model: own, name, models }) {
+  const contextOf = contextsOf(name, own, models);
+  const options = useMemo(() => optionsOf(COMPLETION_OPTIONS, contextOf(name)), [contextOf(name)]);
+  const [values, setValues] = useState(() => initialValues(options));
   const [prompt, setPrompt] = useState("A list is");
   const [second, setSecond] = useState(null);
   const { texts, isRunning, start, stop, clear } = useTexts();
-  const { members, faults } = readOptions(COMPLETION_OPTIONS, values);
+  const { members, faults } = readOptions(options, values);
   const sides = [["left", name], ...(second === null ? [] : [["right", second]])];
-  const requestOf = (side, model) => ({ name: side, path: PATH, body: { model, prompt, ...members, ...usageOf(members) } });
+  const requestOf = (side, model) => ({
+    name: side,
+    path: PATH,
+    body: { model, prompt, ...members, ...usageOf(members) },
+    ...limitOf(options, values, contextOf(model)),
+  });
   const send = (event) => {
     event.preventDefault();
     if (!isRunning && Object.keys(faults).length === 0) start(sides.map(([side, model]) => requestOf(side, model)));
@@ -43,9 +52,9 @@ export function Completion({ name, models }) {
           ${texts[side] ? html`<${TextResult} text=${texts[side]} />` : html`<p class="empty">The text appears here.</p>`}
         </div>`)}</div>
       </section>
-      <${RequestPanel} request=${requestOf("left", name)}
+      <${RequestPanel} request=${asSent(requestOf("left", name), last)}
         timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
     </div>
-    <div class="pg-aside"><${OptionsForm} groups=${COMPLETION_OPTIONS} values=${values} faults=${faults} onChange=${setValues} /></div>
+    <div class="pg-aside"><${OptionsForm} groups=${options} values=${values} faults=${faults} onChange=${setValues} /></div>
   </div>`;
 }

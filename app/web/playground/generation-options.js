@@ -1,6 +1,9 @@
 // The options of text generation: one row each. Only what the user sets is sent.
 import { linesOf } from "./run.js";
 
+/** Of a text, unless the context of the model is small. */
+const DEFAULT_TOKENS = 512;
+
 /** Kinds: `number`, `integer`, `flag`, `lines` (one text per line), `integers`, `json`, `text`, `choice` (of `values`). */
 const SAMPLING = [
   { name: "temperature", kind: "number", min: 0, max: 100, step: 0.1, hint: "0 always takes the most likely token" },
@@ -11,7 +14,7 @@ const SAMPLING = [
   { name: "n", label: "Texts (n)", kind: "integer", min: 1, max: 128 },
 ];
 const LENGTH = [
-  { name: "max_tokens", kind: "integer", min: 0, initial: "128" },
+  { name: "max_tokens", kind: "integer", min: 0, initial: String(DEFAULT_TOKENS) },
   { name: "min_tokens", kind: "integer", min: 0 },
   { name: "stop", kind: "lines", hint: "one per line; the text ends before it" },
   { name: "stop_token_ids", kind: "integers", hint: "ids with commas" },
@@ -88,6 +91,13 @@ export const COMPLETION_OPTIONS = [
   ["Request", REQUEST],
 ];
 
+/** Return the options of a model: its default maximum of tokens leaves half of the context to the prompt. */
+export function optionsOf(groups, contextTokens) {
+  const initial = String(Math.min(DEFAULT_TOKENS, contextTokens === null ? Infinity : Math.max(1, Math.floor(contextTokens / 2))));
+  const change = (row) => (row.name === "max_tokens" ? { ...row, initial } : row);
+  return groups.map(([title, rows]) => [title, rows.map(change)]);
+}
+
 const rowsOf = (groups) => groups.flatMap(([, rows]) => rows);
 
 /** Return the first values of a form: texts and flags by name. */
@@ -109,6 +119,11 @@ export function readOptions(groups, values) {
   }
   if (members.top_logprobs !== undefined && !members.logprobs) delete members.top_logprobs;
   return { members, faults };
+}
+
+/** Return the tokens of a model's context as a member of a request, if its maximum of tokens is the default. */
+export function limitOf(groups, values, contextTokens) {
+  return "max_tokens" in changedValues(groups, values) ? {} : { contextTokens };
 }
 
 /** A stream tells its tokens only when asked. */

@@ -1,5 +1,6 @@
 // Runs one request for text, streamed or whole, and gathers its choices with the log probabilities of their tokens.
 import { ApiError, call, parseServerTiming, stream } from "../lib/api.js";
+import { withinContext } from "./context-room.js";
 
 /** State of a text before its first token. */
 export function newText() {
@@ -12,6 +13,8 @@ export function newText() {
     firstTokenMs: null,
     totalMs: null,
     isStream: false,
+    wanted: null, // the body of the request, and as it was sent
+    body: null,
   };
 }
 
@@ -25,13 +28,14 @@ export function unstreamed({ text, reasoning, calls, finish }) {
 }
 
 /**
- * Send `{path, body}` and call `onChange(text)` with the state so far, at most once in a frame. Never rejects.
+ * Send `{path, body, contextTokens}` and call `onChange(text)` with the state so far, at most once in a frame. Never rejects.
  *
+ * `contextTokens`: of the model, null if unknown; with it `max_tokens` is reduced to the room beside the prompt.
  * A choice is as `newChoice` returns it. A piece is the text of one event with its tokens `{token, logprob, top}`.
  */
-export async function generate({ path, body }, signal, onChange) {
-  const text = { ...newText(), isStream: body.stream === true };
-  const startMs = performance.now();
+export async function generate({ path, body: wanted, contextTokens }, signal, onChange) {
+  const text = { ...newText(), isStream: wanted.stream === true, wanted, body: wanted };
+  let startMs = performance.now();
   const show = inFrames(() => onChange({ ...text, choices: text.choices.map((choice) => ({ ...choice })) }));
   const take = (event) => {
     if (event.usage) text.usage = event.usage;
@@ -41,6 +45,9 @@ export async function generate({ path, body }, signal, onChange) {
     text.phase = "running";
   };
   try {
+    if (contextTokens !== undefined) text.body = await withinContext(wanted, contextTokens, signal);
+    const { body } = text;
+    startMs = performance.now();
     if (text.isStream) {
       await readStream({ path, body }, signal, text, (event) => { take(event); show(); });
     } else {
@@ -56,6 +63,12 @@ export async function generate({ path, body }, signal, onChange) {
   text.totalMs = performance.now() - startMs;
   show.now();
   return text;
+}
+
+/** Return a request with the body that was sent for it, if a text is its answer. */
+export function asSent(request, text) {
+  const isAnswer = text?.wanted && JSON.stringify(text.wanted) === JSON.stringify(request.body);
+  return isAnswer ? { ...request, body: text.body } : request;
 }
 
 async function readStream({ path, body }, signal, text, take) {

@@ -31,10 +31,13 @@ function useLoaded(load, inputs) {
   return [...state, reload];
 }
 
-/** Return the models of a list, each with its capabilities, which the list has in a second form. */
+/** Return the models of a list, each with its capabilities and its context, which the list has in a second form. */
 function withCapabilities({ models, data }) {
-  const byName = new Map(data.map((each) => [each.id, each.capabilities]));
-  return models.map((model) => ({ ...model, capabilities: byName.get(model.name) ?? [] }));
+  const byName = new Map(data.map((each) => [each.id, each]));
+  return models.map((model) => {
+    const { capabilities = [], max_model_len: contextTokens = null } = byName.get(model.name) ?? {};
+    return { ...model, capabilities, contextTokens };
+  });
 }
 
 function Chooser({ models }) {
