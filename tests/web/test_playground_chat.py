@@ -53,6 +53,15 @@ def message(page: Page, number: int, model: str = "writer") -> Locator:
     return log.get_by_role("group", name=f"Message {number}", exact=True)
 
 
+def expect_folded_options_on_phone(page: Page) -> None:
+    length = page.get_by_label("Max tokens")
+    expect(length).to_be_visible()
+    page.set_viewport_size({"width": 360, "height": 800})
+    expect(length).to_be_hidden()
+    page.locator("summary", has_text="Options").press("Enter")
+    expect(length).to_be_visible()
+
+
 def roles(messages: list[dict[str, Any]]) -> list[str]:
     return [each["role"] for each in messages]
 
@@ -106,6 +115,7 @@ def test_conversation_is_edited_kept_and_deleted(tab: Tab, sent: list[list[dict[
     expect(kept).to_have_count(0)
     expect(page.get_by_text("Write a message to writer.")).to_be_visible()
     assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 0]
+    expect_folded_options_on_phone(page)
 
 
 CALLS = [
@@ -281,3 +291,61 @@ def test_prompt_beyond_context_is_refused_with_reason(open_tab: Open, playground
     tab.page.get_by_label("Message", exact=True).fill("one two three four " * 500)
     tab.page.get_by_role("button", name="Send", exact=True).click()
     expect(tab.page.get_by_role("alert")).to_contain_text("the model's context for prompt and text")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")])
+def test_chat_is_accessible_and_fits(open_tab: Open, playground: RunningServer, width: int, scheme: str) -> None:
+    tab = open_tab(f"{playground.url}/#/playground/writer", width=width, scheme=scheme)
+    page = tab.page
+    is_wide = width > 1020
+    answer_with(page, *[stream_of({"reasoning_content": "r" * 200}, {"content": "c" * 200})] * 2)
+    ask(page, "q" * 200, 1)
+    ask(page, "Next?", 2)
+    conversations, options = (page.locator("summary", has_text=each) for each in ("Conversations", "Options"))
+    for summary, control in (
+        (conversations, page.get_by_label("Keep conversations in this browser")),
+        (options, page.get_by_label("Max tokens")),
+    ):
+        expect(control).to_be_visible(visible=is_wide)
+        summary.press("Space")
+        expect(control).to_be_visible(visible=not is_wide)
+        summary.press("Enter")
+        expect(control).to_be_visible(visible=is_wide)
+    if not is_wide:
+        conversations.click()
+        options.click()
+    message(page, 1).locator(".pg-thoughts summary").click()
+    message(page, 1).get_by_role("button", name="Edit").click()
+    assert (tab.serious_findings(), tab.overflow()) == ([], 0)
+    assert page.locator(".pg-log").evaluate("log => log.scrollWidth - log.clientWidth") == 0
+    page.get_by_role("button", name="Delete all").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert (tab.serious_findings(), tab.overflow()) == ([], 0)
+
+
+@pytest.mark.extended
+def test_options_fold_when_window_becomes_narrow(open_tab: Open, playground: RunningServer) -> None:
+    tab = open_tab(f"{playground.url}/#/playground/writer?tool=completion", width=360)
+    length = tab.page.get_by_label("Max tokens")
+    expect(tab.page.get_by_text("Options", exact=True)).to_be_visible()
+    expect(length).to_be_hidden()
+    tab.page.set_viewport_size({"width": 1280, "height": 800})
+    expect(length).to_be_visible()
+    tab.page.set_viewport_size({"width": 700, "height": 800})
+    expect(length).to_be_hidden()
+
+
+@pytest.mark.extended
+def test_log_follows_text_only_at_its_end(tab: Tab) -> None:
+    page = tab.page
+    answer_with(page, *[stream_of({"content": "Line\n" * 60})] * 2)
+    ask(page, "First?", 1)
+    log = page.get_by_role("log")
+    at_end = "log => log.scrollHeight - log.scrollTop - log.clientHeight < 2"
+    assert log.evaluate(at_end)
+    log.evaluate("log => { log.scrollTop = 0; }")
+    page.get_by_label("Message", exact=True).fill("Typed while reading")
+    assert log.evaluate("log => log.scrollTop") == 0
+    ask(page, "Second?", 2)
+    assert log.evaluate(at_end)

@@ -24,34 +24,34 @@ export function Chat({ model, name, models }) {
   const onKeyDown = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); };
   const request = draft.trim() === "" ? (chat.sent ?? chat.lastRequest()) : chat.requestOf(FIRST, name, turns, { user: draft });
   const last = chat.sent && turns.length ? chat.textOf(FIRST, turns.at(-1)) : null;
-  return html`<div class="pg-split">
-    <div class="pg-main">
-      <section class="panel" aria-label="Conversation">
-        <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`
-          <${Column} key=${`${chat.id} ${side}`} side=${side} model=${model} turns=${turns} isNamed=${sides.length > 1}
-            textOf=${(turn) => chat.textOf(side, turn)} canAsk=${canAsk} onRegenerate=${(at) => chat.regenerate(side, at)}
-            onReplace=${(at, turn) => chat.ask(turns.slice(0, at), turn)}
-            onAnswer=${(results) => chat.ask(turns, { results: { [side]: results }, texts: {} })} />`)}</div>
-        <form class="pg-composer" onSubmit=${send}>
-          <${Field} label="Message" render=${(id) => html`<textarea id=${id} rows="2" value=${draft} onKeyDown=${onKeyDown}
-            placeholder="Enter sends, Shift+Enter starts a line" onInput=${(event) => setDraft(event.currentTarget.value)}></textarea>`} />
-          <div class="row">
-            ${isRunning ? html`<button type="button" onClick=${chat.stop}>Stop</button>`
-              : html`<button type="submit" class="primary" disabled=${draft.trim() === ""}>Send</button>`}
-            <button type="button" onClick=${chat.begin} disabled=${turns.length === 0}>New conversation</button>
-            <span class="spacer"></span>
-            <${CompareWith} name=${name} models=${models} second=${second} onChange=${chat.compareWith} />
-          </div>
-        </form>
-      </section>
-      <${RequestPanel} request=${asSent(request, last)}
-        timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
-    </div>
+  return html`<div class="pg-split pg-split-text">
+    <section class="panel" aria-label="Conversation">
+      <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`
+        <${Column} key=${`${chat.id} ${side}`} side=${side} model=${model} turns=${turns} isNamed=${sides.length > 1}
+          textOf=${(turn) => chat.textOf(side, turn)} canAsk=${canAsk} onRegenerate=${(at) => chat.regenerate(side, at)}
+          onReplace=${(at, turn) => chat.ask(turns.slice(0, at), turn)}
+          onAnswer=${(results) => chat.ask(turns, { results: { [side]: results }, texts: {} })} />`)}</div>
+      <form class="pg-composer" onSubmit=${send}>
+        <${Field} label="Message" render=${(id) => html`<textarea id=${id} rows="2" value=${draft} onKeyDown=${onKeyDown}
+          placeholder="Enter sends, Shift+Enter starts a line" onInput=${(event) => setDraft(event.currentTarget.value)}></textarea>`} />
+        <div class="row">
+          ${isRunning ? html`<button type="button" onClick=${chat.stop}>Stop</button>`
+            : html`<button type="submit" class="primary" disabled=${draft.trim() === ""}>Send</button>`}
+          <button type="button" onClick=${chat.begin} disabled=${turns.length === 0}>New conversation</button>
+          <span class="spacer"></span>
+          <${CompareWith} name=${name} models=${models} second=${second} onChange=${chat.compareWith} />
+        </div>
+      </form>
+    </section>
     <div class="pg-aside">
       <${KeptConversations} kept=${chat.kept} model=${name} openId=${chat.id} onOpen=${chat.open} onRemove=${chat.remove} onSwitch=${chat.setKept} />
       <section class="panel"><${Field} label="System message" render=${(id) => html`<textarea id=${id} rows="2" value=${chat.system}
         onInput=${(event) => chat.setSystem(event.currentTarget.value)} placeholder="none"></textarea>`} /></section>
       <${OptionsForm} groups=${chat.options} values=${chat.values} faults=${chat.faults} onChange=${chat.setValues} />
+    </div>
+    <div class="pg-main">
+      <${RequestPanel} request=${asSent(request, last)}
+        timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
     </div>
   </div>`;
 }

@@ -33,28 +33,28 @@ export function Completion({ model: own, name, models }) {
   };
   const compare = (other) => { clear(); setSecond(other); };
   const last = texts.left;
-  return html`<div class="pg-split">
+  return html`<div class="pg-split pg-split-text">
+    <section class="panel" aria-label="Completion">
+      <form class="stack" onSubmit=${send}>
+        <${Field} label="Prompt" render=${(id) => html`<textarea id=${id} rows="4" value=${prompt}
+          onInput=${(event) => setPrompt(event.currentTarget.value)}></textarea>`} />
+        <div class="row">
+          ${isRunning
+            ? html`<button type="button" onClick=${stop}>Stop</button>`
+            : html`<button type="submit" class="primary">Continue</button>`}
+          <span class="spacer"></span>
+          <${CompareWith} name=${name} models=${models} second=${second} onChange=${compare} />
+        </div>
+      </form>
+      <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`<div key=${side} class="pg-column">
+        ${sides.length > 1 ? html`<h3>${model}</h3>` : null}
+        ${texts[side] ? html`<${TextResult} text=${texts[side]} />` : html`<p class="empty">The text appears here.</p>`}
+      </div>`)}</div>
+    </section>
+    <div class="pg-aside"><${OptionsForm} groups=${options} values=${values} faults=${faults} onChange=${setValues} /></div>
     <div class="pg-main">
-      <section class="panel" aria-label="Completion">
-        <form class="stack" onSubmit=${send}>
-          <${Field} label="Prompt" render=${(id) => html`<textarea id=${id} rows="4" value=${prompt}
-            onInput=${(event) => setPrompt(event.currentTarget.value)}></textarea>`} />
-          <div class="row">
-            ${isRunning
-              ? html`<button type="button" onClick=${stop}>Stop</button>`
-              : html`<button type="submit" class="primary">Continue</button>`}
-            <span class="spacer"></span>
-            <${CompareWith} name=${name} models=${models} second=${second} onChange=${compare} />
-          </div>
-        </form>
-        <div class=${`pg-columns pg-columns-${sides.length}`}>${sides.map(([side, model]) => html`<div key=${side} class="pg-column">
-          ${sides.length > 1 ? html`<h3>${model}</h3>` : null}
-          ${texts[side] ? html`<${TextResult} text=${texts[side]} />` : html`<p class="empty">The text appears here.</p>`}
-        </div>`)}</div>
-      </section>
       <${RequestPanel} request=${asSent(requestOf("left", name), last)}
         timing=${last && last.totalMs !== null && !last.error ? html`<${TextTiming} text=${last} />` : null} />
     </div>
-    <div class="pg-aside"><${OptionsForm} groups=${options} values=${values} faults=${faults} onChange=${setValues} /></div>
   </div>`;
 }

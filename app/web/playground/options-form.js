@@ -1,22 +1,20 @@
 // The form of the options of text generation.
 import { html } from "../lib/html.js";
 import { changedValues, initialValues } from "./generation-options.js";
-import { Check, Field } from "./parts.js";
+import { Check, Field, Fold } from "./parts.js";
 
 /** `groups`: as in generation-options.js. `onChange(values)`: with all values after each change. */
 export function OptionsForm({ groups, values, faults, onChange }) {
   const changed = Object.keys(changedValues(groups, values)).length;
   const set = (name, value) => onChange({ ...values, [name]: value });
-  return html`<section class="panel pg-options" aria-label="Options">
-    <div class="row pg-options-head"><h2>Options</h2>
-      <span class="detail">${changed ? `${changed} changed` : "defaults"}</span>
-      ${changed ? html`<button type="button" class="plain" onClick=${() => onChange(initialValues(groups))}>Reset</button>` : null}</div>
+  return html`<${Fold} title="Options" className="pg-options" detail=${changed ? `${changed} changed` : "defaults"}>
+    ${changed ? html`<button type="button" class="pg-reset" onClick=${() => onChange(initialValues(groups))}>Reset all</button>` : null}
     ${groups.map(([title, rows], at) => html`<details key=${title} open=${at < 2}>
       <summary>${title}${rows.some((row) => faults[row.name]) ? html` <span class="field-error">(invalid)</span>` : null}</summary>
       <div class="pg-option-grid">${rows.map((row) => html`<${Option} key=${row.name} row=${row} value=${values[row.name]}
         fault=${faults[row.name]} onChange=${(value) => set(row.name, value)} />`)}</div>
     </details>`)}
-  </section>`;
+  <//>`;
 }
 
 function Option({ row, value, fault, onChange }) {

@@ -1,8 +1,8 @@
 // Small parts that several tools use.
 import { html, useEffect, useId, useState } from "../lib/html.js";
 
-/** Windows in which panels beside a tool are folded; as in the styles. */
-const NARROW = "(max-width: 760px)";
+/** Windows in which the panels beside a tool are below it, as in the styles. */
+const NARROW = "(max-width: 1020px)";
 
 /** A panel that folds. It is open in a wide window, and closed in a narrow one. `element`: a reference to it. */
 export function Fold({ title, detail = null, className = "", element = null, children }) {
