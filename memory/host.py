@@ -1,9 +1,10 @@
-"""Measure the memory of this machine and of this process."""
+"""Measure the memory of this machine and of its processes, and their CPU time."""
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -33,6 +34,26 @@ def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
 def resident_bytes() -> int:
     """Return the resident set size of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
+
+
+class ProcessTotals(NamedTuple):
+    """`cpu_s`: CPU time of all threads since the start. `shared_bytes`: of `resident_bytes`, pages of files and memory
+    that other processes may map too; 0 where the system does not tell.
+    """
+
+    cpu_s: float
+    resident_bytes: int
+    shared_bytes: int
+
+
+def process_totals(pid: int) -> ProcessTotals | None:
+    """Return what a process has used; None for one that has ended."""
+    try:
+        process = psutil.Process(pid)
+        times, memory = process.cpu_times(), process.memory_info()
+    except psutil.Error:
+        return None
+    return ProcessTotals(times.user + times.system, int(memory.rss), int(getattr(memory, "shared", 0)))
 
 
 def proportional_bytes(smaps: Path = _SMAPS) -> int:

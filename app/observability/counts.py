@@ -92,6 +92,10 @@ class Counts:
                 found.setdefault((collection, operation), Histogram()).merge(histogram)
         return found
 
+    def each_times(self) -> Iterator[ModelMetrics]:
+        """Yield the histograms of successful requests of each model and tenant."""
+        return (each for (model, tenant), each in self._tallies.models.items() if self._shows(model, tenant))
+
     def times(self) -> dict[str, ModelMetrics]:
         """Return the histograms of successful requests by model."""
         return self._sums(self._tallies.models, ModelMetrics)

@@ -15,6 +15,7 @@ from app.admin.views import Views
 from app.auth.store import KeyStore
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.pipeline import Pipeline
+from app.observability.process_use import ProcessMeter
 from app.observability.tallies import RequestTallies
 from app.workers.live import FeedServer, MergedRequests
 from frameworks.devices import DeviceManager
@@ -48,7 +49,9 @@ def build_live(
 ) -> Live:
     """Return the parts. `workers`: those of a supervisor, none connected yet; None: this process answers requests."""
     requests: RequestLog = OwnRequests(pipeline.observer.recent) if workers is None else MergedRequests(workers)
-    feed = LiveFeed(LiveSources(shown.views, shown.tallies, requests, shown.devices, shown.ledger, shown.lifecycle))
+    processes = ProcessMeter() if workers is None else ProcessMeter(workers.process_ids)
+    sources = LiveSources(shown.views, shown.tallies, requests, shown.devices, shown.ledger, shown.lifecycle, processes)
+    feed = LiveFeed(sources)
     if workers is not None:
         FeedServer(feed, workers)
     # In a supervisor its routes are described, and answered by the workers.

@@ -195,6 +195,10 @@ class Workers:
         """Call `callback(link)` when a worker is lost: release all that it held."""
         self._on_left.append(callback)
 
+    def process_ids(self) -> tuple[int, ...]:
+        """Return the process ids of the connected workers. Any thread may call it."""
+        return tuple(link.pid for link in tuple(self.links.values()) if link.pid)
+
     async def connect(self, link: ControlLink, control: socket.socket, descriptors: socket.socket) -> None:
         """Open the link of a new worker."""
         for callback in self._on_connect:

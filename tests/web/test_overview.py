@@ -48,6 +48,8 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
     expect(page.locator(".connection")).to_have_attribute("data-phase", "connected")
     for _ in range(20):
         small_site.infer("digits", **PIXELS)
+    total = small_site.client.get("/health").json()["metrics"]["requests_total"]
+    expect(page.locator(".tile").filter(has_text="in progress").locator(".tile-total strong")).to_have_text(f"{total:,}")
     # The rate of an interval: it is above zero in the sample after the requests.
     rate = page.locator("tr[data-model=digits] [data-label=Requests]")
     p99 = page.locator("tr[data-model=digits] [data-label=p99]")
@@ -57,6 +59,10 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
     expect(charts.filter(has_text="Throughput").locator("canvas")).to_be_visible()
     latency = charts.filter(has_text="Latency, mean by phase")
     expect(latency.get_by_role("img")).to_have_attribute("aria-label", re.compile("queue .*, compute .*, rest .*"))
+    for title, unit in (("CPU of the server", "cores?"), ("Memory of the server", "[MG]iB")):
+        chart = charts.filter(has_text=title)
+        expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(rf"{title}: server [\d.]+ {unit}"))
+        expect(chart.locator("canvas")).to_be_visible()
     expect(charts.filter(has_text="Requests by model").locator(".legend")).to_contain_text("digits")
 
 

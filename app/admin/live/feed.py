@@ -13,10 +13,12 @@ from app.admin.live.models import describe_model
 from app.admin.live.rendering import describe_request, device_figures, event, history, sample_figures
 from app.admin.live.request_log import MOST_FRESH, RequestLog
 from app.admin.live.ring import INTERVAL_S, DeviceBytes, Sample, SampleRing
+from app.admin.live.totals import totals
 from app.admin.live.view import ViewKey, shows_request, view_key
 from app.admin.views import Views
 from app.auth.principal import ANONYMOUS, Principal
 from app.inference.lifecycle import ServerLifecycle
+from app.observability.process_use import ProcessMeter
 from app.observability.recent import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.observability.tallies import RequestTallies
 from frameworks.devices import Device, DeviceManager
@@ -63,7 +65,7 @@ class Feeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveSources:
-    """The parts that are shown."""
+    """The parts that are shown. `processes`: those of the server."""
 
     views: Views
     tallies: RequestTallies
@@ -71,6 +73,7 @@ class LiveSources:
     devices: DeviceManager
     ledger: MemoryLedger
     lifecycle: ServerLifecycle
+    processes: ProcessMeter
 
 
 @dataclass(slots=True)
@@ -155,11 +158,13 @@ class LiveFeed:
         """Add a sample to the ring, and send it to the readers."""
         sources = self._sources
         await sources.tallies.refresh()
-        slots, now_s = self._slots(), self._clock()
+        now_s = self._clock()
         span_s, self._sampled_s = max(now_s - self._sampled_s, 1e-3), now_s
+        use = await asyncio.to_thread(sources.processes.read, span_s)
+        slots = self._slots()
         cells = self._cells.read(sources.tallies, slots)
         inflight, versions = sources.tallies.inflight, _versions(sources.tallies, slots)
-        self.ring.add(Sample(now_s, span_s, *cells, inflight, self._device_bytes(slots), versions))
+        self.ring.add(Sample(now_s, span_s, *cells, inflight, self._device_bytes(slots), versions, use))
         if self._views:
             await self._measure()
             self._send(lambda view: self._sample_event(view.principal))
@@ -214,6 +219,7 @@ class LiveFeed:
             "t": round(time.time() - (self._clock() - latest.at_s), 3),
             "state": sources.lifecycle.status(models.slots),
             "uptime_s": round(sources.lifecycle.uptime_s, 1),
+            "totals": totals(models.slots, counts),
             **sample_figures(self.ring, principal, models.slots, counts),
             "devices": device_figures(self._devices, limits, latest),
         }

@@ -1,6 +1,6 @@
 """Turn sums of cells into figures: rates, means and quantiles. Each takes and returns one value for each sample."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -95,10 +95,14 @@ def latest_times(row: list[float]) -> dict[str, float | None]:
     if answered > 0:
         for name, field in _MEANS_MS.items():
             shown[name] = round(row[field] / answered * 1e3, _DIGITS)
-    if any(counts):
-        for name, quantile in _QUANTILES_MS.items():
-            shown[name] = round(_quantile_of_s(counts, quantile) * 1e3, _DIGITS)
-    return shown
+    return shown | quantiles_ms(counts)
+
+
+def quantiles_ms(counts: Sequence[float]) -> dict[str, float | None]:
+    """Return the quantiles of latencies by bucket, in milliseconds; None where all counts are 0."""
+    if not any(counts):
+        return dict.fromkeys(_QUANTILES_MS)
+    return {name: round(_quantile_of_s(counts, each) * 1e3, _DIGITS) for name, each in _QUANTILES_MS.items()}
 
 
 def latest_batches(row: list[float], span_s: float) -> dict[str, float | None]:
@@ -108,7 +112,7 @@ def latest_batches(row: list[float], span_s: float) -> dict[str, float | None]:
     return {"batch_rows": rows, "batches_per_s": round(number / span_s, _DIGITS)}
 
 
-def _quantile_of_s(counts: list[float], quantile: float) -> float:
+def _quantile_of_s(counts: Sequence[float], quantile: float) -> float:
     """As `quantile_s`, of counts that are not all 0."""
     wanted, below, index = quantile * sum(counts), 0.0, 0
     while below + counts[index] < wanted:

@@ -141,6 +141,8 @@ def _server(samples: Sequence[Sample], visible: Visible, principal: Principal) -
     inflight = total[:, INFLIGHT if is_operator else OWN_INFLIGHT]
     if _is_operator(principal):
         inflight = np.array([sample.inflight for sample in samples], np.float64)
+        used = [_use(sample) for sample in samples]
+        shown |= {name: np.array([each[name] for each in used], np.float64) for name in _USE}
     return shown | {
         "inflight": inflight,
         "queue": total[:, QUEUE if is_operator else OWN_QUEUE],
@@ -152,9 +154,11 @@ def _latest_server(sample: Sample, visible: Visible, principal: Principal) -> di
     """Return the figures of the server in one sample; as `_server`."""
     total = sample.values[visible.rows(sample.keys)].sum(axis=0, dtype=np.float64).tolist()
     is_operator = principal.counts_of is None
-    shown = latest_rates(total, sample.span_s) | latest_times(total)
+    shown: dict[str, float | None] = latest_rates(total, sample.span_s) | latest_times(total)
     if is_operator:
         shown |= latest_batches(total, sample.span_s)
+    if _is_operator(principal):
+        shown |= _use(sample)
     return shown | {
         "inflight": float(sample.inflight)
         if _is_operator(principal)
@@ -162,6 +166,17 @@ def _latest_server(sample: Sample, visible: Visible, principal: Principal) -> di
         "queue": total[QUEUE if is_operator else OWN_QUEUE],
         "memory_bytes": total[MEMORY_BYTES],
     }
+
+
+_USE = ("cpu_cores", "resident_bytes", "engine_cpu_cores", "engine_resident_bytes")
+
+
+def _use(sample: Sample) -> dict[str, float | None]:
+    """Return what the processes of the server used in a sample; None for those of models where there are none."""
+    server, engines = sample.use
+    own = round(server.cores, 3), server.memory_bytes
+    of_engines = (None, None) if engines is None else (round(engines.cores, 3), engines.memory_bytes)
+    return dict(zip(_USE, (*own, *of_engines), strict=True))
 
 
 def _device_columns(name: str, samples: Sequence[Sample]) -> dict[str, list[int]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.admin.live.cells import COMPLETED, FIELDS, Cell, Floats
+from app.observability.process_use import ServerUse
 
 INTERVAL_S = 2.0
 HISTORY_S = 900.0
@@ -37,7 +38,7 @@ class Sample(NamedTuple):
 
     `keys`, `values`, `is_busy`: see Cells. `inflight`: requests in progress, those without a known model included.
     `versions`: completed requests by model, version and tenant since the start, of models of which several versions
-    answer.
+    answer. `use`: of the processes.
     """
 
     at_s: float
@@ -48,6 +49,7 @@ class Sample(NamedTuple):
     inflight: int
     devices: Mapping[str, DeviceBytes]
     versions: Mapping[tuple[str, str, str], int]
+    use: ServerUse = ServerUse()
 
 
 class Visible:

@@ -23,6 +23,9 @@ export function Charts({ history, caller }) {
     <${Chart} ...${common} title="Tokens" format=${formatRate} empty="No text was generated in the last 15 minutes."
       series=${unlessZero([of("generated", "tokens_per_s"), of("prompts", "prompt_tokens_per_s")])} />
     <${Chart} ...${common} title="Memory of models" binary format=${formatBytes} series=${memory(history, caller)} />
+    ${server.cpu_cores ? html`
+      <${Chart} ...${common} title="CPU of the server" format=${formatCores} series=${ofProcesses(server, "cpu_cores")} />
+      <${Chart} ...${common} title="Memory of the server" binary format=${formatBytes} series=${ofProcesses(server, "resident_bytes")} />` : null}
   </div>`;
 }
 
@@ -42,6 +45,17 @@ function memory({ devices, server }, caller) {
   const ids = Object.keys(devices);
   if (!caller.is_operator || !ids.length) return [{ label: "models", values: server.memory_bytes ?? [] }];
   return ids.map((id) => ({ label: id, values: devices[id].reserved_bytes ?? [] }));
+}
+
+/** `cpu_cores` or `resident_bytes`: of the server, and of the processes of models if there were any. */
+function ofProcesses(server, name) {
+  const engines = server[`engine_${name}`] ?? [];
+  const hasEngines = engines.some((value) => value !== null);
+  return [{ label: "server", values: server[name] ?? [] }, ...(hasEngines ? [{ label: "processes of models", values: engines }] : [])];
+}
+
+function formatCores(value) {
+  return `${formatNumber(value)} ${value === 1 ? "core" : "cores"}`;
 }
 
 /** Lines of zeros only say nothing: without values the chart says so in words. */

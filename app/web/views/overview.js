@@ -2,7 +2,7 @@
 import { Busy, Empty } from "../components/message.js";
 import { State } from "../components/state.js";
 import { CONNECTED } from "../lib/events.js";
-import { NONE, formatCount, formatDuration, formatMs, formatRate } from "../lib/format.js";
+import { formatCount, formatDuration, formatMs, formatNumber, formatRate } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { useObservable } from "../lib/observable.js";
 import { connection, hello, history, models, sample } from "../lib/server.js";
@@ -24,7 +24,7 @@ export function Overview() {
     <div class="view-head"><h1>Overview</h1>
       ${phase === CONNECTED ? current && html`<${State} state=${current.state} />` : html`<span class="tag tag-bad">last known values</span>`}
       <span class="muted">${about(greeting, current)}</span></div>
-    <${Tiles} server=${current?.server} />
+    <${Tiles} server=${current?.server} totals=${current?.totals} isOperator=${greeting.caller.is_operator} />
     <${Devices} devices=${current?.devices} models=${list} live=${current?.models} />
     <section class="panel"><h2>Models</h2><${ModelTable} models=${list} live=${current?.models} /></section>
     <${Charts} history=${history.value} caller=${greeting.caller} />`;
@@ -39,15 +39,20 @@ function about({ server, caller }, current) {
   return parts.join(" · ");
 }
 
-function Tiles({ server }) {
+/** `totals`: since the start of the server; without a sample both are undefined. `isOperator`: only these see batches. */
+function Tiles({ server, totals, isOperator }) {
   const { requests_per_s: rate, failed_per_s: failed, refused_per_s: refused } = server ?? {};
   const tiles = [
-    ["Requests", formatRate(rate), `${formatCount(server?.inflight)} in progress`],
-    ["Latency p50", formatMs(server?.p50_ms), `p99 ${formatMs(server?.p99_ms)}`],
-    ["Queue", formatCount(server?.queue), `waited ${formatMs(server?.queue_ms)}`],
-    ["Failed", formatRate(failed), `refused ${formatRate(refused)}`, failed > 0],
-    ["Tokens", formatRate(server?.tokens_per_s), `prompts ${formatRate(server?.prompt_tokens_per_s)}`],
+    ["Requests", formatRate(rate), `${formatCount(server?.inflight)} in progress`, formatCount(totals?.requests)],
+    ["Latency p50", formatMs(server?.p50_ms), `p99 ${formatMs(server?.p99_ms)}`, formatMs(totals?.p50_ms), `p99 ${formatMs(totals?.p99_ms)}`],
+    ["Queue", formatCount(server?.queue), `waited ${formatMs(server?.queue_ms)}`, formatMs(totals?.queue_ms), "waited"],
+    ["Failed", formatRate(failed), `refused ${formatRate(refused)}`, formatCount(totals?.failed), `refused ${formatCount(totals?.refused)}`, failed > 0],
+    ["Tokens", formatRate(server?.tokens_per_s), `prompts ${formatRate(server?.prompt_tokens_per_s)}`,
+      formatCount(totals?.tokens), `prompts ${formatCount(totals?.prompt_tokens)}`],
+    ...(isOperator ? [["Rows of a batch", formatNumber(server?.batch_rows), `${formatRate(server?.batches_per_s)} batches and steps`,
+      formatCount(totals?.rows), "rows in batches"]] : []),
   ];
-  return html`<dl class="tiles">${tiles.map(([label, value, note, isBad]) => html`<div key=${label} class="panel tile ${isBad ? "tile-bad" : ""}">
-    <dt>${label}</dt><dd class="tile-value">${value ?? NONE}</dd><dd class="detail">${note}</dd></div>`)}</dl>`;
+  return html`<dl class="tiles" aria-label="Figures">${tiles.map(([label, value, note, total, totalNote, isBad]) => html`<div key=${label} class="panel tile ${isBad ? "tile-bad" : ""}">
+    <dt>${label}</dt><dd class="tile-value">${value}</dd><dd class="detail">${note}</dd>
+    <dd class="tile-total"><span class="detail">Since start</span> <span><strong>${total}</strong>${totalNote ? html` <span class="detail">${totalNote}</span>` : null}</span></dd></div>`)}</dl>`;
 }

@@ -6,6 +6,9 @@ from typing import Protocol
 class Killable(Protocol):
     """A process that can be ended at once."""
 
+    @property
+    def pid(self) -> int: ...
+
     def kill(self, reason: str) -> None:
         """End the process; harmless if it has ended."""
         ...
@@ -27,6 +30,11 @@ def remove(process: Killable) -> None:
 def count() -> int:
     """Return the number of processes that have not been reaped."""
     return len(_live)
+
+
+def process_ids() -> tuple[int, ...]:
+    """Return the ids of the processes. Any thread may call it."""
+    return tuple(each.pid for each in tuple(_live))
 
 
 def kill_all(reason: str) -> None:

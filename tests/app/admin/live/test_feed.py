@@ -17,8 +17,10 @@ from app.auth.principal import ANONYMOUS
 from app.config import LoadedSettings, Settings
 from app.inference.model_view import ManagedModelView
 from app.observability.metrics import Observer
+from app.observability.process_use import ProcessMeter
 from app.server.build import Host, Inference, build_inference
 from frameworks.scheduling.byte_limit import ByteLimit
+from memory.host import ProcessTotals
 from tests.app.admin.live.observed import OPERATOR, TENANTS, FakeReader, named, observe, parse
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import in_loop, settle, soon, task
@@ -35,6 +37,7 @@ class Server:
         self.inference: Inference = build_inference(loaded, self.observer, Host(FakeProbe()), ByteLimit(None))
         manager = self.inference.manager
         self.now_s = 100.0
+        self.process = ProcessTotals(3.0, 500, 100)
         self.feed = LiveFeed(
             LiveSources(
                 Views(partial(ManagedModelView, manager), self.observer),
@@ -43,6 +46,7 @@ class Server:
                 manager.devices,
                 manager.residency.ledger,
                 self.inference.lifecycle,
+                ProcessMeter(measure=lambda _: self.process),
             ),
             lambda: self.now_s,
         )
@@ -72,6 +76,43 @@ async def test_first_events_are_the_state_of_now() -> None:
     assert sample["models"]["m"]["requests_total"] == 1
     assert [each["id"] for each in sample["devices"]] == ["cpu"]
     assert reader.delivered == []
+
+
+@in_loop
+async def test_totals_stay_after_requests_end() -> None:
+    server = Server()
+    for status, tenant in ((200, "red"), (200, "blue"), (503, "red")):
+        observe(server.observer, "m", tenant, status=status, total_s=0.2)
+    server.slot("m").identity.runs["1"].batches.sizes[4] += 2
+    server.slot("m").identity.runs["1"].generated.tokens += 9
+    for _ in range(2):
+        await server.sample()
+    [sample] = named(parse((await server.feed.open(FakeReader(OPERATOR))).content), "sample")
+    assert sample["server"]["requests_per_s"] == 0
+    shown = sample["totals"]
+    assert (shown["requests"], shown["failed"], shown["refused"]) == (3, 1, 1)
+    assert (shown["tokens"], shown["prompt_tokens"], shown["rows"]) == (9, 0, 8)
+    assert shown["queue_ms"] == pytest.approx(50, rel=1e-5)
+    assert 100 <= shown["p50_ms"] <= 250  # the bounds of the bucket
+    [sample] = named(parse((await server.feed.open(FakeReader(TENANTS["red"]))).content), "sample")
+    assert (sample["totals"]["requests"], sample["totals"]["failed"], sample["totals"]["tokens"]) == (2, 1, 0)
+    assert "rows" not in sample["totals"]
+
+
+@in_loop
+async def test_process_use_is_for_operators() -> None:
+    server = Server()
+    await server.sample()
+    server.process = ProcessTotals(6.0, 700, 100)
+    await server.sample()
+    _, history, _, sample = parse((await server.feed.open(FakeReader(OPERATOR))).content)
+    assert history[1]["columns"]["cpu_cores"] == [0, 1.5]
+    assert history[1]["columns"]["resident_bytes"] == [500, 700]
+    assert history[1]["columns"]["engine_cpu_cores"] == [None, None]
+    assert (sample[1]["server"]["cpu_cores"], sample[1]["server"]["resident_bytes"]) == (1.5, 700)
+    content = (await server.feed.open(FakeReader(TENANTS["red"]))).content
+    assert b"cpu_cores" not in content
+    assert b"resident_bytes" not in content
 
 
 @in_loop
