@@ -44,6 +44,10 @@ class FinishedRequest(NamedTuple):
     response_bytes: int
 
 
+_ID = FinishedRequest._fields.index("request_id") - 2
+"""Within the fields after `number`."""
+
+
 class RecentRequests:
     """The requests of this process. Owned by the event loop.
 
@@ -67,10 +71,16 @@ class RecentRequests:
             kept = self._new_tenant(tenant)
         kept.append((number, fields))
 
-    def latest(self, tenant: str | None = None, after: int = 0, most: int = KEPT_REQUESTS) -> list[FinishedRequest]:
+    def latest(
+        self,
+        tenant: str | None = None,
+        after: int = 0,
+        most: int = KEPT_REQUESTS,
+        request_id: str | None = None,
+    ) -> list[FinishedRequest]:
         """Return requests, newest first. `tenant` None: of all. `after`: only those with a greater number.
 
-        `most`: of each tenant.
+        `most`: of each tenant. `request_id`: only those with this id; senders may use one again. None: of any id.
         """
         names = list(self._by_tenant) if tenant is None else [tenant]
         found: list[tuple[int, tuple[Any, ...]]] = []
@@ -79,7 +89,8 @@ class RecentRequests:
             for request in reversed(self._by_tenant.get(name, ())):
                 if request[0] <= after or len(found) == least:
                     break
-                found.append(request)
+                if request_id is None or request[1][_ID] == request_id:
+                    found.append(request)
         found.sort(key=lambda request: request[0], reverse=True)
         return [FinishedRequest(self._worker, number, *fields) for number, fields in found]
 

@@ -121,7 +121,7 @@ class RequestsSender:
         link.answer(CollectRequests, self._collect)
 
     async def _collect(self, request: CollectRequests) -> FinishedRequests:
-        found = self._recent.latest(request.tenant, request.after, request.most)
+        found = self._recent.latest(request.tenant, request.after, request.most, request.request_id)
         return FinishedRequests(request.id, self._recent.last_number, found)
 
 
@@ -137,9 +137,11 @@ class MergedRequests:
         self._last_numbers: dict[ControlLink, int] = {}
         workers.on_left(self._forget)
 
-    async def latest(self, tenant: str | None) -> list[FinishedRequest]:
+    async def latest(self, tenant: str | None, request_id: str | None = None) -> list[FinishedRequest]:
         """As RequestLog.latest."""
-        replies = await self._collect_all(lambda _, number: CollectRequests(number, tenant, 0, KEPT_REQUESTS))
+        replies = await self._collect_all(
+            lambda _, number: CollectRequests(number, tenant, 0, KEPT_REQUESTS, request_id)
+        )
         return newest(request for _, reply in replies for request in reply.requests)
 
     async def fresh(self) -> list[FinishedRequest]:

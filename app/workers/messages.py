@@ -239,6 +239,7 @@ class CollectRequests(ControlRequest, frozen=True):
     tenant: str | None
     after: int
     most: int
+    request_id: str | None = None
 
 
 class FinishedRequests(Reply, frozen=True):

@@ -193,6 +193,9 @@ def test_requests_are_filtered(shared: RunningServer) -> None:
     assert requests_of(shared, RED, "?model=red-m&limit=1")[0]["model"] == "red-m"
     assert {each["status"] for each in requests_of(shared, RED, "?status=4xx")} == {404}
     assert {each["status"] for each in requests_of(shared, RED, "?status=200")} == {200}
+    assert [each["status"] for each in requests_of(shared, RED, "?id=filtered-404")] == [404]
+    assert [each["status"] for each in requests_of(shared, OPERATOR, "?id=filtered-ok&model=red-m")] == [200]
+    assert requests_of(shared, BLUE, "?id=filtered-ok") == []
     found = {each["id"]: each for each in requests_of(shared, RED)}
     ok, failed = found["filtered-ok"], found["filtered-404"]
     assert ok["request_bytes"] > 0

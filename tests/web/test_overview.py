@@ -49,7 +49,9 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
     for _ in range(20):
         small_site.infer("digits", **PIXELS)
     total = small_site.client.get("/health").json()["metrics"]["requests_total"]
-    expect(page.locator(".tile").filter(has_text="in progress").locator(".tile-total strong")).to_have_text(f"{total:,}")
+    expect(page.locator(".tile").filter(has_text="in progress").locator(".tile-total strong")).to_have_text(
+        f"{total:,}"
+    )
     # The rate of an interval: it is above zero in the sample after the requests.
     rate = page.locator("tr[data-model=digits] [data-label=Requests]")
     p99 = page.locator("tr[data-model=digits] [data-label=p99]")

@@ -24,8 +24,34 @@ def test_requests_appear_and_show_their_phases(open_tab: Open, small_site: Runni
         expect(phases.get_by_role("row", name=re.compile(rf"^{name} .*\d (µs|ms|s)"))).to_be_visible()
     expect(phases).to_contain_text("seen-by-the-page")
     expect(phases).to_contain_text(re.compile(r"Sizes: \d+ B in, \d+ B out"))
+    phases.get_by_role("link", name="seen-by-the-page").click()
+    expect(tab.heading("Request seen-by-the-page")).to_be_visible()
+    assert page.url.endswith("#/requests/seen-by-the-page")
+    page.go_back()
+    row.get_by_role("button").click()
+    expect(phases).to_have_count(1)
     row.get_by_role("button").click()
     expect(phases).to_have_count(0)
+
+
+def test_address_of_request_opens_its_phases(open_tab: Open, small_site: RunningServer) -> None:
+    request_id = "of/a:link+1"
+    headers = {"x-request-id": request_id}
+    assert small_site.client.post("/models/digits/infer", json={"input_data": [1]}, headers=headers).status_code == 400
+    tab = open_tab(f"{small_site.url}/#/requests/of%2Fa%3Alink%2B1")
+    page = tab.page
+    for _ in range(2):
+        phases = page.get_by_role("group", name="Phases of POST /models/digits/infer")
+        expect(phases.get_by_role("row", name=re.compile("^Total"))).to_be_visible()
+        expect(phases).to_contain_text("expected")
+        expect(page.locator(".request-facts")).to_contain_text("400")
+        page.reload()
+    assert tab.serious_findings() == []
+    # A request that ends while the page is open appears too.
+    tab.show("#/requests/later")
+    expect(page.locator(".empty")).to_contain_text("The server keeps no request with this id.")
+    small_site.client.post("/models/digits/infer", json=PIXELS, headers={"x-request-id": "later"})
+    expect(page.get_by_role("group", name=re.compile("Phases of"))).to_be_visible()
 
 
 def test_failed_requests_are_filtered_with_reason(open_tab: Open, small_site: RunningServer) -> None:
@@ -59,3 +85,14 @@ def test_paused_list_stays_until_resumed(open_tab: Open, small_site: RunningServ
     expect(page.locator("tr[data-request=after-the-pause]")).to_have_count(0)
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("tr[data-request=after-the-pause]")).to_be_visible()
+
+
+def test_answer_of_playground_links_to_its_request(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(f"{small_site.url}/#/playground/digits")
+    page = tab.page
+    page.get_by_role("button", name="Draw the example of 3").click()
+    shown = page.get_by_role("region", name="Timing").get_by_role("link")
+    request_id = shown.inner_text()
+    shown.click()
+    expect(tab.heading(f"Request {request_id}")).to_be_visible()
+    expect(page.get_by_role("group", name="Phases of POST")).to_be_visible()

@@ -22,7 +22,7 @@ from frameworks.errors import InvalidInput
 
 _STATUS = re.compile(r"[1-5](xx|[0-9]{2})", re.ASCII)
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
-_QUERY = ("limit", "model", "status")
+_QUERY = ("id", "limit", "model", "status")
 
 
 class RequestDescription(ResponseBody):
@@ -109,13 +109,14 @@ class EventsApi:
         """List the last 200 inference requests of the key's tenant, or for an operator of all tenants. Never bodies."""
         principal: Principal = request.scope["record"].principal
         shows, limit = read_filter(request.query_params.multi_items())
-        latest = await self._requests.latest(principal.counts_of)
+        latest = await self._requests.latest(principal.counts_of, request.query_params.get("id"))
         found = [each for each in latest if shows_request(principal, each) and shows(each)][:limit]
         offset_s = unix_offset_s()
         return json_response({"requests": [describe_request(each, principal, offset_s) for each in found]})
 
 
 _PARAMETERS = (
+    ("id", "Only requests with this x-request-id.", {"type": "string"}),
     ("model", "Only requests to this model.", {"type": "string"}),
     ("status", "Only this status, or a class like `5xx`.", {"type": "string", "pattern": "^[1-5](xx|[0-9]{2})$"}),
     ("limit", "Maximum number of requests.", {"type": "integer", "minimum": 1, "maximum": KEPT_REQUESTS}),

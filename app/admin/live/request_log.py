@@ -11,8 +11,8 @@ MOST_FRESH = 25
 class RequestLog(Protocol):
     """The finished requests of the server."""
 
-    async def latest(self, tenant: str | None) -> list[FinishedRequest]:
-        """Return at most KEPT_REQUESTS, newest first. `tenant` None: of all tenants."""
+    async def latest(self, tenant: str | None, request_id: str | None = None) -> list[FinishedRequest]:
+        """Return at most KEPT_REQUESTS, newest first. `tenant` None: of all tenants. `request_id` None: of any id."""
         ...
 
     async def fresh(self) -> list[FinishedRequest]:
@@ -27,8 +27,8 @@ class OwnRequests:
         self._recent = recent
         self._last_number = 0
 
-    async def latest(self, tenant: str | None) -> list[FinishedRequest]:
-        return newest(self._recent.latest(tenant), KEPT_REQUESTS)
+    async def latest(self, tenant: str | None, request_id: str | None = None) -> list[FinishedRequest]:
+        return newest(self._recent.latest(tenant, request_id=request_id), KEPT_REQUESTS)
 
     async def fresh(self) -> list[FinishedRequest]:
         last, self._last_number = self._last_number, self._recent.last_number

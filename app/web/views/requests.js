@@ -1,16 +1,22 @@
 // The last requests, live, with the phases of one of them.
 import { Busy, Empty } from "../components/message.js";
+import { Phases } from "../components/phases.js";
+import { RequestLink } from "../components/request-link.js";
 import { Scroll } from "../components/scroll.js";
-import { Waterfall } from "../components/waterfall.js";
 import { NONE, formatBytes, formatMs, formatTime } from "../lib/format.js";
 import { html, useId, useState } from "../lib/html.js";
 import { useObservable } from "../lib/observable.js";
 import { link } from "../lib/router.js";
 import { hello, models, requests } from "../lib/server.js";
+import { RequestView, Status } from "./request.js";
 
 const STATUSES = [["", "All"], ["ok", "Succeeded"], ["failed", "Failed"], ["4xx", "4xx"], ["5xx", "5xx"]];
 
-export function Requests({ query }) {
+export function Requests({ name, query }) {
+  return name === null ? html`<${RequestList} query=${query} />` : html`<${RequestView} key=${name} id=${name} />`;
+}
+
+function RequestList({ query }) {
   const live = useObservable(requests);
   const known = useObservable(models);
   const [frozen, setFrozen] = useState(null);
@@ -52,7 +58,8 @@ function Table({ records, open, onOpen }) {
     <thead><tr><th scope="col">Time</th><th scope="col">Status</th><th scope="col">Model</th><th scope="col">Path</th>
       ${showsTenant ? html`<th scope="col">Tenant</th>` : null}
       <th scope="col" class="number">Total</th><th scope="col" class="number">Queue</th><th scope="col" class="number">Compute</th>
-      <th scope="col" class="number">Request</th><th scope="col" class="number">Response</th></tr></thead>
+      <th scope="col" class="number">Request</th><th scope="col" class="number">Response</th>
+      <th scope="col" class="wide-cell">Id</th></tr></thead>
     <tbody>${records.map((record) => html`<${Row} key=${record.key} record=${record} showsTenant=${showsTenant}
       isOpen=${open === record.key} onToggle=${() => onOpen(open === record.key ? null : record.key)} />`)}</tbody>
   </table><//>`;
@@ -68,27 +75,7 @@ function Row({ record, showsTenant, isOpen, onToggle }) {
       ${showsTenant ? html`<td class="wide-cell">${record.tenant || NONE}</td>` : null}
       <td class="number">${formatMs(record.total_ms)}</td><td class="number wide-cell">${formatMs(record.queue_ms)}</td>
       <td class="number wide-cell">${formatMs(record.compute_ms)}</td><td class="number wide-cell">${formatBytes(record.request_bytes)}</td>
-      <td class="number wide-cell">${formatBytes(record.response_bytes)}</td></tr>
-    ${isOpen ? html`<tr class="opened"><td colspan=${showsTenant ? 10 : 9}><${Phases} record=${record} /></td></tr>` : null}`;
-}
-
-function Status({ record }) {
-  const failed = record.status >= 400 || record.code !== null;
-  return html`<span class="status-code ${failed ? "status-bad" : "status-good"}">${record.status}</span>
-    ${record.code ? html` <span class="detail">${record.code}</span>` : null}`;
-}
-
-const PHASES = ["decode", "queue", "compute", "encode"];
-
-function Phases({ record }) {
-  const phases = PHASES.map((name) => ({ name, durationMs: record[`${name}_ms`] })).filter(({ durationMs }) => durationMs !== null);
-  const facts = [
-    ["Request id", record.id], ["Tenant", record.tenant || null], ["Adapter", record.adapter],
-    ["Sizes", `${formatBytes(record.request_bytes)} in, ${formatBytes(record.response_bytes)} out`], ["Rows of the batch", record.batch_rows],
-    ["Cache", record.cache_hit === null ? null : record.cache_hit ? "hit" : "miss"],
-  ].filter(([, value]) => value !== null && value !== undefined);
-  return html`<div class="phases">
-    ${record.error ? html`<div class="notice notice-error"><p>${record.error}</p></div>` : null}
-    <${Waterfall} phases=${phases} totalMs=${record.total_ms} rest="other" />
-    <p class="detail">${facts.map(([term, value]) => html`<span key=${term}>${term}: <code>${value}</code></span>`)}</p></div>`;
+      <td class="number wide-cell">${formatBytes(record.response_bytes)}</td>
+      <td class="wide-cell cell-id"><${RequestLink} id=${record.id} short /></td></tr>
+    ${isOpen ? html`<tr class="opened"><td colspan=${showsTenant ? 11 : 10}><${Phases} record=${record} linksId /></td></tr>` : null}`;
 }

@@ -53,6 +53,15 @@ TestRecent = RecentMachine.TestCase
 TestRecent.settings = settings(max_examples=30, stateful_step_count=40)
 
 
+def test_request_is_found_by_id_among_newer() -> None:
+    recent = RecentRequests(kept=3)
+    for tenant, request_id in (("red", "a"), ("red", "b"), ("blue", "a"), ("red", "b"), ("red", "b")):
+        recent.add(tenant, (0.0, request_id, *("",) * 7, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
+    assert [each.number for each in recent.latest(request_id="b", most=2)] == [5, 4]
+    assert [each.number for each in recent.latest("blue", request_id="a")] == [3]
+    assert [each.number for each in recent.latest(request_id="a")] == [3]  # the older one is not kept
+
+
 def test_record_becomes_request_without_secrets() -> None:
     observer = Observer("none", 1000, worker=3)
     principal = Principal(Tenant("red"), "rh_key")

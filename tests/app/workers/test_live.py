@@ -127,6 +127,7 @@ async def test_requests_of_all_workers_are_merged() -> None:
     assert [(each.worker, each.number, each.request_id) for each in red] == [
         (1, 2, "3"), (0, 2, "2"), (1, 1, "1"), (0, 1, "0"),
     ]  # fmt: skip
+    assert [each.request_id for each in await supervisor.requests.latest(None, "2")] == ["2"]
     for worker in workers:
         await supervisor.lose(worker)
     assert await supervisor.requests.latest(None) == []
