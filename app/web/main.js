@@ -13,9 +13,10 @@ const LOADERS = {
   overview: () => import("./views/overview.js").then((module) => module.Overview),
   models: () => import("./views/models.js").then((module) => module.Models),
   playground: () => import("./playground/playground.js").then((module) => module.Playground),
+  collections: () => import("./views/collections.js").then((module) => module.Collections),
   requests: () => import("./views/requests.js").then((module) => module.Requests),
 };
-const TITLES = { overview: "Overview", models: "Models", playground: "Playground", requests: "Requests" };
+const TITLES = { overview: "Overview", models: "Models", playground: "Playground", collections: "Collections", requests: "Requests" };
 const loaded = new Map();
 
 function App() {

@@ -25,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.web)
 
 
+VECTORS = '[[collections]]\nname = "vectors"\ndimensions = 3\n'
+
 _BROWSER = SharedBrowser()
 # Its event loop would disturb other tests in this process.
 pytest_runtest_teardown = closed_after(FOLDER, _BROWSER.close)
@@ -62,9 +64,11 @@ def open_tab(browser: SharedBrowser) -> Iterator[Open]:
 
 @pytest.fixture(scope="session")
 def small_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server for tests that leave it as it is, and need no text models: digits, and a model with two versions."""
+    """A server for tests that leave it as it is, and need no text models: digits, a model with two versions, and a
+    collection of vectors.
+    """
     folder = tmp_path_factory.mktemp("small")
-    with serving(folder, DIGITS + versioned_entry(folder, "all")) as running:
+    with serving(folder, DIGITS + versioned_entry(folder, "all") + VECTORS) as running:
         yield running.wait_ready()
         running.check_log()
 

@@ -2,7 +2,11 @@
 import { useObservable } from "./observable.js";
 import { hello } from "./server.js";
 
-/** Whether the key has the scope `manage`. False until the server has said so. */
+/** Whether the key has a scope: `read`, `infer`, `write` or `manage`. False until the server has said so. */
+export function useScope(scope) {
+  return useObservable(hello)?.caller.scopes.includes(scope) ?? false;
+}
+
 export function useCanManage() {
-  return useObservable(hello)?.caller.scopes.includes("manage") ?? false;
+  return useScope("manage");
 }

@@ -1,0 +1,57 @@
+// One collection: its state, a search, and its records.
+import { Busy, ErrorNotice } from "../components/message.js";
+import { collectionPath, useCollection } from "../lib/collections.js";
+import { NONE, formatBytes, formatNumber, formatPercent } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { useScope } from "../lib/rights.js";
+import { link } from "../lib/router.js";
+import { CollectionSearch } from "./collection-search.js";
+import { RecordForm } from "./collection-records.js";
+import { IndexState } from "./collections.js";
+import { Facts } from "./model.js";
+
+export function CollectionView({ name }) {
+  const { value: collection, error, refresh } = useCollection(name);
+  const canSearch = useScope("infer");
+  const canWrite = useScope("write");
+  return html`
+    <p class="crumbs"><a href=${link("collections")}>Collections</a></p>
+    <div class="view-head"><h1>${name}</h1>
+      ${collection ? html`<${IndexState} index=${collection.index} />
+        <span class="muted">${formatNumber(collection.rows)} rows of ${formatNumber(collection.dimensions)} dimensions</span>` : null}</div>
+    ${error ? html`<${ErrorNotice} error=${error} title=${error.status === 404 ? "There is no such collection" : "The collection could not be read"} />` : null}
+    ${collection === null && !error ? html`<${Busy}>Reading ${name}<//>` : null}
+    ${collection ? html`
+      ${canSearch ? html`<${CollectionSearch} collection=${collection} canWrite=${canWrite} onChange=${refresh} />`
+        : html`<section class="panel"><p class="muted">A key with the scope infer can search.</p></section>`}
+      <div class="panels">
+        <section class="panel"><h2>At a glance</h2><${Facts} facts=${factsOf(collection)} /></section>
+        ${canWrite ? html`<section class="panel"><h2>Records</h2><${RecordForm} collection=${collection} onChange=${refresh} /></section>` : null}
+      </div>` : null}`;
+}
+
+function factsOf({ rows, max_rows: limit, dimensions, metric, model, index, memory_bytes: memory, disk_bytes: disk, metadata_keys: keys }) {
+  return [
+    ["Rows", limit === null ? formatNumber(rows) : `${formatNumber(rows)} of at most ${formatNumber(limit)}`],
+    ["Dimensions", formatNumber(dimensions)], ["Metric", metric], ["Model", model ?? NONE],
+    ["Memory", formatBytes(memory)], ["Disk", formatBytes(disk)], ["Metadata", keys.join(", ") || NONE],
+    ["Index", indexText(index)], ...(index.reason ? [["Reason", index.reason]] : []),
+  ];
+}
+
+const INDEX_TEXTS = {
+  none: "none: each search compares all rows", building: "is being built; searches compare all rows meanwhile",
+  ready: "ready", missed: "not used: searches compare all rows", failed: "failed: searches compare all rows",
+};
+
+function indexText({ state, recall, unindexed_rows: newer }) {
+  const parts = [INDEX_TEXTS[state] ?? state];
+  if (recall !== null) parts.push(`recall ${formatPercent(recall)}`);
+  if (newer) parts.push(`${formatNumber(newer)} newer rows outside of it`);
+  return parts.join(", ");
+}
+
+/** Path of a record of a collection. */
+export function recordPath(name, id) {
+  return collectionPath(name, `/records/${id.split("/").map(encodeURIComponent).join("/")}`);
+}

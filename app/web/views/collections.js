@@ -1,0 +1,54 @@
+// The collections of the server, and one of them.
+import { Busy, Empty, ErrorNotice } from "../components/message.js";
+import { Scroll } from "../components/scroll.js";
+import { useCollections } from "../lib/collections.js";
+import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { link } from "../lib/router.js";
+import { CollectionView } from "./collection.js";
+
+export function Collections({ name }) {
+  return name === null ? html`<${CollectionList} />` : html`<${CollectionView} key=${name} name=${name} />`;
+}
+
+function CollectionList() {
+  const { value: list, error } = useCollections();
+  return html`
+    <div class="view-head"><h1>Collections</h1>
+      ${list?.length ? html`<span class="muted">${list.length} with ${formatCount(sum(list, "rows"))} rows</span>` : null}</div>
+    ${error ? html`<${ErrorNotice} error=${error} title="The collections could not be read" />` : null}
+    ${list === null && !error ? html`<${Busy}>Reading the collections<//>` : null}
+    ${list?.length === 0 ? html`<div class="panel"><${Empty} title="There is no collection.">
+      An entry <code>[[collections]]</code> of the configuration makes one. It keeps embeddings with texts and metadata.<//></div>` : null}
+    ${list?.length ? html`<section class="panel"><${Scroll} label="Collections"><table class="cards-table" role="table">
+      <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Name</th><th role="columnheader" scope="col">Index</th>
+        <th role="columnheader" scope="col">Model</th><th role="columnheader" scope="col">Metric</th>
+        ${NUMBERS.map(([label]) => html`<th key=${label} role="columnheader" scope="col" class="number">${label}</th>`)}</tr></thead>
+      <tbody role="rowgroup">${list.map((each) => html`<${Row} key=${each.name} collection=${each} />`)}</tbody></table><//></section>` : null}`;
+}
+
+const NUMBERS = [
+  ["Rows", ({ rows }) => formatNumber(rows)],
+  ["Dimensions", ({ dimensions }) => formatNumber(dimensions)],
+  ["Memory", ({ memory_bytes: bytes }) => formatBytes(bytes)],
+  ["Disk", ({ disk_bytes: bytes }) => formatBytes(bytes)],
+];
+
+function Row({ collection }) {
+  return html`<tr role="row" data-collection=${collection.name}>
+    <th role="rowheader" scope="row" class="strong name"><a href=${link("collections", collection.name)}>${collection.name}</a></th>
+    <td role="cell" class="cell-state"><${IndexState} index=${collection.index} /></td>
+    <td role="cell" data-label="Model">${collection.model ?? NONE}</td><td role="cell" data-label="Metric">${collection.metric}</td>
+    ${NUMBERS.map(([label, text]) => html`<td key=${label} role="cell" class="number" data-label=${label}>${text(collection)}</td>`)}</tr>`;
+}
+
+const INDEX_STATES = { none: ["off", "no index"], building: ["wait", "building"], ready: ["good", "ready"], missed: ["off", "not used"], failed: ["bad", "failed"] };
+
+/** The state of an index as a word, with its recall. */
+export function IndexState({ index }) {
+  const [kind, label] = INDEX_STATES[index.state] ?? ["off", index.state];
+  return html`<span class="state state-${kind}" title=${index.reason} data-state=${index.state}>${label}
+    ${index.state === "ready" && index.recall !== null ? ` · recall ${formatPercent(index.recall)}` : ""}</span>`;
+}
+
+const sum = (list, field) => list.reduce((total, each) => total + each[field], 0);
