@@ -14,6 +14,7 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.protocols.bodies import ResponseBody
 from frameworks.files import find_graph
+from frameworks.models.local_files import framework_of
 from frameworks.models.version_folders import ONLY_VERSION, find_versions
 
 _MOST_FOLDERS = 500
@@ -132,7 +133,7 @@ def _listed(folder: Path) -> list[Path]:
 def _model_at(path: Path) -> FoundModel | None:
     versions = find_versions(path)
     newest = list(versions.values())[-1]
-    framework = _framework_of(newest)
+    framework = framework_of(newest)
     if framework is None:
         return None
     size = sum(_size(file) for folder in versions.values() for file in _files_of(folder))
@@ -145,18 +146,6 @@ def _files_of(path: Path) -> list[Path]:
         return [path]
     graph = find_graph(path)
     return [*_listed(path), *(() if graph is None or graph.parent == path else _listed(graph.parent))]
-
-
-def _framework_of(path: Path) -> Literal["onnx", "pytorch"] | None:
-    """Return the framework that loads a file or folder; None if it is no model."""
-    if path.is_file():
-        return "onnx" if path.suffix == ".onnx" else "pytorch" if path.suffix.lower() == ".gguf" else None
-    graph = find_graph(path)
-    if graph is not None and graph.parent == path:
-        return "onnx"
-    if any(each.suffix in (".safetensors", ".gguf") for each in _listed(path)):
-        return "pytorch"
-    return None if graph is None else "onnx"
 
 
 def _size(path: Path) -> int:

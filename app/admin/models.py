@@ -1,6 +1,7 @@
 """Route /models: list, register, load, unload and delete models at run time."""
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from app.admin.allowed_paths import AllowedPaths
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail, list_model
-from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
+from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry, read_path
 from app.admin.views import Views
 from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
@@ -19,10 +20,13 @@ from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.protocols.bodies import Body
 from app.protocols.native.fields import ErrorResponse
+from frameworks.addresses import SourceAddress
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
+from frameworks.models.local_files import EXPECTED_FILES, framework_of_model
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.settings import Isolation
+from frameworks.sources.contract import Framework
 
 Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]
 
@@ -68,13 +72,17 @@ class ModelsApi:
         lifecycle: Lifecycle,
         paths: AllowedPaths,
         max_body_bytes: int,
+        framework_of_address: Callable[[SourceAddress], Framework],
         isolation: Isolation = "none",
     ) -> None:
-        """`paths`: those that may be registered. `isolation`: that of a model that has none of its own."""
+        """`paths`: those that may be registered. `framework_of_address`: as SourceStore.framework; it blocks.
+        `isolation`: that of a model that has none of its own.
+        """
         self._views = views
         self._lifecycle = lifecycle
         self._paths = paths
         self._max_body_bytes = max_body_bytes
+        self._framework_of_address = framework_of_address
         self._isolation = isolation
 
     def router(self) -> APIRouter:
@@ -112,12 +120,15 @@ class ModelsApi:
         return await self._detail(self._views.for_request(request).models.slot(name), request)
 
     async def add_model(self, request: Request) -> Response:
-        """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml.
+        """Register and load a model. The body has the keys of a `[[models.…]]` entry of config.toml.
 
-        A name or an alias that the key may not use is refused with 403.
+        The framework is found from the files, unless `framework` names it. A name or an alias that the key may not use
+        is refused with 403.
         """
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
+        if "framework" not in body:
+            body["framework"] = await self._find_framework(read_path(body))
         entry = read_entry(body, self._isolation)
         models = self._views.for_request(request).models
         models.check_may_register(entry)
@@ -125,6 +136,19 @@ class ModelsApi:
         entry = entry.with_paths(self._paths.check, _draft_folders(models.slots))
         slot = await models.add(body["framework"], entry, path)
         return await self._detail(slot, request, 201)
+
+    async def _find_framework(self, path: Path | SourceAddress) -> Framework:
+        """Return the framework that loads the files.
+
+        Raises Forbidden and InvalidInput; SourceUnavailable and InvalidModel for an address.
+        """
+        local = self._paths.check(path)
+        if isinstance(path, SourceAddress):
+            return await asyncio.to_thread(self._framework_of_address, path)
+        framework = await asyncio.to_thread(framework_of_model, local)
+        if framework is None:
+            raise InvalidInput("path", f"expected {EXPECTED_FILES}, got none of them; name the files of a model")
+        return framework
 
     async def load_model(self, name: str, request: Request) -> Response:
         """Load a model or one version. The response follows when the version is ready, the traffic has switched to it,

@@ -1,14 +1,16 @@
-"""Read and describe the body of `POST /models`: `framework`, and the keys of an entry in config.toml."""
+"""Read and describe the body of `POST /models`: the keys of an entry in config.toml, and optionally `framework`."""
 
+from pathlib import Path
 from typing import Any
 
 from app.config import ConfigError, parse_model_entry
 from frameworks.adapter_settings import MAX_ADAPTERS, NAME_PATTERN
+from frameworks.addresses import SourceAddress
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.image_settings import ImageSettings
 from frameworks.settings import Isolation, OnnxModelEntry, TorchModelEntry
 
-ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
+ENTRY_EXAMPLE = {"name": "digits-2", "path": "./models/digits"}
 
 _NULL = {"type": "null"}
 _SIZE = {
@@ -65,8 +67,17 @@ def read_entry(body: dict[str, Any], isolation: Isolation = "none") -> OnnxModel
         raise kind(first.key or "body", message) from None
 
 
+def read_path(body: dict[str, Any]) -> Path | SourceAddress:
+    """Return the path of an entry whose framework is not known. Raises InvalidInput."""
+    given = {"path": body["path"]} if "path" in body else {}
+    return read_entry({"framework": "onnx", "name": "any", **given}).path
+
+
 def entry_schema() -> dict[str, Any]:
-    """Return the schema of a registration: the class of each framework's entries, and `framework`."""
+    """Return the schema of a registration: the class of each framework's entries, and `framework`.
+
+    A body without `framework` meets the schema if the keys are those of any of them.
+    """
     schemas = []
     for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
         schema = entry_type.model_json_schema()
@@ -82,7 +93,7 @@ def entry_schema() -> dict[str, Any]:
         if "execution_providers" in properties:
             properties["execution_providers"]["anyOf"][0]["minItems"] = 1
             schema["dependentRequired"] = {name: ["sequence_axis"] for name in ("pad_values", "mask_input")}
-        schema["properties"] = {"framework": {"const": framework}, **properties}
-        schema["required"] = ["framework", *schema["required"]]
+        about = "Default: found from the files, as `roundhouse serve PATH` does."
+        schema["properties"] = {"framework": {"const": framework, "description": about}, **properties}
         schemas.append(schema)
-    return {"oneOf": schemas}
+    return {"anyOf": schemas}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.addresses import SourceAddress, is_address, parse_address
-from frameworks.files import find_graph
+from frameworks.models.local_files import framework_of
 from frameworks.names import is_model_name, last_part
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.sources.contract import Framework
@@ -95,16 +95,12 @@ def _name_of(address: SourceAddress) -> str:
 
 
 def _read_entry(path: Path) -> ModelEntry | None:
-    if path.is_file() and path.suffix == ".onnx":
-        return OnnxModelEntry(name=_name(path.parent.name if path.stem == "model" else path.stem), path=path)
-    graph = find_graph(path)
-    if graph is not None and graph.parent == path:
-        return OnnxModelEntry(name=_name(path.name), path=path)
-    if path.is_file() and path.suffix.lower() == _GGUF:
-        return TorchModelEntry(name=_name(path.stem), path=path)
-    if path.is_dir() and (any(path.glob("*.safetensors")) or any(path.glob(f"*{_GGUF}"))):
-        return TorchModelEntry(name=_name(path.name), path=path)
-    return None if graph is None else OnnxModelEntry(name=_name(path.name), path=path)
+    framework = framework_of(path)
+    if framework is None:
+        return None
+    is_graph_of_folder = path.suffix == ".onnx" and path.stem == "model"
+    name = path.name if path.is_dir() else path.parent.name if is_graph_of_folder else path.stem
+    return (OnnxModelEntry if framework == "onnx" else TorchModelEntry)(name=_name(name), path=path)
 
 
 def _name(text: str) -> str:

@@ -70,7 +70,7 @@ from app.protocols.tgi.generate import ROOT_CODEC
 from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
 from app.server.keys import open_keys
 from app.server.live import Live, Shown, build_live
-from app.server.manager import build_manager, source_folder
+from app.server.manager import build_manager, source_folder, source_framework
 from app.workers.shared_responses import SharedResponses
 from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
@@ -325,7 +325,7 @@ def build_routers(
     )
     return [
         PagesApi().router(),
-        ModelsApi(views, lifecycle, paths, max_body_bytes, isolation).router(),
+        ModelsApi(views, lifecycle, paths, max_body_bytes, partial(source_framework, loaded), isolation).router(),
         FoldersApi(views, paths).router(),
         AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),

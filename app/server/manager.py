@@ -15,6 +15,7 @@ from frameworks.models.processes import ProcessStarter
 from frameworks.models.starters import Starter
 from frameworks.pipeline_settings import FRAMEWORK, PipelineModelEntry
 from frameworks.scheduling.shared_limits import SharedLimits
+from frameworks.sources.contract import Framework
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
 
@@ -69,6 +70,11 @@ def build_manager(
 def source_folder(loaded: LoadedSettings, address: SourceAddress) -> Path:
     """Return the folder of an address in the cache, which may not exist."""
     return source_store(loaded).folder(address)
+
+
+def source_framework(loaded: LoadedSettings, address: SourceAddress) -> Framework:
+    """Return the framework of the model at an address. Blocks, and raises, as SourceStore.framework."""
+    return source_store(loaded).framework(address)
 
 
 def source_store(loaded: LoadedSettings) -> "SourceStore":

@@ -82,6 +82,11 @@ def select_files(
     return Selection(chosen, tuple(ServedFile(selected[name], name) for name in sorted(selected)))
 
 
+def listed_framework(address: SourceAddress, listed: Iterable[RemoteFile]) -> Framework:
+    """Return the framework that `select_files` chooses. Raises as it."""
+    return _framework(address, _Files(address, listed), dirname(address.path) if address.graph else address.path)
+
+
 class _Files:
     """The files of a source with safe names, by name and by folder."""
 

@@ -17,7 +17,7 @@ from frameworks.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import Framework, Remote, SourceChanged
 from frameworks.sources.download import RETRY_DELAYS_S, Cancelled, Downloader, Progress, part_bytes
 from frameworks.sources.remotes import open_remote
-from frameworks.sources.served_files import Selection, select_files
+from frameworks.sources.served_files import Selection, listed_framework, select_files
 from frameworks.sources.store_folders import AddressFolder, StoredVersion, version_name
 from memory.sizes import format_size
 
@@ -89,6 +89,24 @@ class SourceStore:
         with closing(self._open_remote(address)) as remote:
             downloader = Downloader(remote, progress, is_cancelled, self._delays_s)
             return _Fetch(address, framework, folder, downloader, self._max_bytes).run(cached)
+
+    def framework(self, address: SourceAddress) -> Framework:
+        """Return the framework that `fetch` chooses; without a network that of the cached version. Blocks.
+
+        Raises SourceUnavailable and InvalidModel.
+        """
+        cached = AddressFolder(self._root, address).named(None)
+        if cached is not None and address.scheme == "hf" and _COMMIT.fullmatch(address.revision or ""):
+            return cached.framework
+        with closing(self._open_remote(address)) as remote:
+            downloader = Downloader(remote, Progress(), threading.Event(), self._delays_s)
+            try:
+                listing = downloader.list_files(max_retries=_CACHED_RETRIES if cached else None)
+            except SourceUnavailable:
+                if cached is None:
+                    raise
+                return cached.framework
+            return listed_framework(address, listing.files)
 
 
 class _Fetch:

@@ -113,9 +113,10 @@ def test_requests_and_last_use_counted(server: RunningServer) -> None:
 
 
 def test_model_registered_used_and_deleted(own_server: RunningServer, roots: Path) -> None:
-    answer = register(own_server, framework="onnx", name="sums", path=str(roots / "good"))
+    answer = register(own_server, name="sums", path=str(roots / "good"))
     assert answer.status_code == 201, answer.text
     assert (answer.json()["name"], answer.json()["state"]) == ("sums", "ready")
+    assert answer.json()["framework"] == "onnx"
     inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]}
     assert own_server.infer("sums", inputs=inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
     again = register(own_server, framework="onnx", name="sums", path=str(roots / "good"))
@@ -137,10 +138,15 @@ def test_model_registered_used_and_deleted(own_server: RunningServer, roots: Pat
 @pytest.mark.parametrize(
     ("body", "status", "code", "words"),
     [
-        ({"name": "x", "path": "good"}, 400, "invalid_input", ["framework:", "onnx", "pytorch"]),
+        ({"framework": None, "name": "x", "path": "good"}, 400, "invalid_input", ["framework:", "onnx"]),
         ({"framework": "tensorflow", "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
         ({"framework": ["onnx"], "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
         ({"framework": {}, "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
+        ({"name": "x", "path": "empty"}, 400, "invalid_input", ["path:", "expected an .onnx or .gguf file"]),
+        ({"name": "x", "path": "text.txt"}, 400, "invalid_input", ["path:", "name the files of a model"]),
+        ({"name": "x", "path": "link"}, 403, "forbidden", ["models.roots"]),
+        ({"name": "x", "path": "good", "dtype": "f16"}, 400, "unknown_field", ["dtype"]),
+        ({"name": "x"}, 400, "invalid_input", ["path", "expected a value, got none"]),
         ({"framework": "onnx", "path": "good"}, 400, "invalid_input", ["name", "expected a value, got none"]),
         ({"framework": "onnx", "name": "x"}, 400, "invalid_input", ["path", "expected a value, got none"]),
         ({"framework": "onnx"}, 400, "invalid_input", ["name", "path"]),

@@ -131,7 +131,7 @@ def test_registration_needs_address_within_sources(hub: Hub, start: Start) -> No
     server = start(sources='["hf://org/small"]').wait_ready()
 
     def register(path: str) -> httpx.Response:
-        body = {"framework": "onnx", "name": "new", "path": path}
+        body = {"name": "new", "path": path}
         answer = server.client.post("/models", json=body)
         if answer.status_code != 201:
             assert server.client.get("/models").json()["models"] == []

@@ -129,12 +129,20 @@ def test_model_is_registered_and_deleted(page: Page, server: RunningServer) -> N
     dialog = page.get_by_role("dialog", name="Register a model")
     dialog.get_by_label("Folder of the server").select_option(str(MODELS / "digits"))
     expect(dialog.get_by_label("Path or address")).to_have_value(str(MODELS / "digits"))
-    expect(dialog.get_by_label("ONNX")).to_be_checked()
+    expect(dialog.get_by_label("From the files")).to_be_checked()
+    expect(dialog.get_by_label("Name", exact=True)).to_have_value("digits")
+    for path, name in (
+        ("./m/org model/model.onnx", "org-model"), ("hf://org/name@v1", "org/name"), ("/a/Qwen Q4.gguf", "Qwen-Q4"),
+        ("s3://bucket/folder/bert/", "bert"), (str(MODELS / "digits"), "digits"),
+    ):  # fmt: skip
+        dialog.get_by_label("Path or address").fill(path)
+        expect(dialog.get_by_label("Name", exact=True)).to_have_value(name)
     dialog.get_by_label("Name", exact=True).fill("digits-2")
     dialog.get_by_label("More keys").fill('{"execution_providers": ["CPU"]}')
     dialog.get_by_role("button", name="Register and load").click()
     expect(page.get_by_role("heading", name="digits-2", level=1)).to_be_visible()
     expect(page.locator(".view-head .state")).to_have_text("ready")
+    assert server.client.get("/models/digits-2").json()["framework"] == "onnx"
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete digits-2").click()
     expect(page.get_by_role("heading", name="Models", level=1)).to_be_visible()

@@ -2,9 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import Fork, RunningServer, serving
@@ -154,3 +155,23 @@ def test_hash_that_changes_while_page_starts_is_followed(open_tab: Open, small_s
     tab.page.add_init_script(CHANGE_BEFORE_LISTENING)
     tab.page.reload()
     expect(tab.heading("Requests")).to_be_visible()
+
+
+def test_registration_leaves_framework_to_server(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(f"{small_site.url}/#/models")
+    page = tab.page
+    sent: list[Any] = []
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.post_data_json)
+        route.fulfill(status=201, json={})
+
+    page.route("**/models", answer)
+    page.get_by_role("button", name="Register a model").click()
+    dialog = page.get_by_role("dialog", name="Register a model")
+    dialog.get_by_label("Path or address").fill("hf://org/name")
+    with page.expect_response("**/models"):
+        dialog.get_by_role("button", name="Register and load").click()
+    assert sent == [{"name": "org/name", "path": "hf://org/name"}]
+    tab.allowed = ("404",)
+    expect(dialog).to_have_count(0)

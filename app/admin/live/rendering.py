@@ -154,7 +154,7 @@ def _latest_server(sample: Sample, visible: Visible, principal: Principal) -> di
     """Return the figures of the server in one sample; as `_server`."""
     total = sample.values[visible.rows(sample.keys)].sum(axis=0, dtype=np.float64).tolist()
     is_operator = principal.counts_of is None
-    shown: dict[str, float | None] = latest_rates(total, sample.span_s) | latest_times(total)
+    shown: dict[str, float | None] = {**latest_rates(total, sample.span_s), **latest_times(total)}
     if is_operator:
         shown |= latest_batches(total, sample.span_s)
     if _is_operator(principal):

@@ -8,21 +8,29 @@ import { formatBytes } from "../lib/format.js";
 import { html, useEffect, useId, useRef, useState } from "../lib/html.js";
 import { link } from "../lib/router.js";
 
+/** The name of a model, as `roundhouse serve` makes it from a path or an address. */
+export function nameOf(path) {
+  const hub = /^hf:\/\/([^/@]+\/[^/@]+)(@[^/]*)?\/?$/.exec(path.trim());
+  if (hub) return hub[1];
+  const parts = path.trim().replace(/[?#].*$/, "").split(/[\\/]+/).filter((part) => part !== "" && part !== ".");
+  const file = parts.at(-1) ?? "";
+  const named = /^model\.onnx$/.test(file) && parts.length > 1 ? parts.at(-2) : file.replace(/\.(onnx|gguf)$/i, "");
+  return named.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-._]+|[-._]+$/g, "");
+}
+
 export function RegisterDialog({ onClose }) {
   const folders = useFolders();
-  const [form, setForm] = useState({ framework: "onnx", name: "", path: "", extra: "" });
+  const [form, setForm] = useState({ framework: "", name: "", path: "", extra: "" });
+  const [isNamed, setNamed] = useState(false);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const id = useId();
   const isOpen = useRef(true);
   useEffect(() => () => { isOpen.current = false; }, []);
   const change = (field) => (event) => setForm({ ...form, [field]: event.target.value });
-  const choose = (event) => {
-    const folder = folders.find((each) => each.path === event.target.value);
-    if (!folder) return;
-    const name = folder.path.replace(/[\\/]+$/, "").split(/[\\/]/).at(-1).replace(/\.onnx$/, "");
-    setForm({ ...form, path: folder.path, name: form.name || name, framework: folder.framework ?? form.framework });
-  };
+  // Until the reader writes a name, it follows from the path.
+  const setPath = (path) => setForm({ ...form, path, name: isNamed ? form.name : nameOf(path) });
+  const setName = (event) => { setNamed(event.target.value !== ""); change("name")(event); };
   const send = async (event) => {
     event.preventDefault();
     let extra;
@@ -35,7 +43,7 @@ export function RegisterDialog({ onClose }) {
     const name = form.name.trim();
     setError(null);
     setBusy(true);
-    const body = { ...extra, framework: form.framework, name, path: form.path.trim() };
+    const body = { ...extra, ...(form.framework ? { framework: form.framework } : {}), name, path: form.path.trim() };
     let refusal = null;
     const done = await track(name, "Registering and loading", async () => {
       try { await sendJson("POST", "models", body); } catch (caught) { refusal = caught; throw caught; }
@@ -50,15 +58,16 @@ export function RegisterDialog({ onClose }) {
   return html`<${Dialog} title="Register a model" onClose=${onClose}>
     <form class="stack" onSubmit=${send}>
       ${folders?.length ? html`<div class="field"><label for="${id}-folder">Folder of the server</label>
-        <select id="${id}-folder" data-focus onChange=${choose}><option value="">Choose, or type a path below</option>
+        <select id="${id}-folder" data-focus onChange=${(event) => { if (event.target.value) setPath(event.target.value); }}><option value="">Choose, or type a path below</option>
           ${folders.map((each) => html`<option key=${each.path} value=${each.path}>${folderText(each)}</option>`)}
         </select></div>` : null}
       <div class="field"><label for="${id}-path">Path or address</label>
-      <input id="${id}-path" class="mono" required spellcheck=${false} value=${form.path} onInput=${change("path")} placeholder="./models/digits" /></div>
+      <input id="${id}-path" class="mono" required spellcheck=${false} value=${form.path} onInput=${(event) => setPath(event.target.value)}
+        placeholder="./models/digits or hf://org/name" /></div>
       <div class="field"><label for="${id}-name">Name</label>
-      <input id="${id}-name" required spellcheck=${false} value=${form.name} onInput=${change("name")} /></div>
+      <input id="${id}-name" required spellcheck=${false} value=${form.name} onInput=${setName} /></div>
       <fieldset class="row"><legend>Framework</legend>
-        ${[["onnx", "ONNX"], ["pytorch", "PyTorch"]].map(([value, label]) => html`<label key=${value} class="choice">
+        ${[["", "From the files"], ["onnx", "ONNX"], ["pytorch", "PyTorch"]].map(([value, label]) => html`<label key=${value} class="choice">
           <input type="radio" name="${id}-framework" value=${value} checked=${form.framework === value} onChange=${change("framework")} /> ${label}</label>`)}
       </fieldset>
       <div class="field"><label for="${id}-extra">More keys of its entry, as JSON <span class="muted">(optional)</span></label>

@@ -55,6 +55,9 @@ TORCH: dict[str, list[Any]] = {
 
 
 def is_accepted(body: dict[str, Any]) -> bool:
+    """Whether the body is one of its framework; without one, of the framework that the files would have."""
+    if "framework" not in body:
+        return any(is_accepted({**body, "framework": each}) for each in ("onnx", "pytorch"))
     try:
         read_entry(body)
     except (InvalidInput, UnknownField):
@@ -69,6 +72,8 @@ def is_accepted(body: dict[str, Any]) -> bool:
 def test_schema_describes_accepted_values(framework: str, key: str) -> None:
     for value in (COMMON | (ONNX if framework == "onnx" else TORCH))[key]:
         body = {"framework": framework, "name": "m", "path": "./m", key: value}
+        assert meets(SCHEMA, body) == is_accepted(body), value
+        del body["framework"]
         assert meets(SCHEMA, body) == is_accepted(body), value
 
 
@@ -92,7 +97,7 @@ def test_schema_describes_keys_beside_sequence_axis(key: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {}, {"framework": "onnx"}, {"framework": "candle", "name": "m", "path": "m"}, {"name": "m", "path": "m"},
+        {}, {"framework": "onnx"}, {"framework": "candle", "name": "m", "path": "m"}, {"name": "m"},
         {"framework": "onnx", "path": "m"}, {"framework": None, "name": "m", "path": "m"},
     ],
 )  # fmt: skip

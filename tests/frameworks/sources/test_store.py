@@ -86,6 +86,22 @@ def test_cached_commit_needs_no_network(store: SourceStore, source: FakeSource) 
     assert source.listings == 1
 
 
+def test_framework_is_that_of_fetch_without_download(store: SourceStore, source: FakeSource) -> None:
+    assert store.framework(ADDRESS) == "pytorch"
+    assert source.reads == []
+    assert source.closed == 1
+    source.on_list = raise_unavailable
+    with pytest.raises(SourceUnavailable):
+        store.framework(ADDRESS)
+    source.on_list = lambda: None
+    store.fetch(ADDRESS, "pytorch")
+    source.on_list = raise_unavailable
+    assert store.framework(ADDRESS) == "pytorch"
+    source.on_list, source.files = (lambda: None), {"notes.txt": b""}
+    with pytest.raises(InvalidModel, match=r"expected model\.safetensors"):
+        store.framework(ADDRESS)
+
+
 def test_changed_content_becomes_other_version(store: SourceStore, source: FakeSource) -> None:
     first = store.fetch(ADDRESS, "pytorch")
     source.files["config.json"] = b'{"a": 1}'
