@@ -5,12 +5,14 @@
 A group is a folder here: `requirements.txt` names its clients, `check_*.py` are its tests. Each group has a virtual
 environment of its own below .cache/clients, because the clients of two groups may need different versions of a package.
 Each group has a server of its own, with one model of each kind for texts, so that clients which name no model are
-answered. The generating model of the groups in _TOOL_GROUPS has tools and thinking in its chat template.
+answered. The generating model of the groups in _TOOL_GROUPS has tools and thinking in its chat template. The groups in
+_BORROWING_GROUPS see the packages of the project, so that none of them installs PyTorch again.
 """
 
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +31,8 @@ _MODELS = f"""
 name = "minilm"
 path = "{MODELS / "minilm"}"
 """
-_TOOL_GROUPS = frozenset({"messages", "ollama", "responses", "tools"})
+_TOOL_GROUPS = frozenset({"haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
+_BORROWING_GROUPS = frozenset({"guidellm"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 
@@ -56,13 +59,17 @@ def _environment(group: Path) -> Path:
     python = folder / "bin" / "python"
     if not (stamp.is_file() and stamp.read_text() == digest):
         print(f"installing the clients of {group.name}", flush=True)
-        for words in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(requirements)],
-        ):
-            subprocess.run(words, check=True, timeout=INSTALL_WITHIN_S)
+        _install([sys.executable, "-m", "venv", "--clear", str(folder)])
+        if group.name in _BORROWING_GROUPS:
+            (packages,) = folder.glob("lib/python*/site-packages")
+            (packages / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        _install([str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(requirements)])
         stamp.write_text(digest)
     return python
+
+
+def _install(words: list[str]) -> None:
+    subprocess.run(words, check=True, timeout=INSTALL_WITHIN_S)
 
 
 def _serve_and_check(group: Path, python: Path) -> int:

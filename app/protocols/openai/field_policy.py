@@ -104,7 +104,6 @@ RESPONSES = FieldPolicy(
         "continue_final_message": Refusal(_OWN_TURN, (False,)),
         **_MEDIA,
         "structured_outputs": Refusal('send "text": {"format": …}'),
-        "ignore_eos": Refusal("a response ends with the model's end token: use /v1/completions", (False,)),
         "enable_response_messages": Refusal("the items of the response are in output: omit the field", (False,)),
         "previous_input_messages": Refusal("send the items of earlier turns in input"),
         "previous_response": Refusal("send the items of earlier turns in input"),

@@ -37,7 +37,9 @@ def _build(body: ResponsesRequest, spec: ModelSpec) -> GenerateRequest:
     return GenerateRequest(
         (conversation_of(body, use, generation),),
         to_sampling(body, generation, _num_top_logprobs(body)),
-        to_stopping(StoppingFields(), generation, None, body.max_output_tokens, "max_output_tokens"),
+        to_stopping(
+            StoppingFields(ignore_eos=body.ignore_eos), generation, None, body.max_output_tokens, "max_output_tokens"
+        ),
         use.constraint,
         text_format=use.text_format,
     )

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from app.protocols.bodies import Body
 from app.protocols.body_codec import RequestBody
 from app.protocols.constraint_fields import JsonObjectFormat, TextFormat
-from app.protocols.generation_fields import MaxTokens, SamplingFields, Stream, TopLogprobs
+from app.protocols.generation_fields import IgnoreEos, MaxTokens, SamplingFields, Stream, TopLogprobs
 from app.protocols.openai.requests import Effort, FunctionName, StreamPadding
 from app.protocols.openai.respond.items import InputItems, Label
 from app.protocols.tools import MAX_TOOLS
@@ -109,6 +109,7 @@ class ResponsesRequest(SamplingFields, ConversationBody):
     max_output_tokens: MaxTokens = Field(
         None, description="Maximum number of generated tokens. Default: up to the end of the model's context."
     )
+    ignore_eos: IgnoreEos = False
     include: Annotated[list[_Included], Field(fail_fast=True)] | None = Field(
         None, description="Parts of the response that are left out otherwise. Reasoning is always included, as text."
     )

@@ -126,6 +126,10 @@ class TestDecode:
         assert request.request.stopping == Stopping(max_tokens=7)
         assert request.stream
 
+    def test_ignore_eos_reaches_stopping(self) -> None:
+        request = ask(max_output_tokens=7, ignore_eos=True, stop=None)
+        assert request.request.stopping == Stopping(max_tokens=7, ignore_eos=True)
+
     def test_logprobs_are_included_on_request(self) -> None:
         include = ["message.output_text.logprobs"]
         assert ask(include=include).request.sampling.top_logprobs == 0
