@@ -10,11 +10,14 @@ from frameworks.types import ModelSpec
 
 PLACEHOLDERS = frozenset({"default/not-specified", "dummy", "tgi"})
 """Names that clients send for a model that the caller did not name: of Infinity, and of huggingface_hub for TGI."""
+# Hugging Face's client for JavaScript sends the address of the server.
+_ADDRESSES = ("http://", "https://")
 
 Kind = Literal["generate", "embed", "classify", "rerank"]
 """A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels."""
 
 _MAX_NAMES = 10
+_MAX_SHOWN_CHARACTERS = 64
 _VERBS: dict[Kind, str] = {
     "generate": "generate text",
     "embed": "embed texts",
@@ -28,7 +31,7 @@ class UnnamedModel:
     """Stands for the name that a request omits. `field`: where the caller can name the model.
 
     `kinds`: the model is the only one of the first kind that any model has. `placeholder`: the name that the request
-    has instead, one of PLACEHOLDERS; a model or an alias of this name is meant first.
+    has instead, as of `is_placeholder`; a model or an alias of this name is meant first.
     """
 
     kinds: tuple[Kind, ...]
@@ -50,7 +53,7 @@ class UnnamedModel:
         names = by_kind.get(kind, [])
         if len(names) == 1:
             return names[0]
-        name = "none" if self.placeholder is None else f'"{self.placeholder}"'
+        name = "none" if self.placeholder is None else f'"{self.placeholder[:_MAX_SHOWN_CHARACTERS]}"'
         given = f"expected a model name, got {name}, and {self._found(kind, names)}; name one"
         raise InvalidInput(self.field, given)
 
@@ -60,6 +63,11 @@ class UnnamedModel:
             return f"no model whose task is {' or '.join(tasks)} is loaded"
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return f"{', '.join(names[:_MAX_NAMES])}{more} {_VERBS[kind]}"
+
+
+def is_placeholder(name: str) -> bool:
+    """Return whether clients send this name for a model that the caller did not name: PLACEHOLDERS and addresses."""
+    return name in PLACEHOLDERS or name.startswith(_ADDRESSES)
 
 
 def kind_of(spec: ModelSpec) -> Kind | None:

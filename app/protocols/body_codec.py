@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from app.inference.pipeline import FindSpec
-from app.inference.unnamed_model import PLACEHOLDERS, Kind, UnnamedModel
+from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.codec import LONG_BYTES, AnswerContext, EncodedResponse, Header, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
@@ -191,7 +191,7 @@ class BodyCodec(JsonCodec):
         if name is None:
             return self.unnamed
         if isinstance(name, str) and name:
-            return replace(self.unnamed, placeholder=name) if name in PLACEHOLDERS else name
+            return replace(self.unnamed, placeholder=name) if is_placeholder(name) else name
         raise InvalidInput("model", f"expected the name of a model, got {got(name)}; GET /v1/models lists the models")
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.inference.unnamed_model import Kind, UnnamedModel
+from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from frameworks.errors import InvalidInput, ModelFailed
 from frameworks.models.slot import ModelSlot
 from frameworks.types import ModelSpec, Task, TextSpec
@@ -57,6 +57,14 @@ def test_placeholder_means_only_model() -> None:
 
 def test_model_named_as_placeholder_is_meant() -> None:
     assert UnnamedModel(("embed",), placeholder="tgi").name_in([*ALL, slot("tgi", "generate")]) == "tgi"
+
+
+def test_long_address_is_shown_in_part() -> None:
+    address = "http://" + "a" * 9999
+    assert is_placeholder(address)
+    with pytest.raises(InvalidInput) as refused:
+        UnnamedModel(("embed",), placeholder=address).name_in([*ALL, slot("other", "embed")])
+    assert len(str(refused.value)) < 200
 
 
 def test_next_kind_is_used_without_first() -> None:
