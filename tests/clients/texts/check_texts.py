@@ -1,17 +1,12 @@
 """Clients of embeddings and rankers, as the documentation of each shows them."""
 
+import json
 import os
 from typing import Any
 
 import cohere
 import numpy as np
 import pytest
-from haystack import Document
-from haystack_integrations.components.embedders.huggingface_api import (
-    HuggingFaceAPIDocumentEmbedder,
-    HuggingFaceAPITextEmbedder,
-)
-from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 from infinity_client import Client
@@ -119,24 +114,30 @@ class TestTextGeneration:
             client.text_generation(PROMPT, max_new_tokens=8, best_of=2)
 
 
-class TestHaystack:
-    def test_text_embedder(self) -> None:
-        embedder = HuggingFaceAPITextEmbedder(api_type="text_embeddings_inference", api_params={"url": URL}, token=None)
-        assert len(embedder.run(QUERY)["embedding"]) == SIZE
+class TestChatCompletion:
+    """huggingface_hub's client of chats, which names no model."""
 
-    def test_document_embedder(self) -> None:
-        embedder = HuggingFaceAPIDocumentEmbedder(
-            api_type="text_embeddings_inference", api_params={"url": URL}, token=None
-        )
-        documents = embedder.run([Document(content=text) for text in DOCUMENTS])["documents"]
-        assert [len(each.embedding) for each in documents] == [SIZE] * 3
+    @pytest.fixture
+    def client(self) -> Any:
+        return InferenceClient(URL)
 
-    def test_ranker(self) -> None:
-        ranker = HuggingFaceTEIRanker(url=URL, top_k=2, token=None)
-        documents = ranker.run(query=QUERY, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
-        scores = [each.score for each in documents]
-        assert len(scores) == 2
-        assert scores == sorted(scores, reverse=True)
+    def test_stream_equals_whole(self, client: Any) -> None:
+        asked = {"messages": [{"role": "user", "content": "A list is"}], "max_tokens": 16, "temperature": 0.0}
+        whole = client.chat_completion(**asked)
+        chunks = client.chat_completion(**asked, stream=True, stream_options={"include_usage": True})
+        pieces = [each.choices[0].delta.content or "" for each in chunks if each.choices]
+        assert "".join(pieces) == whole.choices[0].message.content
+
+    def test_response_format(self, client: Any) -> None:
+        schema = {"type": "object", "properties": {"city": {"enum": ["Bern", "Oslo"]}}, "required": ["city"]}
+        schema["additionalProperties"] = False
+        talk = [{"role": "user", "content": "Where?"}]
+        for form in (
+            {"type": "json_schema", "json_schema": {"name": "place", "schema": schema, "strict": True}},
+            {"type": "json_object", "value": schema},
+        ):
+            answer = client.chat_completion(talk, response_format=form, max_tokens=400, seed=1)
+            assert json.loads(answer.choices[0].message.content)["city"] in ("Bern", "Oslo")
 
 
 class TestInfinity:
