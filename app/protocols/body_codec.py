@@ -81,7 +81,8 @@ class BodyCodec(JsonCodec):
     """As Codec of app/protocols/codec.py, without `error_body`.
 
     `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
-    raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
+    raise InvalidInput. `check`: refuses fields whose validation would take long, and applies the policies of objects in
+    the body; returns the fields that are ignored. `stream`: None for a route that does
     not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
     body without a name means, in order of preference; empty: those of `tasks`. `by_task`: the codecs of requests for
     models of other tasks. `reads_images`: whether models that read only images are served too. `ignored`: returns the
@@ -96,7 +97,7 @@ class BodyCodec(JsonCodec):
     policy: FieldPolicy = EMPTY
     stream: Callable[[BodyRequest, AnswerContext], StreamWriter] | None = None
     rename: Callable[[str], str] = str
-    check: Callable[[dict[str, Any], ModelSpec], None] | None = None
+    check: Callable[[dict[str, Any], ModelSpec], tuple[str, ...] | None] | None = None
     kinds: tuple[Kind, ...] = ()
     by_task: Mapping[Task, "BodyCodec"] = field(default_factory=dict)
     reads_images: bool = False
@@ -168,9 +169,8 @@ class BodyCodec(JsonCodec):
         if self.by_task:
             members = document.members(document.root, self._own_fields())
         fields = {name: document.python(node) for name, node in members.items() if node is not None}
-        if self.check is not None:
-            self.check(fields, spec)
-        ignored = self.policy.apply(fields)
+        ignored = () if self.check is None else self.check(fields, spec) or ()
+        ignored += self.policy.apply(fields)
         body = read_body(self.body, fields)
         request = self.build(body, spec)
         stream = self.stream is not None and body.streams

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from app.protocols.bodies import MAX_INT32, Body
 from app.protocols.body_codec import RequestBody
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
 from app.protocols.generation_fields import (
     MAX_MESSAGES,
     FrequencyPenalty,
@@ -26,15 +26,29 @@ NO_IMAGES = "the server reads no images on this route: send text only"
 MESSAGE = FieldPolicy({"images": Refusal(NO_IMAGES, ([],))})
 """Refused members of a message."""
 _NO_LOGPROBS = "send the request to /v1/chat/completions"
-CHAT = FieldPolicy({"logprobs": Refusal(_NO_LOGPROBS, (False,)), "top_logprobs": Refusal(_NO_LOGPROBS, (0,))})
+_OWN_TEMPLATE = "the model's own template is used: send a formatted prompt with raw to /api/generate"
+CHAT = FieldPolicy(
+    {
+        "logprobs": Refusal(_NO_LOGPROBS, (False,)),
+        "top_logprobs": Refusal(_NO_LOGPROBS, (0,)),
+        "template": Refusal(_OWN_TEMPLATE, ("",)),
+        # No part of a prompt is left out. A prompt that does not fit is refused.
+        "truncate": Ignored(neutral=(False,)),
+        "shift": Ignored(neutral=(False,)),
+        "_debug_render_only": Refusal("send the messages to /v1/tokenize", (False,)),
+    }
+)
 """Refused fields of /api/chat."""
+_NO_PICTURES = "the server generates only text: omit the field"
 GENERATE = FieldPolicy(
     {
         **CHAT.refusals,
         "images": Refusal(NO_IMAGES, ([],)),
         "suffix": Refusal("send the request to /v1/completions", ("",)),
-        "template": Refusal("the model's own template is used: send a formatted prompt with raw", ("",)),
         "context": Refusal("send the conversation to /api/chat", ([],)),
+        "width": Refusal(_NO_PICTURES, (0,)),
+        "height": Refusal(_NO_PICTURES, (0,)),
+        "steps": Refusal(_NO_PICTURES, (0,)),
     }
 )
 """Refused fields of /api/generate."""
@@ -66,6 +80,7 @@ class OllamaOptions(Body):
     repeat_penalty: RepetitionPenalty = None
     presence_penalty: PresencePenalty = None
     frequency_penalty: FrequencyPenalty = None
+    draft_num_predict: _Ignored = None
     num_ctx: _Ignored = None
     num_batch: _Ignored = None
     num_gpu: _Ignored = None
@@ -152,6 +167,7 @@ class OllamaCall(Body):
 
     function: OllamaCalledFunction
     id: str | None = Field(None, max_length=_MAX_NAME)
+    index: _Ignored = None
     type: _Ignored = None
 
 

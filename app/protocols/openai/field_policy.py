@@ -10,8 +10,10 @@ _ONLY_TEXT = "the server generates only text: omit the field"
 _ONLY_TEXT_READ = "the server reads only text: omit the field"
 # Common prefixes of prompts are cached automatically.
 _CACHE = {"prompt_cache_retention": Ignored(neutral=("in_memory",)), "prompt_cache_options": Ignored()}
-_IN_MESSAGE = "state it in a message, or limit the text by max_completion_tokens"
-_IN_RESPONSE = "state it in a message, or limit the text by max_output_tokens"
+# No template reads it.
+_VERBOSITY = Ignored(neutral=("medium",))
+# Fields of Ollama and llama.cpp for their own memory.
+_OF_RUNTIMES = {"keep_alive": Ignored(), "cache_prompt": Ignored(neutral=(True,)), "id_slot": Ignored(neutral=(-1,))}
 _OWN_TURN = "the model always answers in a new turn: omit the field"
 
 _NO_SPECIAL = "special tokens are never part of a text: omit the field"
@@ -62,6 +64,7 @@ _MEDIA = {
 COMPLETIONS = FieldPolicy(
     {
         **_VLLM,
+        **_OF_RUNTIMES,
         "prompt_embeds": Refusal("send a text or token ids as prompt"),
         "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
     }
@@ -69,6 +72,7 @@ COMPLETIONS = FieldPolicy(
 CHAT = FieldPolicy(
     {
         **_VLLM,
+        **_OF_RUNTIMES,
         **_MEDIA,
         "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
         "documents": Refusal("put the documents into a message", ([],)),
@@ -79,7 +83,7 @@ CHAT = FieldPolicy(
         "tool_prompt": Refusal("the model's template writes the tools: state it in a message"),
         "audio": Refusal(_ONLY_TEXT),
         "modalities": Refusal(_ONLY_TEXT, (["text"],)),
-        "verbosity": Refusal(_IN_MESSAGE, ("medium",)),
+        "verbosity": _VERBOSITY,
         # A predicted text saves no time here.
         "prediction": Ignored(),
         "web_search_options": Refusal("the server searches nothing: put the facts into a message"),
@@ -96,7 +100,6 @@ CHAT = FieldPolicy(
 )
 _NO_STORE = "no response is stored: send the items of earlier turns in input, and omit the field"
 _NO_BACKGROUND = "a response is sent while it is generated: omit the field, and send stream"
-_ALL_REASONING = "the reasoning is in the response as a whole: omit the field"
 RESPONSES = FieldPolicy(
     {
         **_VLLM,
@@ -115,8 +118,9 @@ RESPONSES = FieldPolicy(
         "prompt": Refusal("no prompts are stored: send instructions and input"),
         "background": Refusal(_NO_BACKGROUND, (False,)),
         "background_options": Refusal(_NO_BACKGROUND),
-        "truncation": Refusal("no items are left out: send only those that fit, and omit the field", ("disabled",)),
-        "context_management": Refusal("no items are left out: send only those that fit", ([],)),
+        # No items are left out. A prompt that does not fit is refused.
+        "truncation": Ignored(neutral=("disabled",)),
+        "context_management": Ignored(neutral=([],)),
         "max_tool_calls": Refusal("the server runs no tools: limit the calls in the client"),
         "service_tier": CHAT.refusals["service_tier"],
         "moderation": CHAT.refusals["moderation"],
@@ -129,7 +133,7 @@ RESPONSES = FieldPolicy(
         "max_completion_tokens": Refusal("send max_output_tokens"),
         "reasoning_effort": Refusal('send "reasoning": {"effort": …}'),
         "response_format": Refusal('send "text": {"format": …}'),
-        "verbosity": Refusal(_IN_RESPONSE, ("medium",)),
+        "verbosity": Refusal('send "text": {"verbosity": …}'),
         "functions": Refusal(_NO_FUNCTIONS, ([],)),
         "logprobs": Refusal('send "include": ["message.output_text.logprobs"]', (False,)),
         "n": Refusal("a response has one text: send several requests", (1,)),
@@ -148,13 +152,14 @@ INPUT_TOKENS = FieldPolicy(
 )
 RESPONSES_REASONING = FieldPolicy(
     {
-        "summary": Refusal(_ALL_REASONING, ("auto",)),
-        "generate_summary": Refusal(_ALL_REASONING, ("auto",)),
+        # The response has the reasoning as a whole.
+        "summary": Ignored(neutral=("auto",)),
+        "generate_summary": Ignored(neutral=("auto",)),
         "context": Refusal("the reasoning items of the input are read: omit the field", ("auto",)),
         "mode": Refusal("send effort", ("standard",)),
     }
 )
-RESPONSES_TEXT = FieldPolicy({"verbosity": Refusal(_IN_RESPONSE, ("medium",))})
+RESPONSES_TEXT = FieldPolicy({"verbosity": _VERBOSITY})
 RESPONSES_TOOL = FieldPolicy(
     {
         "defer_loading": Refusal("the model sees all tools: omit the field", (False,)),

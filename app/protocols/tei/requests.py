@@ -97,7 +97,9 @@ class RootParameters(SimilarityParameters):
     """Options of huggingface_hub's InferenceClient."""
 
     top_k: int | None = Field(None, ge=1, le=MAX_INT32, description="Number of labels. Default: all.")
-    function_to_apply: Literal["none"] | None = Field(None, description="none: return the logits.")
+    function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
+        None, description="none: return the logits. Others: only the model's own."
+    )
 
 
 class TeiRootRequest(RequestBody):

@@ -10,11 +10,12 @@ import orjson
 from app.protocols.bodies import got
 from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import AnswerContext
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
 from app.protocols.json_output import array_to_json, list_to_json
 from app.protocols.ranking import rename_pair
 from app.protocols.tei.codec import POLICY, TeiCodec
 from app.protocols.tei.requests import (
+    RootParameters,
     SimilarityInput,
     TeiEmbedRequest,
     TeiPredictRequest,
@@ -36,6 +37,8 @@ from frameworks.types import (
 
 _MAX_NAMES = 20
 _EMBED = FieldPolicy({"encoding_format": Refusal("vectors are written as numbers", ("float",))})
+# Older clients of Hugging Face send options of its hub, as wait_for_model.
+_ROOT = FieldPolicy({**_EMBED.refusals, "options": Ignored(neutral=({},))})
 
 
 def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> TextRequest:
@@ -143,10 +146,22 @@ def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequ
         raise InvalidInput(
             "prompt_name", f"expected null, got {got(body.prompt_name)}; put the prompt before each text"
         )
-    top_k, function = (None, None) if options is None else (options.top_k, options.function_to_apply)
+    top_k, function = (None, None) if options is None else (options.top_k, _function_of(options, spec))
     inputs = _as_hugging_face(body.inputs) if options is not None else body.inputs
     truncate = truncation_of(is_cut, side)
     return _classified(inputs, truncate, bool(body.raw_scores) or function == "none", top_k)
+
+
+def _function_of(options: RootParameters, spec: ModelSpec) -> str | None:
+    """Return the function that makes scores of logits. Raises InvalidInput for one that the model does not have."""
+    assert spec.text is not None
+    own = "sigmoid" if spec.text.multi_label else "softmax"
+    if options.function_to_apply in (None, "none", own):
+        return options.function_to_apply
+    raise InvalidInput(
+        "parameters.function_to_apply",
+        f'expected "none" or "{own}", which the model\'s files say, got {got(options.function_to_apply)}; omit it',
+    )
 
 
 def _as_hugging_face(inputs: Any) -> Any:
@@ -191,7 +206,7 @@ SIMILARITY_CODEC = TeiCodec(
     check=_check_parameters,
 )  # fmt: skip
 ROOT_CODEC = TeiCodec(
-    "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _EMBED, rename=_rename,
+    "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _ROOT, rename=_rename,
     check=_check_parameters,
 )  # fmt: skip
 # Of texts with `parameters`, which are those of a classifier.

@@ -6,7 +6,7 @@ import orjson
 
 from app.protocols.body_codec import BodyCodec
 from app.protocols.errors import ErrorReply
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
 
 PARAMETERS = FieldPolicy(
     {
@@ -18,6 +18,8 @@ PARAMETERS = FieldPolicy(
     }
 )
 """Refused members of `parameters`."""
+BODY = FieldPolicy({"options": Ignored(neutral=({},))})
+"""Older clients of Hugging Face send options of its hub, as wait_for_model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from app.protocols.constraint_fields import grammar_constraint
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import SamplingFields, StoppingFields, to_sampling, to_stopping
 from app.protocols.json_output import list_to_json
-from app.protocols.tgi.codec import PARAMETERS, TgiCodec, error_body
+from app.protocols.tgi.codec import BODY, PARAMETERS, TgiCodec, error_body
 from app.protocols.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
@@ -205,14 +205,14 @@ def _rename(field: str) -> str:
 
 
 GENERATE_CODEC = TgiCodec(
-    "/generate", ("generate",), TgiWholeRequest, _build, _write, rename=_rename, check=_check_parameters,
+    "/generate", ("generate",), TgiWholeRequest, _build, _write, BODY, rename=_rename, check=_check_parameters,
     ignored=_ignored_in_whole,
 )  # fmt: skip
 STREAM_CODEC = TgiCodec(
-    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, stream=_Stream, rename=_rename,
+    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, BODY, stream=_Stream, rename=_rename,
     check=_check_parameters, ignored=_ignored_in_stream,
 )  # fmt: skip
 ROOT_CODEC = TgiCodec(
-    "/", ("generate",), TgiRootRequest, _build_root, _write_root, stream=_Stream, rename=_rename,
+    "/", ("generate",), TgiRootRequest, _build_root, _write_root, BODY, stream=_Stream, rename=_rename,
     check=_check_parameters,
 )  # fmt: skip

@@ -33,20 +33,25 @@ _NAMES = {
 }
 
 
-def check_fields(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Refuse tools beyond the bounds and of other kinds, and options that would change the response."""
+def check_fields(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """Refuse tools beyond the bounds and of other kinds, and options that would change the response.
+
+    Returns the options that are ignored.
+    """
     tools = fields.get("tools")
     check_tools_size(tools)
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict):
             _check_tool(tool, f"tools[{index}].")
+    ignored: tuple[str, ...] = ()
     for name, policy in _OPTIONS:
         if isinstance(fields.get(name), dict):
-            policy.apply(fields[name], f"{name}.")
+            ignored += policy.apply(fields[name], f"{name}.")
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and isinstance(kind := choice.get("type"), str) and kind != "function":
         remedy = "send only those tools" if kind == "allowed_tools" else "the server runs no tools of its own"
         raise InvalidInput("tool_choice.type", f'expected "function", got "{kind[:64]}"; {remedy}')
+    return ignored
 
 
 def _check_tool(tool: dict[str, Any], within: str) -> None:

@@ -133,6 +133,10 @@ class TestThinking:
         enabled = refusal(model="llama", thinking={"type": "enabled", "budget_tokens": 9})
         assert enabled["error"]["message"].startswith("thinking: expected a model that thinks")
 
+    def test_fields_of_its_service_are_ignored(self) -> None:
+        fields = {"service_tier": "priority", "inference_geo": "us", "context_management": {"edits": [{"type": "a"}]}}
+        assert set(ask(**fields).ignored) == set(fields)
+
     def test_effort_without_reader_is_ignored(self) -> None:
         request = ask(model="llama", output_config={"effort": "high"})
         assert (request.request.prompts[0].reasoning_effort, request.ignored) == (None, ("output_config.effort",))
@@ -223,7 +227,6 @@ class TestRefusal:
             ({"thinking": {"type": "between_tools"}}, "thinking.type: expected "),
             ({"container": "c"}, "container: expected null"),
             ({"mcp_servers": [{}]}, "mcp_servers: expected []"),
-            ({"service_tier": "priority"}, 'service_tier: expected "auto" or "standard_only"'),
             ({"max_token": 1}, 'max_token: unknown field; did you mean "max_tokens"'),
             ({"model": "no-template"}, "messages: expected a model with a chat template"),
             ({"model": "embed"}, "model: expected a model whose task is generate"),

@@ -115,7 +115,6 @@ class TestRequest:
             ("web_search_options", {}, "message"),
             ("echo", True, "expected false, got true; "),
             ("echo", 0, "expected false, got 0; "),
-            ("verbosity", "low", 'expected "medium", got "low"; state it in a message'),
             ("moderation", {"model": "m"}, "expected null, got an object; "),
             ("chat_template", "{{ messages }}", "/v1/completions"),
         ],

@@ -44,7 +44,6 @@ def test_instructions_alone_are_counted() -> None:
         ("previous_response_id", "resp_1", "no response is stored"),
         ("conversation", "conv_1", "no response is stored"),
         ("personality", "friendly", "instructions"),
-        ("truncation", "auto", "no items are left out"),
         ("messages", [{"role": "user", "content": "a"}], "send input"),
     ],
 )

@@ -199,7 +199,6 @@ class TestRefusals:
             ("conversation", "conv_1", "send the items of earlier turns"),
             ("background", True, "stream"),
             ("prompt", {"id": "p"}, "instructions"),
-            ("truncation", "auto", "no items are left out"),
             ("max_tool_calls", 3, "limit the calls"),
             ("messages", [USER], "send input"),
             ("max_tokens", 5, "max_output_tokens"),
@@ -244,8 +243,6 @@ class TestRefusals:
 
     def test_other_values_are_refused(self) -> None:
         refused("include[0]", "message.output_text.logprobs", include=["file_search_call.results"])
-        refused("reasoning.summary", "as a whole", reasoning={"summary": "detailed"})
-        refused("text.verbosity", "max_output_tokens", text={"verbosity": "low"})
         refused("stream_options", '"stream": true', stream_options={"include_obfuscation": False})
         refused("input", "10000 items", input=[USER] * 10_001)
         refused("input", '"no-template"', model="no-template")
@@ -263,6 +260,11 @@ class TestRefusals:
         asked = ask(service_tier="flex", prompt_cache_options={"mode": "explicit"})
         assert asked.request == ask().request
         assert set(asked.ignored) == {"service_tier", "prompt_cache_options"}
+
+    def test_options_without_effect_are_named(self) -> None:
+        asked = ask(reasoning={"summary": "detailed"}, text={"verbosity": "low"}, truncation="auto")
+        assert set(asked.ignored) == {"reasoning.summary", "text.verbosity", "truncation"}
+        assert asked.request == ask().request
 
     def test_obfuscation_is_named_as_ignored(self) -> None:
         asked = ask(stream=True, stream_options={"include_obfuscation": True})
