@@ -203,6 +203,13 @@ class TestChat:
         assert answer.choices[0].message.content == complete(client, ids, **GREEDY).choices[0].text
         assert answer.usage.prompt_tokens == len(ids)
 
+    def test_messages_continue_last_response_alike(self, server: RunningServer) -> None:
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once upon a"}]
+        body = {"model": "tiny-llama", "messages": talk, "max_tokens": 8, "temperature": 0}
+        message = server.client.post("/v1/messages", json=body).json()
+        answer = server.client.post("/v1/chat/completions", json={**body, "continue_final_message": True}).json()
+        assert message["content"][0]["text"] == answer["choices"][0]["message"]["content"]
+
     def test_hugging_face_client_gets_json_of_schema(self, server: RunningServer) -> None:
         # Its own types are those of OpenAI; its guides send TGI's. Without a model it sends "dummy".
         wanted: Any = {"type": "json_object", "value": SCHEMA}

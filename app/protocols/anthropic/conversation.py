@@ -14,7 +14,7 @@ from app.protocols.anthropic.blocks import (
     ToolUseBlock,
 )
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Conversation, Message, MessageCall
+from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
 
 # Between the texts of two messages of one role, which are one turn.
 _BREAK = TextBlock(type="text", text="\n\n")
@@ -25,13 +25,8 @@ def to_conversation(
 ) -> Conversation:
     """Return the conversation: a turn for each role, and one for each result of a tool. Raises InvalidInput.
 
-    `tools`, `effort`: as in Conversation.
+    The text continues a last message of the assistant. `tools`, `effort`: as in Conversation.
     """
-    if messages[-1].role == "assistant":
-        raise InvalidInput(
-            f"messages[{len(messages) - 1}].role",
-            'expected "user" as the last role, got "assistant"; the model always answers in a new turn',
-        )
     turns = []
     if system:
         turns.append(Message("system", _text_of(system)))
@@ -43,7 +38,21 @@ def to_conversation(
             names |= {call.id: call.name for call in turns[-1].tool_calls}
         else:
             turns += _turns_of(role, blocks, names)
-    return Conversation(tuple(turns), tools, effort)
+    return Conversation(tuple(turns), tools, effort, ending=_ending_of(turns[-1], len(messages) - 1))
+
+
+def _ending_of(last: Message, index: int) -> PromptEnding:
+    """Return where the prompt ends. Raises InvalidInput for a response that no text can continue."""
+    if last.role != "assistant":
+        return "response"
+    if last.tool_calls or not last.content:
+        given = "a call" if last.tool_calls else "no text"
+        raise InvalidInput(
+            f"messages[{index}].content",
+            f"expected a text that the model continues, as the message is the last, got {given}; "
+            "add a message of the user",
+        )
+    return "last_message"
 
 
 def _blocks_of(messages: Iterable[InputMessage]) -> list[Block]:

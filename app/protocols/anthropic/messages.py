@@ -63,7 +63,14 @@ def _build_count(body: CountTokensRequest, spec: ModelSpec) -> TokenizeRequest:
 
 def _conversation_of(body: MessagesBody, use: ToolUse, generation: GenerationSpec) -> Conversation:
     check_has_template(generation, body.model)
-    return to_conversation(body.system, body.messages, use.for_template, _effort_of(body, generation))
+    conversation = to_conversation(body.system, body.messages, use.for_template, _effort_of(body, generation))
+    if conversation.ending == "last_message" and _format_of(body) is not None:
+        raise InvalidInput(
+            "output_config.format",
+            "expected none with a last message of the assistant, which the text continues, got an object; "
+            "send one of them",
+        )
+    return conversation
 
 
 def _tool_use(body: MessagesBody, generation: GenerationSpec) -> ToolUse:

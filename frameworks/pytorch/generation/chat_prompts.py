@@ -72,7 +72,7 @@ class ChatPrompts:
             raise InvalidInput(
                 "messages",
                 "expected a last message that the model's chat template writes whole, got one that it leaves out; "
-                "omit continue_final_message",
+                "omit continue_final_message, or end with a message of the user",
             )
         return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
 

@@ -22,6 +22,8 @@ from frameworks.text.tokens import TokenizeRequest
 from tests.app.protocols.anthropic.messages import SCHEMA, USER, ask, count, refusal, tool
 from tests.app.protocols.openai.decoding import CONTEXT, decode
 
+BEGUN = [*USER, {"role": "assistant", "content": "It is ("}]
+FORM = {"type": "json_schema", "schema": SCHEMA}
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bern"}}
 
 
@@ -55,6 +57,14 @@ class TestConversation:
         calls = (MessageCall("c1", "weather", '{"city":"Bern"}'),)
         assert response == Message("assistant", "I look.", calls, reasoning="Hm.")
         assert answer == Message("tool", "12", (), "c1", "weather")
+
+    @pytest.mark.parametrize("content", ["It is (", [{"type": "text", "text": "It is ("}]])
+    def test_last_response_is_continued(self, content: Any) -> None:
+        messages = [*USER, {"role": "assistant", "content": content}]
+        prompt = ask(messages=messages).request.prompts[0]
+        assert (prompt.ending, prompt.messages[-1].content) == ("last_message", "It is (")
+        assert count(messages=messages).request.prompt == prompt
+        assert ask().request.prompts[0].ending == "response"
 
     def test_results_and_texts_keep_their_order(self) -> None:
         results = [{"type": "tool_result", "tool_use_id": name, "is_error": True} for name in ("c1", "c2")]
@@ -198,7 +208,8 @@ class TestRefusal:
             ({"messages": [{"role": "user", "content": []}]}, "messages[0].content: expected "),
             ({"messages": [{"role": [], "content": []}]}, "messages[0].role: expected "),
             ({"messages": [{"role": "tool", "content": "a"}]}, 'messages[0].role: expected "user" or '),
-            ({"messages": [*USER, {"role": "assistant", "content": "It is ("}]}, 'messages[1].role: expected "user"'),
+            ({"messages": [*USER, {"role": "assistant", "content": [CALL]}]}, "messages[1].content: expected a text"),
+            ({"messages": BEGUN, "output_config": {"format": FORM}}, "output_config.format: expected none"),
             ({"messages": [{}] * 10_001}, "messages: expected at most 10000 messages, got 10001"),
             ({"messages": ["a"]}, "messages[0]: expected an object"),
             (block(type="image", source={}), IMAGE),
