@@ -96,9 +96,10 @@ install: $(STAMPS)/install-$(EXTRA)
 models: $(STAMPS)/models
 	@$(BIN)/python -m app.embedded
 
-# The curl lines come from the background when the server is ready; the server itself stays in front for Ctrl-C.
+# The server prints curl lines for its models when it is ready.
 serve: models
-	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
+	@echo 'more curl lines for these models: $(BIN)/python -m app.embedded.examples'
+	@exec $(BIN)/roundhouse serve --config $(CONFIG)
 
 test: compiled-and-checked
 	$(PYTEST) $(FIRST_TIER)

@@ -189,6 +189,7 @@ def _serve(options: argparse.Namespace) -> int:
         from app.cli.model_paths import with_models
         from app.config import API_KEY_VARIABLE, ConfigError, load_settings
         from app.server.process import serve
+        from app.server.start_report import StartOptions
         from app.workers.sockets import CannotListenError
 
         if not sys.stderr:
@@ -210,7 +211,7 @@ def _serve(options: argparse.Namespace) -> int:
             with ExitStack() as stack:
                 if options.self_signed:
                     loaded = _with_certificate(loaded, stack)
-                return serve(loaded, api_key, log_to_terminal=sys.stderr.isatty())
+                return serve(loaded, StartOptions(sys.stderr.isatty(), bool(options.models), api_key))
         except KeyboardInterrupt:
             print(INTERRUPTED, file=sys.stderr)
             return INTERRUPTED_STATUS

@@ -1,14 +1,10 @@
-"""Print curl lines for the embedded models: ``python -m app.embedded.examples``."""
+"""Print more curl lines for the embedded models than the server does: ``python -m app.embedded.examples``."""
 
 import argparse
-import http.client
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
-
-POLL_S = 0.5
 
 IMAGE_OF_3 = (
     (0, 0, 9, 16, 10, 1, 0, 0),
@@ -24,19 +20,14 @@ IMAGE_OF_3 = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the lines, with --when-ready after the server is ready. Returns 0, or 1 if the server ended before."""
+    """Print the lines."""
     parser = argparse.ArgumentParser(
         prog="python -m app.embedded.examples", description="Print curl lines to paste into a shell."
     )
     parser.add_argument("--host", default=os.environ.get("ROUNDHOUSE_SERVER__HOST", "127.0.0.1"))
     parser.add_argument("--port", type=int, default=os.environ.get("ROUNDHOUSE_SERVER__PORT", "8080"))
-    parser.add_argument("--when-ready", type=int, metavar="PID", help="wait until the server in this process is ready")
     options = parser.parse_args(arguments)
-    if options.when_ready is not None:
-        if not _wait_until_ready(options.host, options.port, options.when_ready):
-            return 1
-        print("\nready; in another shell:\n")
-    print("\n".join(curl_lines(options.host, options.port)), flush=True)
+    print("\n".join(curl_lines(options.host, options.port)))
     return 0
 
 
@@ -68,33 +59,6 @@ def curl_lines(host: str, port: int) -> list[str]:
         *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
         f"curl -s {url}/v1/chat/completions {header} -d '{json.dumps(call)}'",
     ]
-
-
-def _wait_until_ready(host: str, port: int, server_pid: int) -> bool:
-    while _is_alive(server_pid):
-        if _is_ready(host, port):
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _is_ready(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=2.0)
-    try:
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class ServerLifecycle(Lifecycle):
 
     def __init__(self, models: ServedModels, startup_models: tuple[str, ...]) -> None:
         super().__init__()
-        self._models = models
+        self.models = models
         self._startup_models = startup_models
         self._started_s = time.monotonic()
 
@@ -69,7 +69,7 @@ class ServerLifecycle(Lifecycle):
         """
         if self.is_draining:
             return "draining"
-        slots = self._models.slots if slots is None else list(slots)
+        slots = self.models.slots if slots is None else list(slots)
         if any(slot.is_awaited for slot in slots if slot.name in self._startup_models):
             return "starting"
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
@@ -89,6 +89,6 @@ class ServerLifecycle(Lifecycle):
         """
         return [
             slot.name
-            for slot in self._models.slots
+            for slot in self.models.slots
             if slot.name in self._startup_models and (slot.is_awaited or slot.state is ModelState.FAILED)
         ]

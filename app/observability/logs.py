@@ -6,7 +6,7 @@ The lines are queued for a thread (`log_queue.py`); `flush_logs` waits for it be
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
@@ -94,6 +94,12 @@ def close_logs(timeout_s: float) -> None:
     """As `flush_logs`, and end the thread that writes. Later lines start it again."""
     for sink in _sinks:
         sink.close(timeout_s)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write text for people in the order of the log lines, without their form."""
+    for sink in _sinks:
+        sink.write("\n".join(lines))
 
 
 def lost_lines() -> int:

@@ -39,7 +39,7 @@ from app.http.prefixes import PrefixRules
 from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.collections import Collections, ConfiguredCollection
-from app.inference.lifecycle import Lifecycle, ServerLifecycle
+from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
@@ -99,7 +99,7 @@ class Server:
     """The ASGI application, and the switch that starts its drain."""
 
     app: Endpoint
-    lifecycle: Lifecycle
+    lifecycle: ServerLifecycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def build(
     rules, site = origin_rules(loaded.settings.server), read_site(loaded.settings.server)
     warn_of_missing_site(loaded.settings.server, site)
     app = build_app(inference.pipeline, table, admin, rules, authenticator, site, prefix_rules(loaded.settings.server))
-    return Server(app, inference.pipeline.lifecycle)
+    return Server(app, inference.lifecycle)
 
 
 def build_inference(

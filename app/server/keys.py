@@ -76,11 +76,18 @@ def _missing_key(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigI
         return None
     reason = f'server.host "{host}" is not loopback' if mode == "auto" else 'auth.mode is "required"'
     unused = f" for the tenants of auth.tenants ({store.ignored} of others)" if store.ignored else ""
-    tenant = next(iter(store.tenants), ENVIRONMENT_TENANT)
-    create = f"roundhouse keys create --tenant {tenant} --scopes infer,read,manage --file {shlex.quote(str(file))}"
+    create = create_command(loaded)
     other = "`roundhouse serve --host 127.0.0.1`" if mode == "auto" else 'set auth.mode = "auto"'
     message = f"expected a key, as {reason}, got none{unused}; run `{create}` or set ROUNDHOUSE_API_KEY, or {other}"
     return ConfigIssue("", None, "auth", message, "missing")
+
+
+def create_command(loaded: LoadedSettings) -> str:
+    """Return the command that makes a key for a server with these settings."""
+    auth = loaded.settings.auth
+    tenant = next((each.name for each in auth.tenants), ENVIRONMENT_TENANT)
+    file = shlex.quote(str(loaded.resolve(auth.keys_file)))
+    return f"roundhouse keys create --tenant {tenant} --scopes infer,read,manage --file {file}"
 
 
 def _accepts_certificates(loaded: LoadedSettings) -> bool:

@@ -14,7 +14,7 @@ import uvicorn
 
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
-from app.inference.lifecycle import Lifecycle
+from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.tracing import check_tracing, close_tracer, open_tracer
@@ -22,6 +22,7 @@ from app.server.build import build
 from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
 from app.server.reload import HangupReload, Reload
+from app.server.start_report import StartOptions, StartReport
 from app.workers.sockets import CannotListenError, listen
 from frameworks.engine.process.live import kill_all
 from frameworks.settings import RAY_KEYS
@@ -42,14 +43,22 @@ _SERVER_ENDS = "the server ends"
 class _DrainingServer(HttpServer):
     """Drains and exits with status 0 at the first signal; ends the process at the second."""
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, hangup: HangupReload) -> None:
+    def __init__(
+        self, config: uvicorn.Config, lifecycle: ServerLifecycle, hangup: HangupReload, report: StartReport
+    ) -> None:
         super().__init__(config)
         self._lifecycle = lifecycle
         self._hangup = hangup
+        self._report = report
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        async with background_task(self._hangup.run()):
+        async with background_task(self._hangup.run()), background_task(self._report_start()):
             await super().serve(sockets)
+
+    async def _report_start(self) -> None:
+        if await self._report.run(self._lifecycle):
+            self._lifecycle.drain()
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -61,10 +70,10 @@ class _DrainingServer(HttpServer):
         self.should_exit = True
 
 
-def serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
+def serve(loaded: LoadedSettings, options: StartOptions) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises CannotListenError and ConfigError.
 
-    `api_key`: the text of ROUNDHOUSE_API_KEY, or "".
+    Where the options need a model and none could be loaded, the server ends with status 1, and prints the reason.
     """
     settings = loaded.settings
     keep_freed_memory()
@@ -73,24 +82,24 @@ def serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     configure_logging(settings.logging.level, settings.logging.format)
     try:
-        return _serve(loaded, api_key, log_to_terminal)
+        return _serve(loaded, options)
     finally:
         close_logs(FLUSH_S)
 
 
-def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
+def _serve(loaded: LoadedSettings, options: StartOptions) -> int:
     settings = loaded.settings
-    log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
+    log_requests = settings.logging.requests or ("all" if options.on_terminal else "slow_and_failed")
     if settings.server.num_workers > 1:
         # Workers inherit the imports.
         check_tracing(os.environ)
         # It forks, so this process must have no other thread: nothing was logged before.
         from app.server.supervisor import run_supervisor
 
-        return _ended(run_supervisor(loaded, api_key, log_requests))
+        return _ended(*run_supervisor(loaded, options, log_requests))
     listener = listen(settings.server.host, settings.server.port)
     try:
-        keys = open_keys(loaded, api_key)
+        keys = open_keys(loaded, options.api_key)
         tls = server_tls(loaded)
         tracer = open_tracer(os.environ)
     except ConfigError:
@@ -105,11 +114,12 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     host, port = listener.getsockname()[:2]
     config = uvicorn_config(server.app, connections, settings.server.drain_timeout_s)
     hangup = HangupReload(loaded, Reload(settings.logging.level, keys, tls))
-    uvicorn_server = _DrainingServer(config, server.lifecycle, hangup)
+    report = StartReport(loaded, options, keys, tls)
+    uvicorn_server = _DrainingServer(config, server.lifecycle, hangup, report)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
         signal.signal(number, uvicorn_server.handle_exit)
-    log.info("listening", host=host, port=port, grpc_port=grpc_listener.port if grpc_listener else 0, pid=os.getpid())
+    report.listening(host, port, grpc_listener.port if grpc_listener else 0)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(uvicorn_server.serve(sockets=[listener]))
@@ -117,12 +127,14 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
         close_tracer(tracer, server.lifecycle.drain_left_s(settings.server.drain_timeout_s))
         kill_all(_SERVER_ENDS)
     log.info("stopped")
-    return _ended(0 if uvicorn_server.started else 1)
+    return _ended(0 if uvicorn_server.started and not report.failure else 1, report.failure)
 
 
-def _ended(status: int) -> int:
-    """Return the exit status, or end the process where threads are left."""
+def _ended(status: int, failure: str) -> int:
+    """Return the exit status, or end the process where threads are left. `failure`: for standard error, or ""."""
     close_logs(FLUSH_S)
+    if failure:
+        print(failure, file=sys.stderr, flush=True)
     if threading.active_count() > 1:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)

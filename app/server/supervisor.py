@@ -16,7 +16,7 @@ from app.auth.store import KeyStore
 from app.config import LoadedSettings, ServerSettings
 from app.http.app import build_admin
 from app.http.clocks import Connections
-from app.inference.lifecycle import Lifecycle
+from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
 from app.observability.log_lock import LogLock
 from app.observability.logs import FLUSH_S, configure_logging, flush_logs
@@ -40,6 +40,7 @@ from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from app.server.live import build_live
 from app.server.reload import HangupReload, Reload, WorkerReloads
+from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker
 from app.workers.collections import CollectionServer
 from app.workers.fork_server import ForkServer, start_fork_server
@@ -61,8 +62,8 @@ log = structlog.get_logger(__name__)
 _SERVER_ENDS = "the server ends"
 
 
-def run_supervisor(loaded: LoadedSettings, api_key: str, log_requests: str) -> int:
-    """Serve with several workers until a signal arrives. Returns the exit status.
+def run_supervisor(loaded: LoadedSettings, options: StartOptions, log_requests: str) -> tuple[int, str]:
+    """Serve with several workers until a signal arrives. Returns the exit status, and why no model could be loaded.
 
     This process must have one thread. Raises CannotListenError and ConfigError.
     """
@@ -73,12 +74,14 @@ def run_supervisor(loaded: LoadedSettings, api_key: str, log_requests: str) -> i
     limits = SharedLimits(num_workers, [tenant.name for tenant in settings.auth.tenants if tenant.has_limits])
     lock = LogLock()
     grpc_port = 0 if grpc_socket is None else grpc_socket.getsockname()[1]
-    inherited = Inherited(loaded, api_key, log_requests, http, grpc_port, limits, lock, read_site(settings.server))
+    inherited = Inherited(
+        loaded, options.api_key, log_requests, http, grpc_port, limits, lock, read_site(settings.server)
+    )
     fork_server = start_fork_server(partial(prepare_workers, inherited), partial(run_worker, inherited))
     try:
         set_name("rh:supervisor")
         configure_logging(settings.logging.level, settings.logging.format, lock=lock)
-        return _supervise(inherited, fork_server, grpc_refusal)
+        return _supervise(inherited, options, fork_server, grpc_refusal)
     finally:
         kill_all(_SERVER_ENDS)
         fork_server.close()
@@ -88,7 +91,9 @@ def run_supervisor(loaded: LoadedSettings, api_key: str, log_requests: str) -> i
         log.info("stopped")
 
 
-def _supervise(inherited: Inherited, fork_server: ForkServer, grpc_refusal: str) -> int:
+def _supervise(
+    inherited: Inherited, options: StartOptions, fork_server: ForkServer, grpc_refusal: str
+) -> tuple[int, str]:
     settings = inherited.loaded.settings
     stop = _StopSignals()
     if grpc_refusal:
@@ -99,7 +104,9 @@ def _supervise(inherited: Inherited, fork_server: ForkServer, grpc_refusal: str)
     keys = open_keys(inherited.loaded, inherited.api_key)
     connections = open_connections(settings.server, server_tls(inherited.loaded), inherited.limits.server())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Supervisor(inherited, fork_server, keys, connections).run(stop))
+        report = StartReport(inherited.loaded, options, keys, connections.tls)
+        status = runner.run(_Supervisor(inherited, fork_server, keys, connections, report).run(stop))
+    return (1, report.failure) if report.failure else (status, "")
 
 
 class _StopSignals:
@@ -132,8 +139,16 @@ class _StopSignals:
 class _Supervisor:
     """The parts of the supervisor."""
 
-    def __init__(self, inherited: Inherited, fork_server: ForkServer, keys: KeyStore, connections: Connections) -> None:
+    def __init__(
+        self,
+        inherited: Inherited,
+        fork_server: ForkServer,
+        keys: KeyStore,
+        connections: Connections,
+        report: StartReport,
+    ) -> None:
         self._inherited = inherited
+        self._report = report
         self._fork_server = fork_server
         self._keys = keys
         self._connections = connections
@@ -187,7 +202,7 @@ class _Supervisor:
         reload = Reload(level, self._keys, self._connections.tls)
         return HangupReload(loaded, reload, WorkerReloads(self._workers, level).tell)
 
-    async def _run_workers(self, stop: _StopSignals, lifecycle: Lifecycle, counting: Counting) -> int:
+    async def _run_workers(self, stop: _StopSignals, lifecycle: ServerLifecycle, counting: Counting) -> int:
         """Start the workers, and drain them when a signal arrives."""
         supervision = Supervision(
             self._fork_server,
@@ -199,9 +214,10 @@ class _Supervisor:
         stopped = asyncio.Event()
         stop.on_request(stopped.set)
         supervision.start()
-        supervision.all_ready.add_done_callback(lambda _: self._log_listening())
         supervision.fork_server_ended.add_done_callback(lambda _: stopped.set())
-        async with background_task(Watchdog(self._workers, supervision.kill).run()):
+        watchdog = Watchdog(self._workers, supervision.kill)
+        report = self._report_start(supervision.all_ready, lifecycle, stopped)
+        async with background_task(watchdog.run()), background_task(report):
             await stopped.wait()
         log.info("draining", drain_timeout_s=self._drain_timeout_s)
         lifecycle.drain()
@@ -210,16 +226,14 @@ class _Supervisor:
             self._fork_server.unwatch()
         return 1 if supervision.fork_server_ended.done() else 0
 
-    def _log_listening(self) -> None:
+    async def _report_start(
+        self, all_ready: asyncio.Future[None], lifecycle: ServerLifecycle, stopped: asyncio.Event
+    ) -> None:
+        await asyncio.wait([all_ready])
         host, port = self._inherited.http.address
-        log.info(
-            "listening",
-            host=host,
-            port=port,
-            grpc_port=self._inherited.grpc_port,
-            pid=os.getpid(),
-            workers=self._sharing.num_workers,
-        )
+        self._report.listening(host, port, self._inherited.grpc_port, self._sharing.num_workers)
+        if await self._report.run(lifecycle):
+            stopped.set()
 
 
 def _reserve_grpc(settings: ServerSettings) -> tuple[socket.socket | None, str]:

@@ -226,6 +226,19 @@ def serving(
         yield server
 
 
+def run_examples(server: RunningServer, **environ: str) -> list[tuple[str, Any]]:
+    """Run the curl lines that the server logged at its start, in a shell; return them with their decoded answers."""
+    lines = server.wait_for_log("ready")["examples"]
+    assert len(server.events("ready")) == 1
+    outputs = [
+        subprocess.run(
+            line, shell=True, env=os.environ | environ, capture_output=True, text=True, timeout=WAIT_S, check=True
+        ).stdout
+        for line in lines
+    ]
+    return [(line, json.loads(output)) for line, output in zip(lines, outputs, strict=True)]
+
+
 def free_port() -> str:
     """Return a port on which no process listens now."""
     with socket.socket() as listener:

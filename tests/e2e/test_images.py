@@ -19,7 +19,7 @@ from PIL import Image
 from app.cli.commands import main
 from app.embedded.copy_shapes import COMMITTED, EXAMPLE, GRAPH
 from frameworks.types import Array
-from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving
+from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, run_examples, serving
 from tests.e2e.triton_clients import GRPC_KINDS, KINDS, grpc_tensor, http_tensor, triton_client
 from tests.support.models.onnx_graphs import save, session
 
@@ -96,6 +96,12 @@ def post(server: RunningServer, path: str, **request: Any) -> Any:
     response = server.client.post(path, **request)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_start_prints_line_with_image(images: RunningServer) -> None:
+    [(line, answer)] = [each for each in run_examples(images) if '"image"' in each[0]]
+    assert "/infer" in line
+    assert sorted(each["label"] for each in answer["predictions"][0]) == sorted(LABELS)
 
 
 def check_star(labels: list[dict[str, Any]], count: int = 10) -> None:

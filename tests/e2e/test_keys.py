@@ -262,7 +262,7 @@ def test_server_removes_key_from_environment(tmp_path: Path) -> None:
 import os, sys
 from unittest.mock import patch
 from app.cli.commands import main
-with patch("app.server.process.serve", lambda loaded, api_key, log_to_terminal: print(api_key, os.environ.get(NAME))):
+with patch("app.server.process.serve", lambda loaded, options: print(options.api_key, os.environ.get(NAME))):
     main(["serve"])
 """
     words = [sys.executable, "-c", code.replace("NAME", '"ROUNDHOUSE_API_KEY"')]

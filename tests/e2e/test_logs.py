@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.e2e.configs import DIGITS
 from tests.e2e.conftest import Start
 from tests.e2e.forks import fork_server
 from tests.e2e.load import QUESTION, callers, slow_model, wait_for_inflight
-from tests.e2e.server import GRPC_PORT, ROOT, WAIT_S, RunningServer, wait_until
+from tests.e2e.server import GRPC_PORT, ROOT, WAIT_S, RunningServer, run_examples, wait_until
 
 IMAGE = {"input_data": [0] * 64}
 LINE = {
@@ -102,6 +103,14 @@ def test_start_up_events(server: RunningServer) -> None:
     assert server.wait_for_log("model ready", model="minilm")["framework"] == "pytorch"
 
 
+def test_ready_event_has_lines_that_work(server: RunningServer) -> None:
+    assert server.wait_for_log("ready")["docs"] == f"{server.url}/docs"
+    answers = run_examples(server)
+    assert [line for line, answer in answers if "error" in answer] == []
+    paths = [re.findall(r"/(\w+) -H", line) for line, _ in answers[1:]]
+    assert sorted(paths) == [["completions"], ["embeddings"], ["infer"], ["infer"], ["rerank"]]
+
+
 def test_every_log_line_is_json(server: RunningServer) -> None:
     """Libraries in C write nothing either: an error of a graph's run is in the response, not in the log."""
     server.client.post("/models/gather/infer", json={"input_data": [99]})
@@ -148,7 +157,7 @@ def test_log_line_holds_beginning_of_path(server: RunningServer) -> None:
 
 
 @pytest.mark.extended
-def test_terminal_gets_readable_log(tmp_path: Path) -> None:
+def test_terminal_gets_readable_log_and_curl_lines(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(DIGITS, encoding="utf-8")
     ours, theirs = pty.openpty()
@@ -161,7 +170,7 @@ def test_terminal_gets_readable_log(tmp_path: Path) -> None:
     def is_up() -> bool:
         nonlocal written
         written += os.read(ours, 65536)
-        return b"model ready" in written
+        return b"in another shell:" in written and b"-d '" in written.partition(b"in another shell:")[2]
 
     try:
         wait_until(is_up)
@@ -173,3 +182,5 @@ def test_terminal_gets_readable_log(tmp_path: Path) -> None:
         os.close(ours)
     assert b"{" not in written.splitlines()[0]
     assert b"\x1b[" in written
+    curl = [line for line in written.splitlines() if line.startswith(b"curl -s http://127.0.0.1")]
+    assert len(curl) == 2

@@ -20,7 +20,7 @@ from app.cli.commands import main
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.load import slow_model, wait_for_drain, wait_for_inflight
-from tests.e2e.server import MODELS, ROOT, WAIT_S, RunningServer, assert_refused, wait_until
+from tests.e2e.server import MODELS, ROOT, WAIT_S, Fork, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_graphs
 
 QUESTION = {"input_data": [1, 2, 3, 4]}
@@ -230,6 +230,27 @@ def test_invalid_arguments_reported_before_start(
     monkeypatch.setenv("ROUNDHOUSE_SERVER__PROT", "1")
     assert main(["serve", str(MODELS / "digits")]) == 2
     assert "ROUNDHOUSE_SERVER__PROT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.extended)])
+def test_failed_model_of_command_line_ends_server(workers: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no graph")
+    environ = {"ROUNDHOUSE_SERVER__WORKERS": workers}
+    with RunningServer([str(broken), "--port", "0"], environ, tmp_path, Fork(needs_torch=False)) as server:
+        server.wait_stopped(1)
+    header, reason = [line for line in server.lines if not line.startswith("{")]
+    assert header.startswith("no model could be loaded")
+    assert reason.startswith(f'model "broken": {broken}: ')
+
+
+@pytest.mark.extended
+def test_failed_model_beside_good_one_is_served_around(tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no graph")
+    paths = [str(tmp_path / "broken.onnx"), str(MODELS / "digits")]
+    with RunningServer([*paths, "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
+        assert server.wait_for_log("started; not loaded: broken")["examples"][1:]
+        assert server.client.get("/health").json()["status"] == "degraded"
 
 
 def test_model_paths_need_no_config(tmp_path: Path) -> None:

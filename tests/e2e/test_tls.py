@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.config import API_KEY_VARIABLE
 from tests.e2e.gates import RunGate
-from tests.e2e.server import ROOT, Fork, RunningServer, wait_until
+from tests.e2e.server import ROOT, Fork, RunningServer, run_examples, wait_until
 from tests.e2e.tls_server import TlsServer, tls_serving
 from tests.support.certificates import Authority, server_pair
 
@@ -192,7 +193,12 @@ def test_half_written_pair_keeps_last_good(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_self_signed_certificate_is_printed_and_removed(tmp_path: Path) -> None:
-    with RunningServer(["--self-signed", "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
+    environ = {API_KEY_VARIABLE: "a-key-of-the-environment"}
+    with RunningServer(["--self-signed", "--port", "0"], environ, tmp_path, Fork(needs_torch=False)) as server:
+        [(line, models)] = run_examples(server, **environ)
+        assert models["models"] == []
+        assert line.endswith(f"https://127.0.0.1:{server.port}/models")
+        assert environ[API_KEY_VARIABLE] not in "".join(server.lines)
         printed = dict(line.split(": ", 1) for line in server.lines if line.startswith(("self-signed", "SHA-256")))
         file = Path(printed["self-signed certificate"])
         assert file.stat().st_mode & 0o777 == 0o600

@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.configs import onnx_entries
 from tests.e2e.engines import Question, engines, is_alive, loaded, wait_ended
-from tests.e2e.server import GRPC_PORT, MODELS, WAIT_S, RunningServer, free_port, serving, wait_until
+from tests.e2e.server import GRPC_PORT, MODELS, WAIT_S, RunningServer, free_port, run_examples, serving, wait_until
 from tests.support.models import onnx_graphs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their names")
@@ -91,6 +91,14 @@ def wait_at_rest(server: RunningServer) -> None:
     wait_until(lambda: len(processes(server, "rh:worker")) == COUNT and server.sample("roundhouse_workers") == COUNT)
     wait_until(is_at_rest)
     assert server.sample("roundhouse_integrity_failures_total") == 0
+
+
+def test_start_of_workers_is_reported_once(server: RunningServer) -> None:
+    assert len(server.events("listening")) == 1
+    answers = run_examples(server)
+    assert len(answers) == 2
+    assert "worker" not in server.wait_for_log("ready")
+    assert answers[1][1]["model_name"] == "digits"
 
 
 def test_ids_of_requests_differ_between_workers(server: RunningServer) -> None:

@@ -28,7 +28,7 @@ def _handle_second_signal() -> None:
 
     from app.server.process import _DrainingServer
 
-    server = _DrainingServer(uvicorn.Config(Mock()), Mock(), Mock())
+    server = _DrainingServer(uvicorn.Config(Mock()), Mock(), Mock(), Mock())
     server.should_exit = True
     signal.signal(signal.SIGTERM, server.handle_exit)
 

@@ -1,12 +1,7 @@
-"""Curl lines: valid shell and JSON, printed after the server is ready."""
+"""Curl lines for the embedded models: valid shell and JSON."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -26,32 +21,6 @@ def test_curl_lines_are_valid_shell_and_json() -> None:
     assert json.loads(call[call.index("-d") + 1])["tools"][0]["function"]["name"] == "weather"
 
 
-def test_main_waits_until_server_is_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = iter([503, 503, 200])
-
-    class Starting(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            assert self.path == "/health/ready"
-            self.send_response(next(answers))
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    monkeypatch.setattr(examples, "POLL_S", 0.01)
-    with HTTPServer(("127.0.0.1", 0), Starting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = str(server.server_port)
-        assert examples.main(["--port", port, "--when-ready", str(os.getpid())]) == 0
-        server.shutdown()
-    assert next(answers, None) is None
-    said = capsys.readouterr().out.splitlines()
-    assert said[1] == "ready; in another shell:"
-    assert said[3] == f"curl -s http://127.0.0.1:{port}/health"
-
-
-def test_main_stops_when_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    server = subprocess.Popen([sys.executable, "-c", ""])
-    server.wait()
-    assert examples.main(["--port", "1", "--when-ready", str(server.pid)]) == 1
-    assert capsys.readouterr().out == ""
+def test_main_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examples.main(["--port", "81"]) == 0
+    assert capsys.readouterr().out.splitlines() == examples.curl_lines("127.0.0.1", 81)
