@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from app.admin.views import Views
+from app.http.clocks import ConnectionBounds, Connections
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.collections import Collections
@@ -37,6 +38,10 @@ class Health(ResponseBody):
     collections: dict[str, str] | None = Field(None, description="opening, ready or failed; only where there are any.")
     metrics: dict[str, float]
     devices: list[DeviceDescription]
+    max_connections: int = Field(
+        description="HTTP connections that the server accepts; fewer than configured where the system permits fewer "
+        "open files."
+    )
     uptime_seconds: float
 
 
@@ -50,6 +55,7 @@ class HealthApi:
         lifecycle: ServerLifecycle,
         memory_bytes: Callable[[], int] = resident_bytes,
         collections: Collections | None = None,
+        connections: Connections | None = None,
     ) -> None:
         """`memory_bytes`: returns the memory of the server. It is called in a thread."""
         self._views = views
@@ -57,6 +63,7 @@ class HealthApi:
         self._memory_bytes = memory_bytes
         self._lifecycle = lifecycle
         self._collections = Collections() if collections is None else collections
+        self._connections = Connections(ConnectionBounds()) if connections is None else connections
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
@@ -102,6 +109,7 @@ class HealthApi:
                     }
                     for device in devices
                 ],
+                "max_connections": self._connections.most,
                 "uptime_seconds": round(self._lifecycle.uptime_s, 3),
             }
         )

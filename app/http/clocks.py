@@ -73,6 +73,13 @@ class Connections:
         """By reason; only those that the server closed."""
 
     @property
+    def most(self) -> int:
+        """The connections that all processes accept together."""
+        # One of the rows is that of the supervisor, which accepts none.
+        processes = 1 if self._all_open is None else len(self._all_open) - 1
+        return min(self.bounds.max_connections, processes * self._most_here)
+
+    @property
     def open(self) -> int:
         """The open connections, of all processes that share the count."""
         return self.own_open if self._all_open is None else sum(self._all_open)

@@ -332,7 +332,7 @@ def build_routers(
         OllamaApi(views, max_body_bytes).router(),
         TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
-        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections).router(),
+        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections, connections).router(),
         MetricsApi(sources, views).router(),
         CollectionsApi(pipeline.collections, views).router(),
     ]

@@ -86,13 +86,14 @@ HISTOGRAMS = [f"roundhouse_{part}_seconds" for part in ("request", "queue", "com
 
 def test_health_of_ready_server(server: RunningServer) -> None:
     health = server.client.get("/health").json()
-    assert health.keys() == {"status", "models", "metrics", "devices", "uptime_seconds"}
+    assert health.keys() == {"status", "models", "metrics", "devices", "max_connections", "uptime_seconds"}
     assert health["status"] == "healthy"
     assert set(health["models"].values()) == {"ready"}
     assert health["metrics"].keys() >= {"requests_total", "requests_failed_total", "inflight", "models_ready"}
     assert health["metrics"]["models_ready"] == len(health["models"])
     (cpu,) = [device for device in health["devices"] if device["id"] == "cpu"]
     assert cpu["total_bytes"] >= cpu["free_bytes"] > 0
+    assert 0 < health["max_connections"] <= 20_000
     later = server.client.get("/health").json()
     assert later["uptime_seconds"] > health["uptime_seconds"] > 0
     assert server.client.get("/health/live").json() == {"status": "live"}

@@ -29,3 +29,9 @@ def test_connections_of_all_processes_count() -> None:
 def test_process_accepts_no_more_than_its_own() -> None:
     first, second, _ = views(10, most_here=1)
     assert [first.accept(), first.accept(), second.accept()] == [True, False, True]
+
+
+def test_most_is_that_of_all_processes() -> None:
+    assert {each.most for each in views(10, most_here=4)} == {8}
+    assert {each.most for each in views(10, most_here=10)} == {10}
+    assert Connections(ConnectionBounds(max_connections=10), most_here=4).most == 4
