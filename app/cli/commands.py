@@ -75,7 +75,8 @@ def _add_serve(commands: Any) -> None:
         "models",
         nargs="*",
         metavar="MODEL_PATH",
-        help="an .onnx file, a folder with model.onnx or *.safetensors, org/name of a hub, or an address like hf://…",
+        help="an .onnx or .gguf file, a folder with model.onnx or *.safetensors, a folder of such folders, org/name of "
+        "a hub, or an address like hf://…",
     )
     serve.add_argument(
         "--config",
@@ -205,13 +206,14 @@ def _serve(options: argparse.Namespace) -> int:
         try:
             loaded = load_settings(config_file(options.config, options.models), os.environ, overrides)
             fetch = partial(fetch_framework, loaded)
-            loaded = replace(loaded, settings=with_models(loaded.settings, options.models, fetch))
+            notes: list[str] = []
+            loaded = replace(loaded, settings=with_models(loaded.settings, options.models, fetch, notes.append))
             # Removed, so that no child process inherits it.
             api_key = os.environ.pop(API_KEY_VARIABLE, "")
             with ExitStack() as stack:
                 if options.self_signed:
                     loaded = _with_certificate(loaded, stack)
-                return serve(loaded, StartOptions(sys.stderr.isatty(), bool(options.models), api_key))
+                return serve(loaded, StartOptions(sys.stderr.isatty(), bool(options.models), api_key, tuple(notes)))
         except KeyboardInterrupt:
             print(INTERRUPTED, file=sys.stderr)
             return INTERRUPTED_STATUS

@@ -2,32 +2,44 @@
 
 import re
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.addresses import SourceAddress, is_address, parse_address
 from frameworks.models.local_files import framework_of
+from frameworks.models.version_folders import find_versions
 from frameworks.names import is_model_name, last_part
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.sources.contract import Framework
 
 _NOT_A_MODEL = (
-    "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or an address like "
-    "hf://org/name, or the org/name of a hub"
+    "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or a folder of "
+    "such folders, or an address like hf://org/name, or the org/name of a hub"
 )
+_FILES_OF_A_MODEL = ("config.json", "modules.json", "tokenizer.json")
+"""A folder with one of them is a model whose weights are missing, and its subfolders are parts of it."""
+_MAX_MODELS = 256
+_MAX_CHILDREN = 10_000
+_MAX_NOTED = 10
 _GGUF = ".gguf"
 _HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?", re.ASCII)
 
 
 def with_models(
-    settings: Settings, paths: list[str], fetch: Callable[[SourceAddress], Framework] | None = None
+    settings: Settings,
+    paths: list[str],
+    fetch: Callable[[SourceAddress], Framework] | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Settings:
-    """Return the settings with one more model per path or address. Raises ConfigError for those without a model.
+    """Return the settings with the models of each path or address. Raises ConfigError for those without a model.
 
-    A repository of a hub is served as `org/name`, with the alias `name` if no other model has it.
+    A folder that is not a model adds each model in it. A repository of a hub is served as `org/name`, with the alias
+    `name` if no other model has it.
 
     `fetch`: fetches the model of an address and returns its framework; its errors are raised. It is called when all
-    other models are valid. None: only local paths are accepted.
+    other models are valid. None: only local paths are accepted. `note`: called with a line for each folder of models
+    whose subfolders are not all models.
     """
     if not paths:
         return settings
@@ -37,22 +49,22 @@ def with_models(
     taken.update(name for pipeline in settings.pipelines for name in pipeline.names)
     issues = []
     for path in paths:
-        each: ModelEntry | SourceAddress | None
         try:
-            each = (address_of(path) if fetch is not None else None) or _read_entry(Path(path).absolute())
+            address = address_of(path) if fetch is not None else None
+            named = [address] if address is not None else _read_entries(path, note)
         except ValueError as error:
             issues.append(ConfigIssue("command line", None, path, str(error), "invalid"))
             continue
-        if each is None:
-            issues.append(ConfigIssue("command line", None, path, _NOT_A_MODEL, "not_found"))
-            continue
-        name = _name_of(each) if isinstance(each, SourceAddress) else each.name
-        if name in taken:
-            message = f'expected a unique name, got "{name}" again; name the models in a config file'
-            issues.append(ConfigIssue("command line", None, path, message, "duplicate"))
-        else:
-            taken.add(name)
-            found.append(each)
+        if not named:
+            issues.append(_no_model(path))
+        for each in named:
+            name = _name_of(each) if isinstance(each, SourceAddress) else each.name
+            if name in taken:
+                message = f'expected a unique name, got "{name}" again; name the models in a config file'
+                issues.append(ConfigIssue("command line", None, path, message, "duplicate"))
+            else:
+                taken.add(name)
+                found.append(each)
     if issues:
         raise ConfigError(issues)
     new = [
@@ -64,6 +76,11 @@ def with_models(
     return settings.model_copy(
         update={"models": models.model_copy(update={"onnx_models": tuple(onnx), "torch_models": tuple(torch)})}
     )
+
+
+def _no_model(path: str) -> ConfigIssue:
+    got = "" if Path(path).exists() else ", got a path that does not exist"
+    return ConfigIssue("command line", None, path, _NOT_A_MODEL + got, "not_found")
 
 
 def address_of(path: str) -> SourceAddress | None:
@@ -92,6 +109,49 @@ def _name_of(address: SourceAddress) -> str:
     if address.scheme == "hf" and not address.path and is_model_name(address.repository):
         return address.repository
     return _name(address.name)
+
+
+def _read_entries(path: str, note: Callable[[str], None]) -> "list[ModelEntry | SourceAddress]":
+    """Return the model at a path, or those in a folder, by the names of their folders. Raises ValueError for too many.
+
+    Folders are not searched below that. `note`: called with the subfolders without a model.
+    """
+    folder = Path(path).absolute()
+    entry = _read_with_versions(folder)
+    if entry is not None:
+        return [entry]
+    if not folder.is_dir() or any((folder / name).exists() for name in _FILES_OF_A_MODEL):
+        return []
+    children = sorted(islice(folder.iterdir(), _MAX_CHILDREN + 1))
+    if len(children) > _MAX_CHILDREN:
+        raise ValueError(f"expected at most {_MAX_CHILDREN} files and folders, got more; name the models themselves")
+    shown = [child for child in children if not child.name.startswith(".")]
+    entries = {child: _read_with_versions(child) for child in shown}
+    found: list[ModelEntry | SourceAddress] = [each for each in entries.values() if each is not None]
+    if len(found) > _MAX_MODELS:
+        raise ValueError(f"expected at most {_MAX_MODELS} models in a folder, got {len(found)}; name fewer of them")
+    without = [child.name for child, each in entries.items() if each is None and child.is_dir()]
+    if found and without:
+        more = f" and {len(without) - _MAX_NOTED} more" if len(without) > _MAX_NOTED else ""
+        note(f"{path}: folders without a model are skipped: {', '.join(without[:_MAX_NOTED])}{more}")
+    return found
+
+
+def _read_with_versions(path: Path) -> ModelEntry | None:
+    """Return the entry of a model; of a folder of versions with the kind of the newest one."""
+    entry = None if _is_folder_of_ggufs(path) else _read_entry(path)
+    if entry is not None or not path.is_dir():
+        return entry
+    newest = list(find_versions(path).values())[-1]
+    entry = None if newest == path else _read_entry(newest)
+    return None if entry is None else entry.model_copy(update={"name": _name(path.name), "path": path})
+
+
+def _is_folder_of_ggufs(path: Path) -> bool:
+    """Whether each GGUF file of a folder is a model: it has several, and no other weights."""
+    if not path.is_dir() or (path / "model.onnx").exists() or any(path.glob("*.safetensors")):
+        return False
+    return len(list(islice(path.glob(f"*{_GGUF}"), 2))) > 1
 
 
 def _read_entry(path: Path) -> ModelEntry | None:

@@ -19,7 +19,7 @@ from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
 from frameworks.extras import install_command
 
 if TYPE_CHECKING:
-    from app.config import LoadedSettings
+    from app.config import ConfigError, LoadedSettings, Settings
     from app.offline.into import Into
     from app.offline.job import Job, JobResult
     from app.offline.model import RunModel
@@ -33,6 +33,7 @@ AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
 INTERRUPTED_STATUS = 130
+_MAX_NAMES = 10
 INTERRUPTED = "interrupted; run the same command again to resume"
 _FORBIDDEN = {
     "model_name",
@@ -209,8 +210,9 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     """Return the settings with the model to run only, and its name. The files of an address are fetched first."""
     from app.cli.fetch import fetch_framework
     from app.cli.model_paths import with_models
-    from app.config import load_settings
+    from app.config import ConfigError, load_settings
     from app.observability.logs import configure_logging
+    from app.offline.errors import WrongCommand
     from app.offline.local_model import models_of, with_one_model
     from frameworks.addresses import SourceAddress
 
@@ -230,10 +232,29 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
         return with_one_model(loaded, options.model), options.model
     none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
     settings = loaded.settings.model_copy(update={"models": none, "pipelines": ()})
-    loaded = replace(loaded, settings=with_models(settings, [options.model], fetch))
+    try:
+        loaded = replace(loaded, settings=with_models(settings, [options.model], fetch))
+    except ConfigError as error:
+        raise WrongCommand(_unknown_model(options, loaded.settings, error)) from error
     models = loaded.settings.models
-    name = next(entry.name for entry in (*models.onnx_models, *models.torch_models))
-    return with_one_model(loaded, name), name
+    found = [entry.name for entry in (*models.onnx_models, *models.torch_models)]
+    if len(found) > 1:
+        named = ", ".join(found[:_MAX_NAMES])
+        raise WrongCommand(f"MODEL: expected one model, got a folder of {len(found)}: {named}; name the folder of one")
+    return with_one_model(loaded, found[0]), found[0]
+
+
+def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "ConfigError") -> str:
+    """Return the message for a MODEL that is not known, with the names that would be."""
+    if any(issue.kind != "not_found" for issue in error.issues):
+        return "\n".join(f"MODEL: {issue.message}" for issue in error.issues)
+    models = (*settings.models.onnx_models, *settings.models.torch_models, *settings.pipelines)
+    known = ", ".join(entry.name for entry in models[:_MAX_NAMES])
+    got = f'"{options.model}"' + (f", which is none of {known} in the config" if known else "")
+    return (
+        f"MODEL: expected the path or address of a model, got {got}; correct it, or say --url for a model of a running "
+        "server, or --config for one of a config file"
+    )
 
 
 def _connect(options: argparse.Namespace) -> "RemoteModel":

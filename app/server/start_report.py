@@ -30,12 +30,13 @@ _LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """`on_terminal`: standard error is one. `needs_model`: the server ends where no model could be loaded.
-    `api_key`: the text of ROUNDHOUSE_API_KEY, or "".
+    `api_key`: the text of ROUNDHOUSE_API_KEY, or "". `warnings`: of the command line, to be logged.
     """
 
     on_terminal: bool = False
     needs_model: bool = False
     api_key: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class StartReport:
@@ -62,6 +63,8 @@ class StartReport:
         log.info(
             "listening", host=host, port=port, grpc_port=grpc_port, pid=os.getpid(), workers=workers, url=self._url
         )
+        for warning in self._options.warnings:
+            log.warning(warning)
         if self._writes_text:
             write_lines([f"\nRoundhouse is at {self._url}\n"])
 

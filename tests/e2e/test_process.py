@@ -253,6 +253,17 @@ def test_failed_model_beside_good_one_is_served_around(tmp_path: Path) -> None:
         assert server.client.get("/health").json()["status"] == "degraded"
 
 
+@pytest.mark.extended
+def test_folder_of_models_serves_each(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    onnx_entries(tmp_path, {"one": onnx_graphs.identity(), "two/1": onnx_graphs.identity()})
+    (tmp_path / "none").mkdir()
+    with RunningServer([str(tmp_path), "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
+        for model in ("one", "two"):
+            assert server.wait_ready().infer(model, input_data=[1, 2, 3, 4])["output_data"] == [1, 2, 3, 4]
+        server.wait_for_log(f"{tmp_path}: folders without a model are skipped: none")
+
+
 def test_model_paths_need_no_config(tmp_path: Path) -> None:
     onnx_entries(tmp_path, {"a name with blanks": onnx_graphs.add()})
     onnx_graphs.save(onnx_graphs.identity(), tmp_path / "single.onnx")

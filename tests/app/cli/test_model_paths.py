@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import model_paths
 from app.cli.model_paths import with_models
 from app.config import ConfigError, Settings
 from frameworks.addresses import SourceAddress
@@ -73,11 +74,70 @@ def test_paths_without_model_are_all_reported(folder: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         names(folder, "empty", "notes.txt", "nowhere", "bert", "bert.onnx")
     assert [issue.kind for issue in refusal.value.issues] == ["not_found"] * 3 + ["duplicate"]
-    assert (
-        "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or an"
-        in str(refusal.value)
+    assert "expected an .onnx or .gguf file, or a folder with model.onnx, *.safetensors or one .gguf file, or a" in str(
+        refusal.value
     )
     assert 'expected a unique name, got "bert" again' in str(refusal.value)
+
+
+def test_missing_path_is_called_missing(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        names(folder, "nowhere", "empty")
+    assert ["got a path that does not exist" in issue.message for issue in refusal.value.issues] == [True, False]
+
+
+def test_folder_of_models_adds_each(folder: Path) -> None:
+    for name in (".hidden", "versioned/1", "versioned/10", "versioned/9"):
+        (folder / name).mkdir(parents=True)
+    for file in (".hidden/model.onnx", "versioned/9/model.onnx", "versioned/10/model.safetensors"):
+        (folder / file).touch()
+    (folder / "bert.onnx").unlink()
+    (folder / "Qwen Q4_K_M.gguf").unlink()
+    notes: list[str] = []
+    models = with_models(Settings(), [str(folder)], refused, notes.append).models
+    assert [entry.name for entry in models.onnx_models] == ["Some-Model-v2", "bert", "both", "plain", "model"]
+    assert [(entry.name, entry.path) for entry in models.torch_models] == [
+        ("one-gguf", folder / "one-gguf"),
+        ("torch", folder / "torch"),
+        ("versioned", folder / "versioned"),
+    ]
+    assert notes == [f"{folder}: folders without a model are skipped: empty"]
+
+
+def test_folder_that_is_model_stays_one(folder: Path) -> None:
+    (folder / "bert" / "part").mkdir()
+    (folder / "bert" / "part" / "model.onnx").touch()
+    assert names(folder, "bert") == (["bert"], [])
+    (folder / "bert" / "model.onnx").rename(folder / "bert" / "part" / "other.onnx")
+    assert names(folder, "bert") == (["part"], [])
+    # Its weights are missing, and the subfolder is a part of it.
+    (folder / "bert" / "config.json").touch()
+    with pytest.raises(ConfigError, match=r"expected an \.onnx"):
+        names(folder, "bert")
+
+
+def test_each_of_several_gguf_files_is_model(folder: Path) -> None:
+    (folder / "one-gguf" / "other.gguf").touch()
+    assert names(folder, "one-gguf") == ([], ["model", "other"])
+    (folder / "one-gguf" / "model.safetensors").touch()
+    assert names(folder, "one-gguf") == ([], ["one-gguf"])
+
+
+def test_names_of_folder_are_unique(folder: Path) -> None:
+    (folder / "Qwen Q4_K_M.gguf").unlink()
+    with pytest.raises(ConfigError, match='expected a unique name, got "bert" again'):
+        names(folder, ".")
+
+
+def test_number_of_models_in_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.onnx").touch()
+    monkeypatch.setattr(model_paths, "_MAX_MODELS", 3)
+    with pytest.raises(ConfigError, match="expected at most 3 models in a folder, got 4"):
+        names(tmp_path, ".")
+    monkeypatch.setattr(model_paths, "_MAX_CHILDREN", 3)
+    with pytest.raises(ConfigError, match="expected at most 3 files and folders, got more"):
+        names(tmp_path, ".")
 
 
 def test_with_models_keeps_models_of_config(folder: Path) -> None:
