@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 for a failure, 2 for a wrong command or config."""
+    is_program = arguments is None
     if arguments is None:
         ensure_utf8()
         arguments = sys.argv[1:]
@@ -41,7 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse(arguments)
     run: Any = options.run
     status: int = run(options)
+    if is_program and status == INTERRUPTED_STATUS:
+        _end_beside_threads(status)
     return status
+
+
+def _end_beside_threads(status: int) -> None:
+    """End the process, if a thread of a load or a batch is left: the interpreter would wait for its end."""
+    if threading.active_count() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
 
 
 def _parser() -> CommandParser:

@@ -55,6 +55,8 @@ class ModelResidency:
         self.ledger = MemoryLedger(devices, self._evict, min_residency_s=min_residency_s)
         self._loader = loader
         self._tasks: set[asyncio.Task[Any]] = set()
+        # How many callers wait for each load and each command that runs.
+        self._callers: dict[asyncio.Task[Any], int] = {}
         self._is_closing = False
         self._on_unloaded: list[Callable[[str], None]] = []
         self.start_engine: StartEngine = _start_here
@@ -138,14 +140,11 @@ class ModelResidency:
             self._start(self._evict(version))
 
     async def run_to_end(self, command: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Run an operator's command to its end, even if the caller is cancelled. Raises its errors, and Draining."""
-        task = self._start(command)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise Draining(Draining.UNANSWERED) from None
-            raise
+        """Run an operator's command to its end, even if the caller is cancelled, unless the server ends.
+
+        Raises its errors, and Draining.
+        """
+        return await self._wait_for_task(self._start(command))
 
     async def retire(self, version: ModelVersion) -> None:
         """Unload a version that was replaced, even if the caller is cancelled."""
@@ -169,8 +168,11 @@ class ModelResidency:
                 each.end_requests()
 
     def close(self) -> None:
-        """Refuse further loads."""
+        """Refuse further loads. Cancel those that no caller waits for: a load may take minutes."""
         self._is_closing = True
+        for task, callers in self._callers.items():
+            if not callers:
+                task.cancel()
 
     async def unload_all(self) -> None:
         """Unload every version that is loaded or being loaded, including those without a registered model."""
@@ -199,12 +201,27 @@ class ModelResidency:
             if self._is_closing:
                 raise Draining(Draining.REFUSED)
             task = version.load_task = self._start(self._load_unless_ready(version, options))
+        await self._wait_for_task(task)
+
+    async def _wait_for_task(self, task: "asyncio.Task[Outcome]") -> Outcome:
+        """Wait as one of the callers of a task, which continues if this caller is cancelled."""
+        self._callers[task] = self._callers.get(task, 0) + 1
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise Draining(Draining.UNANSWERED) from None
             raise
+        finally:
+            self._leave(task)
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        if task.done():
+            self._callers.pop(task, None)
+            return
+        self._callers[task] -= 1
+        if self._is_closing and not self._callers[task]:
+            task.cancel()
 
     def _start(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
         task = asyncio.get_running_loop().create_task(work)
@@ -214,6 +231,7 @@ class ModelResidency:
 
     def _end_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._callers.pop(task, None)
         self.ledger.notify()
         if not task.cancelled():
             task.exception()  # mark it as retrieved: all callers may be cancelled

@@ -1,6 +1,7 @@
 """`roundhouse run` as a process of its own: ended at any time, and against a running server."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,9 +37,9 @@ def command(source: Path, output: Path, *more: str) -> list[str]:
     return [*words, "--errors", str(output.with_suffix(".errors"))]
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str], **environ: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "app", "run", *arguments]
-    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, cwd=ROOT, env=os.environ | environ, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_parts(output: Path, count: int, process: subprocess.Popen[str]) -> None:
@@ -90,6 +91,23 @@ def test_interrupted_run_resumes(images: Path, tmp_path: Path, number: signal.Si
     assert "run the same command again to resume" in printed
     assert main(["run", *arguments]) == 3
     check_output(output, images)
+
+
+@pytest.mark.extended
+def test_interrupt_while_compiling_ends_run(tmp_path: Path) -> None:
+    """The code takes 10 seconds and more, and is not made before the end."""
+    source, code, config = tmp_path / "texts.jsonl", tmp_path / "code", tmp_path / "config.toml"
+    source.write_text('{"prompt": "The"}\n')
+    entry = '[[models.torch_models]]\nname = "m"\npath = "{}"\ndtype = "int8"\n'
+    config.write_text(entry.format(MODELS / "tiny-llama"), encoding="utf-8")
+    words = ["m", str(source), str(tmp_path / "out.jsonl"), "--column", "prompt", "--config", str(config)]
+    with start(words, NUMBA_CACHE_DIR=str(code)) as process:
+        while not list(code.glob("*/compiling.lock")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate()
+    assert process.returncode == 130, printed
+    assert not list(code.rglob("*.code"))
 
 
 def rows_of(path: Path) -> list[Any]:

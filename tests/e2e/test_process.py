@@ -168,6 +168,28 @@ def test_second_signal_ends_process_at_once(start: Start, tmp_path: Path) -> Non
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number: int, isolation: str) -> None:
+    """The code takes 10 seconds and more. The end is before it, and leaves no process and no part of a file."""
+    code = tmp_path / "code"
+    entry = '[[models.torch_models]]\nname = "m"\npath = "{}"\ndtype = "int8"\nisolation = "{}"\n'
+    words = {"is_fork": False, "NUMBA_CACHE_DIR": str(code)}
+    server = start(entry.format(MODELS / "tiny-llama", isolation), **words)
+    server.wait_for_log("compiling products for this CPU")
+    wait_until(lambda: list(code.glob("*/compiling.lock")))
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    assert any("frameworks.pytorch.compiling.process" in each.cmdline() for each in processes)
+    server.process.send_signal(number)
+    server.wait_stopped(0)
+    assert server.events("stopped")
+    assert not server.events("products compiled")
+    psutil.wait_procs(processes, WAIT_S)
+    assert not [each for each in processes if each.is_running()]
+    assert not list(code.rglob(".*"))
+
+
+@pytest.mark.extended
 def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
     deadline = "[server]\ndrain_timeout_s = 1\n"
     entry, gate = slow_model(tmp_path)

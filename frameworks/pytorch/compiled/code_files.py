@@ -3,13 +3,17 @@
 import hashlib
 import os
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 _MAGIC = b"roundhouse code 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES
 SUFFIX = ".code"
+_MAX_WRITE_S = 1.0
+_writing = threading.Lock()
 
 
 class DamagedCode(Exception):
@@ -34,6 +38,17 @@ def read_code(file: Path, key: str) -> bytes | None:
 
 def write_code(file: Path, key: str, content: bytes) -> None:
     """Replace the file, so that after a crash or a power cut it is the old one or the new one. Raises OSError."""
+    with _writing:
+        _write(file, key, content)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process at once, but not within a write of another thread: that would leave a temporary file."""
+    _writing.acquire(timeout=_MAX_WRITE_S)
+    os._exit(status)
+
+
+def _write(file: Path, key: str, content: bytes) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
     try:
         with open(descriptor, "wb") as opened:

@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from frameworks.pytorch.compiled.code_files import end_process
+
 _NICENESS = 10
 _LOCK = "compiling.lock"
 NOT_KEPT = 3
@@ -49,7 +51,7 @@ def _end_with_server() -> None:
     # Not sys.stdin, whose lock the thread would keep from the end of the interpreter.
     while os.read(0, 1):
         pass
-    os._exit(1)
+    end_process(1)
 
 
 if __name__ == "__main__":

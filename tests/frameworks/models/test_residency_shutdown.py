@@ -201,6 +201,36 @@ class TestShutdown:
         assert await asyncio.gather(*requests) == ["1"] * 3
         await check_ended(registry, manager)
 
+    @pytest.mark.parametrize("is_command", [False, True])
+    @in_loop
+    async def test_shutdown_cancels_load_without_caller(self, is_command: bool) -> None:
+        """The gate stays closed: the shutdown does not wait for the load."""
+        registry = SizedRegistry()
+        async with make_manager(registry, drain_timeout_s=600) as manager:
+            slot = register(manager, "a")
+            registry.gates["a"] = Gate()
+            caller = task(manager.load("a") if is_command else manager.load_registered())
+            await soon(registry.gates["a"].arrived.is_set)
+            caller.cancel()
+            await asyncio.wait([caller])
+            assert slot.state is ModelState.LOADING
+        assert slot.state is ModelState.UNLOADED
+        registry.gates["a"].open()
+        await check_ended(registry, manager)
+
+    @in_loop
+    async def test_shutdown_cancels_load_left_by_caller(self) -> None:
+        registry = SizedRegistry()
+        async with make_manager(registry, drain_timeout_s=600) as manager:
+            register(manager, "a")
+            registry.gates["a"] = Gate()
+            caller = task(manager.load("a"))
+            await soon(registry.gates["a"].arrived.is_set)
+            asyncio.get_running_loop().call_later(0.02, caller.cancel)
+        assert caller.cancelled()
+        registry.gates["a"].open()
+        await check_ended(registry, manager)
+
     @in_loop
     async def test_requests_fail_after_drain_timeout(self) -> None:
         registry = SizedRegistry()
