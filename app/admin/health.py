@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from app.admin.progress import WorkDescription, visible_works
 from app.admin.views import Views
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.openapi import describe_responses
@@ -36,6 +37,7 @@ class Health(ResponseBody):
     status: str
     models: dict[str, str]
     collections: dict[str, str] | None = Field(None, description="opening, ready or failed; only where there are any.")
+    progress: list[WorkDescription] = Field(description="Long work that runs now, the oldest first.")
     metrics: dict[str, float]
     devices: list[DeviceDescription]
     max_connections: int = Field(
@@ -93,6 +95,7 @@ class HealthApi:
                 "status": status,
                 "models": states,
                 **({"collections": collections} if collections else {}),
+                "progress": visible_works(models),
                 "metrics": {
                     "requests_total": sum(count for _, count in requests),
                     "requests_failed_total": sum(count for (_, _, status, _), count in requests if status >= 400),

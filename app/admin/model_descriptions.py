@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from app.admin.progress import WorkDescription, work_of
 from app.inference.unnamed_model import kind_of
 from app.observability.counts import Counts
 from app.protocols.bodies import ResponseBody
@@ -109,6 +110,7 @@ class ModelDescription(ResponseBody):
     awaits_kernels: bool = Field(
         description="Whether kernels are being compiled for this CPU, which may replace those in `kernels`."
     )
+    progress: WorkDescription | None = Field(description="The long work for the model; null while there is none.")
     memory_bytes: int | None
     attention: str | None = Field(
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
@@ -243,6 +245,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "kernels": [asdict(each) for each in spec.products] if spec else [],
         "awaits_kernels": bool(spec and spec.awaits_kernels),
+        "progress": work_of(slot.name),
         "memory_bytes": slot.memory_bytes if spec else None,
         "attention": _attention(spec),
         "warm_up": _warm_up(spec),

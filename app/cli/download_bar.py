@@ -4,10 +4,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from app.offline.progress import format_seconds
+from app.observability.bars import ERASE_LINE, draw_bar, format_seconds, in_place
 from memory.sizes import format_size
 
-_BAR_CHARACTERS = 24
 _LINE_EVERY_S = 10.0
 
 
@@ -28,10 +27,8 @@ class DownloadBar:
         if self._first_bytes is None and total_bytes:
             self._first_bytes, self._started_s = received_bytes, now_s
         if self._is_terminal:
-            full = int(_BAR_CHARACTERS * received_bytes / total_bytes) if total_bytes else 0
-            bar = "█" * full + "░" * (_BAR_CHARACTERS - full)
-            # Erases the rest of a longer line.
-            self._write(f"\r{bar} {self._state(received_bytes, total_bytes)}\x1b[K")
+            bar = draw_bar(received_bytes, total_bytes)
+            self._write(in_place(f"{bar} {self._state(received_bytes, total_bytes)}"))
         elif now_s - self._shown_s >= _LINE_EVERY_S:
             self._shown_s = now_s
             self._write(f"{self._name}: {self._state(received_bytes, total_bytes)}\n")
@@ -39,7 +36,7 @@ class DownloadBar:
     def close(self, downloaded_bytes: int | None) -> None:
         """Show the end. `downloaded_bytes`: 0 where the cache had all files; None where the download failed."""
         if self._is_terminal:
-            self._write("\r\x1b[K")
+            self._write(ERASE_LINE)
         if downloaded_bytes:
             seconds = self._clock() - self._started_s
             self._write(f"{self._name}: downloaded {format_size(downloaded_bytes)} in {format_seconds(seconds)}\n")

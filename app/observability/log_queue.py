@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from app.observability.bars import ERASE_LINE
+
 MAX_QUEUED_CHARACTERS = 1024 * 1024
 """Lines beyond this are dropped and counted until the reader takes some."""
 _WRITE_BYTES = 64 * 1024
@@ -23,6 +25,10 @@ class LineSink(Protocol):
 
     def write(self, line: str) -> None:
         """Write a line, which has no line end."""
+        ...
+
+    def show(self, line: str) -> None:
+        """Keep this line below all others, on a terminal alone; "" removes it."""
         ...
 
     def flush(self, timeout_s: float) -> None:
@@ -46,15 +52,22 @@ class LogQueue:
         encoding: str,
         on_dropped: Callable[[int], None],
         lock: AbstractContextManager[None] | None = None,
+        is_terminal: bool = False,
     ) -> None:
         """`on_dropped` gets the number of lines that were lost since its last call, when lines are written again.
 
-        `lock`: held while whole lines are written, where other processes write to the same stream.
+        `lock`: held while whole lines are written, where other processes write to the same stream. `is_terminal`: the
+        line of `show` is drawn.
         """
         self.dropped = 0
         self._reported = 0
         self._on_dropped = on_dropped
         self._lock = lock or nullcontext()
+        self._is_terminal = is_terminal
+        # Another process may have drawn its line.
+        self._is_shared = is_terminal and lock is not None
+        # The line of `show`, and what is drawn of it.
+        self._shown = self._drawn = ""
         self._descriptor = descriptor
         self._encoding = encoding
         self._lines: deque[str] = deque()
@@ -73,16 +86,26 @@ class LogQueue:
                 return
             self._lines.append(line)
             self._queued += len(line) + 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_queued, name="log", daemon=True)
-                self._thread.start()
-            elif not self._is_writing:
-                self._changed.notify_all()
+            self._wake()
+
+    def show(self, line: str) -> None:
+        """As LineSink.show."""
+        if self._is_terminal:
+            with self._changed:
+                self._shown = line
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_queued, name="log", daemon=True)
+            self._thread.start()
+        elif not self._is_writing:
+            self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all lines are written, at most `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
+            self._changed.wait_for(lambda: not self._has_work and not self._is_writing, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued and end the thread, within `timeout_s`. A later line starts it again."""
@@ -99,15 +122,16 @@ class LogQueue:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._lines or self._is_closed)
-                if not self._lines:
+                self._changed.wait_for(lambda: self._has_work or self._is_closed)
+                if not self._has_work:
                     self._thread, self._is_closed = None, False
                     return
                 self._is_writing = True
                 lines, self._queued = [*self._lines, ""], 0
                 self._lines.clear()
+                text = self._drawing("\n".join(lines))
             # As sys.stderr does: file names may hold bytes that are no text.
-            content = "\n".join(lines).encode(self._encoding, "backslashreplace")
+            content = text.encode(self._encoding, "backslashreplace")
             with self._lock:
                 is_written = self._write_all(memoryview(content))
             if not is_written:
@@ -116,6 +140,15 @@ class LogQueue:
             elif self.dropped > self._reported:
                 lost, self._reported = self.dropped - self._reported, self.dropped
                 self._on_dropped(lost)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._lines) or self._shown != self._drawn
+
+    def _drawing(self, text: str) -> str:
+        """Return the text of some lines, with the shown line erased before and drawn behind."""
+        drawn, self._drawn = self._drawn, self._shown
+        return (ERASE_LINE if drawn or self._is_shared else "") + text + self._shown
 
     def _write_all(self, content: memoryview) -> bool:
         """Return False where the rest is lost: the disk is full, or the reader has closed the pipe."""

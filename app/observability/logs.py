@@ -84,6 +84,12 @@ def set_log_level(level: str) -> None:
     logging.getLogger().setLevel(max(number, logging.WARNING) if level != "debug" else number)
 
 
+def show_line(line: str) -> None:
+    """Keep this line below the log where it is on a terminal; "" removes it."""
+    for sink in _sinks:
+        sink.show(line)
+
+
 def flush_logs(timeout_s: float) -> None:
     """Wait until the queued lines are written."""
     for sink in _sinks:
@@ -109,7 +115,7 @@ def lost_lines() -> int:
 
 def _queue_for(stream: TextIO, lock: AbstractContextManager[None] | None) -> LineSink:
     try:
-        return LogQueue(stream.fileno(), stream.encoding or "utf-8", _log_dropped, lock)
+        return LogQueue(stream.fileno(), stream.encoding or "utf-8", _log_dropped, lock, stream.isatty())
     except (OSError, ValueError, AttributeError):  # it stands in for standard error
         return _StreamSink(stream)
 
@@ -131,6 +137,9 @@ class _StreamSink:
             self._stream.flush()
         except (OSError, ValueError):
             self.dropped += 1
+
+    def show(self, line: str) -> None:
+        """Nothing is shown: other writers use the stream too."""
 
     def flush(self, timeout_s: float) -> None:
         """Nothing is queued."""

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from app.observability.bars import draw_bar, format_seconds, in_place
+
 _BAR_CHARACTERS = 30
 _BAR_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
@@ -47,17 +49,6 @@ class Progress:
         if not self._is_terminal:
             self._stream.write(self.describe() + "\n")
         else:
-            full = int(_BAR_CHARACTERS * self.done / self._total) if self._total else _BAR_CHARACTERS
-            bar = "█" * full + "░" * (_BAR_CHARACTERS - full)
-            # Erases the rest of a longer line.
-            self._stream.write(f"\r{bar} {self.describe()}\x1b[K")
+            bar = draw_bar(self.done, self._total, _BAR_CHARACTERS, is_full=True)
+            self._stream.write(in_place(f"{bar} {self.describe()}"))
         self._stream.flush()
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a duration such as 45s, 3m20s or 2h05m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

@@ -51,6 +51,7 @@ from app.observability.integrity import IntegrityMonitor
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from app.observability.process_counts import ProcessCounts
+from app.observability.progress import ProgressReporter
 from app.observability.tallies import RequestTallies
 from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
@@ -372,6 +373,7 @@ def build_lifespan(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(background_task(monitors.loop_lag.run()))
+            await stack.enter_async_context(background_task(ProgressReporter().run()))
             await stack.enter_async_context(background_task(keys.watch()))
             if tls is not None:
                 await stack.enter_async_context(background_task(tls.watch()))

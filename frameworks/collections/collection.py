@@ -32,6 +32,7 @@ from frameworks.collections.store import Reader, Store, disk_errors
 from frameworks.collections.worker import Room, Worker
 from frameworks.collections.writing import Change, ChangeWriter, Delete
 from frameworks.errors import Draining
+from frameworks.progress import Work, working
 
 T = TypeVar("T")
 
@@ -76,27 +77,32 @@ class _Opened:
         self.store = Store(settings)
         try:
             self.segments = Segments(settings.dimensions, settings.metric, Schema())
-            self._load()
+            with working("load", settings.name, "collection") as work:
+                self._load(work)
             self.kept_index = index_file.load(settings.folder, settings.dimensions)
             with disk_errors(settings.name):
                 self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
-            compiled_kernels()
+            with working("compile", settings.name, "collection"):
+                compiled_kernels()
         except BaseException:
             self.store.close()
             raise
 
-    def _load(self) -> None:
+    def _load(self, work: Work) -> None:
         """Read all rows, after a reservation of their memory."""
         settings, segments, grant = self._settings, self.segments, self.grants.rows
         index_bytes = index_file.size_of(settings.folder)
         # A collection that is too large is refused before it is read. Columns are reserved as they appear.
-        grant.grow_from_thread(index_bytes + self.store.count() * row_bytes(settings.dimensions, settings.metric))
+        count = self.store.count()
+        work.phase("rows", count, "rows")
+        grant.grow_from_thread(index_bytes + count * row_bytes(settings.dimensions, settings.metric))
         for loaded in self.store.load():
             growth = Growth(settings, segments).add(loaded.metadata)
             grant.grow_from_thread(index_bytes + segments.memory_bytes + growth.size_bytes)
             segments.schema.keys.update(*loaded.metadata)
             segments.add(loaded.rows, prepared(loaded.vectors, settings.metric), loaded.metadata)
             segments.publish([])
+            work.step(len(loaded.rows))
 
     def close(self) -> None:
         """Close what only an opening has: the collection closes the rest."""

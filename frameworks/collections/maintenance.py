@@ -27,6 +27,7 @@ from frameworks.collections.training import (
     train,
 )
 from frameworks.errors import OutOfMemory
+from frameworks.progress import phase, step, working
 
 log = structlog.get_logger(__name__)
 
@@ -205,7 +206,7 @@ class Maintainer:
         """Drop deleted rows, and the index."""
         with self._writing:
             sealed = self._segments.seal()
-        with self._second_copy(sealed, has_index=False):
+        with self._second_copy(sealed, has_index=False), working("index", self._settings.name, "collection"):
             live = LiveRows(sealed)
             order = np.arange(len(live))
             made = rebuilt(live, order, self._settings.dimensions, self._settings.metric, self._check)
@@ -216,7 +217,7 @@ class Maintainer:
         """Put the rows in the order of lists. Centres are kept unless the rows have changed too much."""
         with self._writing:
             sealed = self._segments.seal()
-        with self._second_copy(sealed, has_index=True):
+        with self._second_copy(sealed, has_index=True), working("index", self._settings.name, "collection"):
             if former is None:
                 self.index.info = IndexInfo(IndexState.BUILDING)
             self._build_lists(sealed)
@@ -263,10 +264,12 @@ class Maintainer:
             is_known = kept.rows[places] == live.rows
             labels[is_known] = kept.labels[places[is_known]]
         unknown = np.flatnonzero(labels < 0)
+        phase("comparing the rows with the centres", len(unknown), "rows")
         for start in range(0, len(unknown), _READ_AT_ONCE):
             own = unknown[start : start + _READ_AT_ONCE]
             vectors = np.empty((len(own), self._settings.dimensions), dtype=np.float32)
             labels[own] = assign(live.vectors(own, vectors), kept.centres, self._check)
+            step(len(own))
         return labels
 
     def _save(self) -> None:

@@ -9,6 +9,7 @@ from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.segments import ALIVE, MAX_SEGMENT_ROWS, Part, Positions, Segment, Snapshot
 from frameworks.collections.store import Rows
 from frameworks.collections.training import Check
+from frameworks.progress import phase, step
 
 
 class LiveRows:
@@ -70,6 +71,7 @@ def rebuilt(live: LiveRows, order: Positions, dimensions: int, metric: Metric, c
     """Return full segments with the live rows in this order; the last one has the rest."""
     columns = live.columns(order)
     segments: list[Segment] = []
+    phase("putting the rows in order", len(order), "rows")
     for start in range(0, len(order), MAX_SEGMENT_ROWS):
         check()
         part = order[start : start + MAX_SEGMENT_ROWS]
@@ -83,6 +85,7 @@ def rebuilt(live: LiveRows, order: Positions, dimensions: int, metric: Metric, c
         segment.columns = {key: column.take(places) for key, column in columns.items()}
         segment.count = len(part)
         segments.append(segment)
+        step(len(part))
     return segments
 
 

@@ -12,6 +12,7 @@ from frameworks.collections.lists import CALIBRATED_TOP_K, Lists
 from frameworks.collections.products import BlockProduct
 from frameworks.collections.scan import Scan
 from frameworks.collections.segments import Part, Positions
+from frameworks.progress import phase, step
 
 SAMPLED_PER_LIST = 64
 _ROUNDS = 8
@@ -35,6 +36,7 @@ def train(sample: Vectors, lists: int, metric: Metric, check: Check) -> Vectors:
     """Return centres [lists, d] of a sample [n, d] in random order: k-means; for cosine centres of length 1."""
     generator = np.random.default_rng(_SEED)
     centres = sample[:lists].copy()
+    phase("training the centres", _ROUNDS, "rounds")
     for _ in range(_ROUNDS):
         labels = assign(sample, centres, check)
         order = np.argsort(labels, kind="stable")
@@ -47,6 +49,7 @@ def train(sample: Vectors, lists: int, metric: Metric, check: Check) -> Vectors:
         if metric is Metric.COSINE:
             lengths = np.linalg.norm(centres, axis=1, keepdims=True)
             np.divide(centres, lengths, out=centres, where=lengths > 0)
+        step()
     return centres
 
 
@@ -73,9 +76,11 @@ def calibrated(
     top_k = CALIBRATED_TOP_K[-1] + 1
     best = [Best(query, top_k) for query in queries]
     scan = Scan(best, metric, sequence)
+    phase("measuring the recall", sum(part.count for part in parts), "rows")
     for part in parts:
         check()
         scan.run([part])
+        step(part.count)
     rows = np.concatenate([part.segment.rows[: part.count] for part in parts])
     sorter = np.argsort(rows)
     ranks = np.full((len(queries), top_k - 1), len(lists.centres), dtype=np.int64)

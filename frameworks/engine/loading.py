@@ -7,6 +7,7 @@ from typing import cast
 
 from frameworks.devices import Device, DeviceManager
 from frameworks.errors import InvalidModel
+from frameworks.progress import phase, step
 from frameworks.runtime import BatchModel, LoadedModel, ModelEntry, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
@@ -28,12 +29,15 @@ def load_instances(
     """Load and warm up a model. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files."""
     load_started_s = time.perf_counter()
     before = used_bytes(path, device, devices)
+    phase("files")
     instances = registry.load(entry, path, device)
     started_s = time.perf_counter()
     try:
         _declare_dimensions(instances, entry)
+        phase("warm-up", len(instances), "instances")
         for instance in instances:
             instance.warm_up()
+            step()
     except BaseException:
         for instance in instances:
             instance.close()

@@ -15,6 +15,7 @@ from frameworks.addresses import SourceAddress
 from frameworks.errors import Draining
 from frameworks.models.download import Download
 from frameworks.models.version import ModelVersion
+from frameworks.progress import Work, working
 from frameworks.sources.contract import Framework
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Outcome = TypeVar("Outcome")
 MAX_DOWNLOADS = 4
 """Maximum downloads that run at the same time; others wait."""
 _COUNT_S = 0.5
-_LOG_S = 10.0
 
 
 class Downloads:
@@ -72,55 +72,55 @@ class Downloads:
                 del model.downloads.running[version.version]
 
     async def _fetch(self, version: ModelVersion, address: SourceAddress, progress: "Progress") -> "Fetched":
+        with working("download", version.model.name) as work:
+            work.phase("waits for other downloads")
+            async with self._places:
+                reports = _Reports(version, address, progress, work)
+                fetched = await self._fetch_now(version, address, progress, reports)
+        reports.end(fetched)
+        return fetched
+
+    async def _fetch_now(
+        self, version: ModelVersion, address: SourceAddress, progress: "Progress", reports: "_Reports"
+    ) -> "Fetched":
         from frameworks.sources.store import Cancelled
 
         model, store = version.model, self._open_store()
         framework: Framework = "onnx" if model.framework == "onnx" else "pytorch"
         is_cancelled = threading.Event()
-        async with self._places:
-            reports = _Reports(version, address, progress)
-            fetching = _run_in_thread(
-                f"fetch:{model.name}", lambda: store.fetch(address, framework, progress, is_cancelled)
-            )
-            try:
-                while not (await asyncio.wait([fetching], timeout=_COUNT_S))[0]:
-                    reports.update()
-                fetched = fetching.result()
-            except Cancelled as error:
-                raise asyncio.CancelledError from error
-            finally:
-                # The thread ends by itself, and the parts stay for the next download.
-                is_cancelled.set()
-                fetching.cancel()
+        fetching = _run_in_thread(
+            f"fetch:{model.name}", lambda: store.fetch(address, framework, progress, is_cancelled)
+        )
+        try:
+            while not (await asyncio.wait([fetching], timeout=_COUNT_S))[0]:
                 reports.count()
-        reports.end(fetched)
-        return fetched
+            return fetching.result()
+        except Cancelled as error:
+            raise asyncio.CancelledError from error
+        finally:
+            # The thread ends by itself, and the parts stay for the next download.
+            is_cancelled.set()
+            fetching.cancel()
+            reports.count()
 
 
 class _Reports:
-    """Count the bytes of a download, and log its progress and its end. The store logs its start."""
+    """Count the bytes of a download, and log its end. The store logs its start."""
 
-    def __init__(self, version: ModelVersion, address: SourceAddress, progress: "Progress") -> None:
+    def __init__(self, version: ModelVersion, address: SourceAddress, progress: "Progress", work: Work) -> None:
         self._version = version
         self._address = str(address)
         self._progress = progress
+        self._work = work
         self._counted_bytes = 0
-        self._started_s = self._logged_s = time.monotonic()
-
-    def update(self) -> None:
-        self.count()
-        now_s = time.monotonic()
-        if self._progress.total_bytes and now_s - self._logged_s >= _LOG_S:
-            self._logged_s = now_s
-            self._log(
-                "downloading model",
-                received_bytes=self._progress.received_bytes,
-                total_bytes=self._progress.total_bytes,
-            )
+        self._started_s = time.monotonic()
+        work.phase("listing the files")
 
     def count(self) -> None:
         """Count the bytes since the last call. A damaged part is received twice, and counts twice."""
-        received, version = self._progress.downloaded_bytes, self._version
+        received, version, progress = self._progress.downloaded_bytes, self._version, self._progress
+        if progress.total_bytes:
+            self._work.phase("files", progress.total_bytes, "bytes", progress.received_bytes)
         version.model.downloads.received_bytes[version.version] += received - self._counted_bytes
         self._counted_bytes = received
 

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 import structlog
 
+from frameworks import progress
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
@@ -106,6 +108,7 @@ class Loader:
     async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
         async with self._turn(version, goes_first):
+            progress.phase("headers of the files")
             if version.isolation == "none" and not self._moves(version, reason_of_framework(version.model.framework)):
                 needs = await asyncio.wrap_future(self._threads.submit(self._needs, version))
                 if not self._moves(version, reason_of_size(needs)):
@@ -176,7 +179,8 @@ class Loader:
         )
 
     async def _load_here(self, version: ModelVersion, device: Device) -> Loaded:
-        loading = self._threads.submit(self._load_in_own_thread, version, device)
+        # The thread counts on the work of this load.
+        loading = self._threads.submit(copy_context().run, self._load_in_own_thread, version, device)
         try:
             return await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -185,6 +189,7 @@ class Loader:
 
     async def _load_in_processes(self, version: ModelVersion, devices: Sequence[Device]) -> Loaded:
         files = await asyncio.to_thread(files_state, version.path)
+        progress.phase("engine process")
         engine, started = await self._processes.load(version, devices)
         loaded = [each.loaded for each in started]
         return Loaded(
@@ -207,9 +212,10 @@ class Loader:
         language model would take two to three times as long.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
-            return thread.submit(self._load, version, device).result()
+            return thread.submit(copy_context().run, self._load, version, device).result()
 
     def _load(self, version: ModelVersion, device: Device) -> Loaded:
+        progress.phase("importing the framework")
         registry = self._registry(version.model.framework)
         if (version.model.framework, device.id) not in self._prepared:
             registry.prepare(device)

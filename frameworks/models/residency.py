@@ -26,6 +26,7 @@ from frameworks.models.loader import Loaded, Loader
 from frameworks.models.serving_ids import new_serving_id
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.pipeline_settings import FRAMEWORK
+from frameworks.progress import Work, working
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size
 
@@ -256,10 +257,11 @@ class ModelResidency:
         self._report_unloaded(version)
         serving_id = new_serving_id()
         try:
-            with self.ledger.fetching(version):
-                await self.fetch(version)
-            loaded = await self._load_instances(version, options)
-            engine = await self.start_engine(version, loaded, serving_id)
+            with working("load", version.model.name) as work:
+                with self.ledger.fetching(version):
+                    await self.fetch(version)
+                loaded = await self._load_instances(version, options, work)
+                engine = await self.start_engine(version, loaded, serving_id)
         except EvictionNeeded:
             version.defer_load()
             raise
@@ -286,15 +288,18 @@ class ModelResidency:
         self.ledger.notify()
         _log_ready(version, loaded)
 
-    async def _load_instances(self, version: ModelVersion, options: LoadOptions) -> Loaded:
+    async def _load_instances(self, version: ModelVersion, options: LoadOptions, work: Work) -> Loaded:
         """Return the version's instances; the ledger holds their measured memory. A pipeline has none of its own."""
         if version.model.framework == FRAMEWORK:
             if not options.may_evict and self._loader.pipelines is not None:
                 self._loader.pipelines.check_at_start(version)
             return await self._loader.load(version, [])
+        work.phase("waits for other loads")
         needs = await self._loader.needs(version, lambda: self.ledger.is_ordered(version))
         for _ in range(_MAX_LOAD_ATTEMPTS):
+            work.phase("waits for memory")
             devices = await self.ledger.reserve(version, needs, options)
+            work.phase("waits for other loads")
             loaded = await self._loader.load(version, devices, lambda: self.ledger.is_ordered(version))
             version.measure(loaded.measured)
             try:

@@ -14,6 +14,7 @@ import torch
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, ModelFailed
+from frameworks.progress import phase, step, working
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Product, choose_int8, log_choice
 from frameworks.pytorch.int8_products import Int8Kernel, round_rows
 from frameworks.pytorch.weights import WeightFiles
@@ -98,7 +99,7 @@ def quantize_encoder(
     choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_product)
     log_choice(choice, entry.name)
     kernel = choice.kernel
-    int8s: Layers = {place: Int8Linear(each.weight, each.bias, kernel) for place, each in linears.items()}
+    int8s = _rounded(linears, kernel)
 
     def measure(_: Path) -> QuantizationReport:
         found = _measured(encoder, make_batches(), linears, int8s).report("int8", weights.file_bytes, held_bytes(model))
@@ -112,6 +113,16 @@ def quantize_encoder(
     check_cosine(report, entry.min_cosine, folder, remedies)
     warn_if_slower(report, entry.name, "remove dtype")
     return replace(report, kernels=choice.trials)
+
+
+def _rounded(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], kernel: Int8Kernel) -> Layers:
+    made: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
+    with working("quantize"):
+        phase("layers", len(linears), "layers")
+        for place, each in linears.items():
+            made[place] = Int8Linear(each.weight, each.bias, kernel)
+            step()
+    return made
 
 
 def _plain_product(weight: torch.Tensor) -> Product:

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from frameworks.errors import InvalidModel
 from frameworks.files import contents_name, file_digest
+from frameworks.progress import phase, working
 from frameworks.types import KernelTrial, QuantizationReport
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,7 @@ class QuantizedCopies:
             return folder, report
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with _locked(self._root / f"{name}.lock"):
+            with working("quantize"), _locked(self._root / f"{name}.lock"):
                 report = _read(folder) or self._make(folder, make)
         except OSError as error:
             raise InvalidModel(
@@ -89,6 +90,7 @@ def _locked(file: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         log.info("waiting for another process or thread that quantises this model", lock=str(file))
+        phase("waits for another process that quantises it")
         lock.acquire()
     try:
         yield

@@ -242,6 +242,7 @@ _MEASURED = {
     "loaded_at",
     "kernels",
     "awaits_kernels",
+    "progress",
 }
 
 

@@ -86,7 +86,10 @@ HISTOGRAMS = [f"roundhouse_{part}_seconds" for part in ("request", "queue", "com
 
 def test_health_of_ready_server(server: RunningServer) -> None:
     health = server.client.get("/health").json()
-    assert health.keys() == {"status", "models", "metrics", "devices", "max_connections", "uptime_seconds"}
+    assert health.keys() == {
+        *("status", "models", "progress", "metrics", "devices", "max_connections", "uptime_seconds"),
+    }
+    assert health["progress"] == []
     assert health["status"] == "healthy"
     assert set(health["models"].values()) == {"ready"}
     assert health["metrics"].keys() >= {"requests_total", "requests_failed_total", "inflight", "models_ready"}

@@ -177,7 +177,13 @@ def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number
     words = {"is_fork": False, "NUMBA_CACHE_DIR": str(code)}
     server = start(entry.format(MODELS / "tiny-llama", isolation), **words)
     server.wait_for_log("compiling products for this CPU")
-    wait_until(lambda: list(code.glob("*/compiling.lock")))
+    wait_until(lambda: any(code.glob("*/compiling.lock")))
+    wait_until(lambda: [each["unit"] for each in server.client.get("/health").json()["progress"]][-1:] == ["kernels"])
+    work = server.client.get("/models/m").json()["progress"]
+    assert (work["kind"], work["what"]) == (
+        ("compile", "kernels for this CPU") if isolation == "none" else ("load", "compile: kernels for this CPU")
+    )
+    assert (work["subject"], work["name"], work["total"]) == ("model", "m", 2)
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert any("frameworks.pytorch.compiling.process" in each.cmdline() for each in processes)
     server.process.send_signal(number)

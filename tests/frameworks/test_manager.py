@@ -22,12 +22,17 @@ from frameworks.errors import (
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelState
+from frameworks.progress import WorkState, states
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, entry, make_manager, permitted, register, serving
+
+
+def progress_of(model: str) -> list[WorkState]:
+    return states(lambda work: work.name == model)
 
 
 class TestLoading:
@@ -59,11 +64,13 @@ class TestLoading:
             loads = [task(manager.load("m")) for _ in range(5)]
             await soon(gate.arrived.is_set)
             assert slot.state is ModelState.LOADING
+            assert [(each.kind, each.what) for each in progress_of("m")] == [("load", "files")]
             with pytest.raises(ModelLoading, match="is loading"):
                 await ask(manager)
             gate.open()
             await asyncio.gather(*loads)
             assert (len(registry.made), slot.loads) == (1, 1)
+            assert not progress_of("m")
 
     @in_loop
     async def test_failed_load_has_state_and_reason(self) -> None:

@@ -340,6 +340,7 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     messages.EndRequests: (),
     messages.Close: (),
     messages.Loaded: (specs.map(spec_to_plain), counts, _seconds, _seconds),
+    messages.LoadProgress: (st.text(max_size=9), counts, counts, st.text(max_size=9)),
     messages.LoadFailed: (_errors,),
     messages.Counted: (_ids, counts),
     messages.Begun: (st.lists(_ids, max_size=3), _seconds),

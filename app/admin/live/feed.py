@@ -15,6 +15,7 @@ from app.admin.live.request_log import MOST_FRESH, RequestLog
 from app.admin.live.ring import INTERVAL_S, DeviceBytes, Sample, SampleRing
 from app.admin.live.totals import totals
 from app.admin.live.view import ViewKey, shows_request, view_key
+from app.admin.progress import visible_works
 from app.admin.views import Views
 from app.auth.principal import ANONYMOUS, Principal
 from app.inference.lifecycle import ServerLifecycle
@@ -221,6 +222,7 @@ class LiveFeed:
             "uptime_s": round(sources.lifecycle.uptime_s, 1),
             "totals": totals(models.slots, counts),
             **sample_figures(self.ring, principal, models.slots, counts),
+            "progress": visible_works(models),
             "devices": device_figures(self._devices, limits, latest),
         }
         return event("sample", content)

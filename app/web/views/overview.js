@@ -1,6 +1,7 @@
 // The state of the server, its devices and models, and the last 15 minutes as charts.
 import { Busy, Empty } from "../components/message.js";
 import { State } from "../components/state.js";
+import { WorkProgress } from "../components/work-progress.js";
 import { CONNECTED } from "../lib/events.js";
 import { formatCount, formatDuration, formatMs, formatNumber, formatRate } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -24,6 +25,7 @@ export function Overview() {
     <div class="view-head"><h1>Overview</h1>
       ${phase === CONNECTED ? current && html`<${State} state=${current.state} />` : html`<span class="tag tag-bad">last known values</span>`}
       <span class="muted">${about(greeting, current)}</span></div>
+    <${WorkProgress} works=${current?.progress} />
     <${Tiles} server=${current?.server} totals=${current?.totals} isOperator=${greeting.caller.is_operator} />
     <${Devices} devices=${current?.devices} models=${list} live=${current?.models} />
     <section class="panel"><h2>Models</h2><${ModelTable} models=${list} live=${current?.models} /></section>

@@ -11,12 +11,14 @@ import structlog
 from frameworks.engine.process.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.hosted_engine import HostedEngine
 from frameworks.engine.process.messages import (
+    MAX_PHASE_CHARACTERS,
     Close,
     Closed,
     EndRequests,
     FromEngine,
     Load,
     LoadFailed,
+    LoadProgress,
     Measure,
     Needs,
     ProtocolError,
@@ -25,8 +27,12 @@ from frameworks.engine.process.model_source import ModelSource
 from frameworks.engine.process.plain import error_to_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import RoundhouseError
+from frameworks.progress import running
 
 log = structlog.get_logger(__name__)
+
+PROGRESS_S = 1.0
+"""Between two reports of a load."""
 
 
 class EngineHost(HostedEngine):
@@ -82,7 +88,7 @@ class EngineHost(HostedEngine):
         # The thread ends with the load, and with it the OpenMP threads of the load, see Loader.
         thread = ThreadPoolExecutor(1, thread_name_prefix="load")
         try:
-            message = reply(await self._loop.run_in_executor(thread, work, argument))
+            message = reply(await self._reported(self._loop.run_in_executor(thread, work, argument)))
         except Exception as error:
             if not isinstance(error, RoundhouseError):
                 log.exception("model failed to load")
@@ -90,6 +96,19 @@ class EngineHost(HostedEngine):
         finally:
             thread.shutdown(wait=False)
         self._owner.send(message)
+
+    async def _reported(self, load: "asyncio.Future[Any]") -> Any:
+        """Return the result of a load; send its progress meanwhile."""
+        sent: LoadProgress | None = None
+        try:
+            while not (await asyncio.wait([load], timeout=PROGRESS_S))[0]:
+                found = _progress()
+                if found is not None and found != sent and self._owner.is_open:
+                    sent = found
+                    self._owner.send(found)
+            return load.result()
+        finally:
+            load.cancel()
 
     def _end_requests(self, message: EndRequests) -> None:
         if self.engine is not None:
@@ -108,3 +127,13 @@ class EngineHost(HostedEngine):
     def _end_with_engine(self) -> None:
         log.error("engine process ends, as its model has ended")
         self._end(1)
+
+
+def _progress() -> LoadProgress | None:
+    """Return the innermost work of this process: its one model is being loaded."""
+    works = running()
+    if not works:
+        return None
+    state = works[-1].state
+    what = state.what if state.kind == "load" else f"{state.kind}: {state.what}"
+    return LoadProgress(what[:MAX_PHASE_CHARACTERS], state.done, state.total, state.unit)

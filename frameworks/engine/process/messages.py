@@ -14,6 +14,8 @@ from frameworks.engine.contract import EngineSettings
 from frameworks.generation.types import StepStats, TextDelta, Usage
 from frameworks.traces import MAX_LINKS, BatchRun
 
+MAX_PHASE_CHARACTERS = 100
+
 
 class ChannelError(Exception):
     """An error between the server and an engine process. No caller sees it."""
@@ -156,6 +158,15 @@ class Loaded(EngineMessage, frozen=True):
     memory_bytes: int
     load_s: float
     warm_up_s: float
+
+
+class LoadProgress(EngineMessage, frozen=True):
+    """The phase of a load that runs, and how much of it is done, as in WorkState."""
+
+    what: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
+    done: int
+    total: int
+    unit: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
 
 
 class LoadFailed(EngineMessage, frozen=True):
@@ -302,6 +313,7 @@ ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | 
 FromEngine = (
     Needs
     | Loaded
+    | LoadProgress
     | LoadFailed
     | Counted
     | Begun

@@ -9,6 +9,7 @@ from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.engine.loading import load_instances, used_bytes
 from frameworks.engine.process.messages import Measure, ProtocolError
 from frameworks.engine.registries import RegistrySettings, registry_factories
+from frameworks.progress import working
 from frameworks.runtime import LoadedModel, ModelEntry, Registry
 from frameworks.scheduling.device_clock import SharedDevice
 from memory.garbage import exclude_imports
@@ -83,8 +84,10 @@ class FileSource:
         registry, entry, path, devices, pool = self._measured
         # The memory that a framework keeps on an accelerator is part of what this process takes.
         before = used_bytes(path, device, devices)
-        registry.prepare(device)
-        loaded = load_instances(registry, entry, path, device, devices)
+        # The host sends it to the server.
+        with working("load", entry.name):
+            registry.prepare(device)
+            loaded = load_instances(registry, entry, path, device, devices)
         taken = proportional_bytes() if device.memory_id == "cpu" else used_bytes(path, device, devices) - before
         memory_bytes = max(loaded.instances[0].spec.memory_bytes, taken)
         return HostedModel(

@@ -24,6 +24,7 @@ from frameworks.engine.process.messages import (
     Load,
     Loaded,
     LoadFailed,
+    LoadProgress,
     Measure,
     Needs,
     ProtocolError,
@@ -33,6 +34,7 @@ from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import ModelFailed
+from frameworks.progress import Work, current
 from frameworks.runtime import ModelEntry
 from memory.shared_arena import SharedArena
 from memory.shared_memory import SharedMemory
@@ -61,6 +63,8 @@ class RunningProcess(EngineConnection):
         self._clients = DescriptorSocket(clients)
         self._numbers = itertools.count(1)
         self._listener: Listener | None = None
+        # Of the load.
+        self._work: Work | None = None
         self._reply: asyncio.Future[FromEngine] | None = None
         self._is_closed = False
         self._lost_label: str | None = None
@@ -98,6 +102,7 @@ class RunningProcess(EngineConnection):
 
         Raises InvalidModel, OutOfMemory, and ModelFailed where the process ended.
         """
+        self._work = current()
         loaded = await self._ask(Load(device, settings), Loaded)
         try:
             spec = spec_from_plain(loaded.spec)
@@ -146,6 +151,10 @@ class RunningProcess(EngineConnection):
 
     def _received_reply(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
+            if isinstance(message, LoadProgress):
+                if self._work is not None:
+                    self._work.phase(message.what, message.total, message.unit, message.done)
+                continue
             if self._reply is None or self._reply.done():
                 raise ProtocolError(f"expected no message, got {type(message).__name__}")
             self._reply.set_result(message)

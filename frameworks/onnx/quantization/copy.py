@@ -16,6 +16,7 @@ from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
+from frameworks.progress import phase
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.cpu import cpu_capability
@@ -91,7 +92,9 @@ def _make(original: Original, scheme: Scheme, target: Path) -> QuantizationRepor
     left = _as_invalid_model(
         original.file, lambda: choose_unquantized(graph, model, original.open, batches, target.parent, target_cosine)
     )
+    phase("writing the copy")
     _as_invalid_model(original.file, lambda: graph.write(target, left))
+    phase("comparing with the original")
     found = compare(model.infer, original.open(target).infer, batches)
     bytes_after = sum(file.stat().st_size for file in target.parent.iterdir())
     report = found.report(scheme, original.bytes_before, bytes_after)

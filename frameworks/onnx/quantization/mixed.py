@@ -13,6 +13,7 @@ from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.quantization.graph import ConstantMatMul, QuantizableGraph
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel
+from frameworks.progress import phase, step
 from frameworks.quantization.comparison import cosines_of
 from frameworks.types import Array, Batch, TensorBatch, TokenBatch, Value
 
@@ -94,7 +95,9 @@ def find_fewest(worst_cosine: Callable[[int], float], errors: Sequence[float], t
     remaining = [1 - sum(errors[:count]) / total for count in range(len(errors) + 1)]
     too_few, enough = -1, len(errors)
     count = 0
+    phase("choosing the products", _TRIALS, "trials")
     for _ in range(_TRIALS):
+        step()
         distance = 1 - worst_cosine(count)
         if distance <= 1 - target_cosine:
             enough = count
@@ -127,7 +130,9 @@ def _local_errors(
     watched = open_session(file, ProviderChoice([("CPUExecutionProvider", {})], None), 1, 1)
     rounded = {each.name: round_weight(each.weight) for each in graph.matmuls}
     errors = dict.fromkeys(rounded, 0.0)
+    phase("measuring the products", len(batches), "batches")
     for batch in batches:
+        step()
         feeds = _feeds(original, batch)
         computed = [name for name in sources if name not in feeds]
         # ONNX Runtime takes an empty list of names for all names.

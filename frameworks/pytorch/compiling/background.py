@@ -8,13 +8,15 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import structlog
 
+from frameworks.progress import Work, begin
 from frameworks.pytorch.compiled import code_cache
 from frameworks.pytorch.compiling.parts import missing_parts
 from frameworks.pytorch.compiling.process import NOT_KEPT
@@ -36,42 +38,73 @@ class _NotKept(CompilationFailed):
     """The folder does not take the code."""
 
 
-def compile_parts(parts: Collection[str]) -> "Future[None] | None":
-    """Have parts compiled that are not in the cache; None where all of them are.
+def compile_parts(parts: Collection[str], model: str) -> "Future[None] | None":
+    """Have parts compiled that are not in the cache; None where all of them are. `model`: its name, for the progress.
 
     The future is done when the code can be read from the cache, or has CompilationFailed. Its callbacks run on the
     thread that waits for the processes.
     """
-    if not missing_parts(parts):
-        return None
-    return _compiler().add(parts)
+    missing = missing_parts(parts)
+    return _compiler().add(parts, missing, model) if missing else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The code of one model. `left`: its parts that are not compiled yet."""
+
+    parts: Collection[str]
+    left: set[str]
+    work: Work
+    future: "Future[None]"
+
+    def count(self, part: str) -> None:
+        if part in self.left:
+            self.left.discard(part)
+            self.work.step()
 
 
 class _Compiler:
     """One process after the other. Any thread may add work."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Collection[str], Future[None]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        # Of the queue, with the one that runs.
+        self._jobs: list[_Job] = []
         # A daemon: the end of the server closes the pipe to the process, which ends by that.
         threading.Thread(target=self._run, name="compiler", daemon=True).start()
 
-    def add(self, parts: Collection[str]) -> "Future[None]":
-        future: Future[None] = Future()
-        self._work.put((parts, future))
-        return future
+    def add(self, parts: Collection[str], missing: Collection[str], model: str) -> "Future[None]":
+        """`missing`: those of the parts that are not in the cache."""
+        work = begin("compile", model)
+        work.phase("kernels for this CPU", len(missing), "kernels")
+        job = _Job(parts, set(missing), work, Future())
+        self._jobs.append(job)
+        self._queue.put(job)
+        return job.future
 
     def _run(self) -> None:
         while True:
-            parts, future = self._work.get()
-            try:
-                _compile(parts)
-            except CompilationFailed as error:
-                future.set_exception(error)
-            except Exception as error:  # noqa: BLE001 - handed to the models that wait
-                future.set_exception(CompilationFailed(f"{type(error).__name__}: {error}"))
-            else:
-                future.set_result(None)
-            del future
+            self._do(self._queue.get())
+
+    def _do(self, job: _Job) -> None:
+        failure: Exception | None = None
+        try:
+            _compile(job.parts, self._count)
+        except CompilationFailed as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - handed to the models that wait
+            failure = CompilationFailed(f"{type(error).__name__}: {error}")
+        job.work.has_failed = failure is not None
+        self._jobs.remove(job)
+        job.work.end()
+        if failure is None:
+            job.future.set_result(None)
+        else:
+            job.future.set_exception(failure)
+
+    def _count(self, part: str) -> None:
+        for job in list(self._jobs):
+            job.count(part)
 
 
 @cache
@@ -79,15 +112,17 @@ def _compiler() -> _Compiler:
     return _Compiler()
 
 
-def _compile(parts: Collection[str]) -> None:
-    """Compile in the usual folder; where that fails, in one of this process. Raises CompilationFailed, OSError."""
+def _compile(parts: Collection[str], on_part: Callable[[str], None]) -> None:
+    """Compile in the usual folder; where that fails, in one of this process. `on_part`: called with each part that is
+    compiled. Raises CompilationFailed, OSError.
+    """
     names = missing_parts(parts)
     if not names:
         return  # compiled for another model meanwhile
     log.info("compiling products for this CPU", parts=names)
     started_s = time.monotonic()
     try:
-        _run_process(code_cache.code_folder(), names)
+        _run_process(code_cache.code_folder(), names, on_part)
     except _NotKept as error:
         if code_cache.is_temporary():
             raise
@@ -96,26 +131,32 @@ def _compile(parts: Collection[str]) -> None:
             error=str(error),
             remedy="make room in models.cache_dir",
         )
-        _run_process(code_cache.use_temporary_folder(), names)
+        _run_process(code_cache.use_temporary_folder(), names, on_part)
     log.info("products compiled", parts=names, seconds=round(time.monotonic() - started_s, 1))
 
 
-def _run_process(folder: Path, parts: Sequence[str]) -> None:
+def _run_process(folder: Path, parts: Sequence[str], on_part: Callable[[str], None]) -> None:
     with tempfile.TemporaryFile() as printed:
         # Its own session: Ctrl-C in a terminal is for the server.
         with subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command(folder, parts),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=printed,
             env=_environment(),
             start_new_session=True,
         ) as process:
-            try:
-                status = process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise CompilationFailed(f"it took longer than {TIMEOUT_S:g} s") from None
+            timer = threading.Timer(TIMEOUT_S, process.kill)
+            timer.daemon = True
+            timer.start()
+            started_s = time.monotonic()
+            assert process.stdout is not None
+            for line in process.stdout:
+                on_part(line.decode(errors="replace").strip())
+            status = process.wait()
+            timer.cancel()
+        if status < 0 and time.monotonic() - started_s >= TIMEOUT_S:
+            raise CompilationFailed(f"it took longer than {TIMEOUT_S:g} s")
         if status:
             printed.seek(0)
             lines = printed.read().decode(errors="replace").split("\n")

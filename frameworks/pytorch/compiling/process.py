@@ -41,6 +41,7 @@ def _compile(folder: Path, parts: list[str]) -> None:
     code_cache.use_folder(folder, only_to_keep=True)
     for part in missing_parts(parts):
         compile_part(part)
+        print(part, flush=True)  # for the progress of the server
     left = missing_parts(parts)
     if left:
         raise OSError(f"the code of {', '.join(left)} could not be kept in {folder}")

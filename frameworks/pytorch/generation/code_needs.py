@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 import torch
 
+from frameworks.progress import phase
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
@@ -53,7 +54,9 @@ class CodeNeeds:
         packed = packed_modules(model)
         if self._load.bits is None and self._load.entry.kernels == "auto" and not packed:
             parts = self._parts_of_floats(model)
-            return compile_parts({*parts, *self._parts_of_adapters(model)}) if missing_parts(parts) else None
+            if not missing_parts(parts):
+                return None
+            return compile_parts({*parts, *self._parts_of_adapters(model)}, self._load.entry.name)
         if packed:
             plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
             self._begin({*_parts_of_packed(packed), *plain})
@@ -61,6 +64,8 @@ class CodeNeeds:
         return None
 
     def _wait(self) -> None:
+        if self._futures:
+            phase("waits for its kernels")
         for future in self._futures:
             try:
                 future.result()
@@ -69,7 +74,7 @@ class CodeNeeds:
         self._futures = []
 
     def _begin(self, parts: set[str]) -> None:
-        future = compile_parts(parts)
+        future = compile_parts(parts, self._load.entry.name)
         if future is not None:
             log.info("the load waits for its products to be compiled", model=self._load.entry.name)
             self._futures.append(future)

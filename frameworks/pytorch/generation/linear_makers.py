@@ -8,6 +8,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.errors import InvalidModel
+from frameworks.progress import step
 from frameworks.pytorch.generation.cpu_kernels import (
     CpuKernel,
     float_kernels,
@@ -77,6 +78,7 @@ class LinearMaker:
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights [outputs, inputs]."""
+        step()
         if not self._is_on_cpu:
             return self._make_on_accelerator(weight, bias)
         if self._is_deferred:
@@ -87,6 +89,7 @@ class LinearMaker:
 
     def make_group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that a file holds in 8 or 4 bits."""
+        step()
         before = self._group_int8.held_bytes
         linear = make_group_linear(weights, bias, self._group_int8)
         if self._group_int8.held_bytes == before:

@@ -1,11 +1,13 @@
 """Load a model for paged attention, and check our arithmetic against transformers' own."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from frameworks.errors import InvalidModel
 from frameworks.generation.blocks import BlockPool
+from frameworks.progress import phase, working
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.attention import BlockAttention
@@ -16,9 +18,10 @@ from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
-from frameworks.pytorch.generation.linear_makers import LinearMaker
+from frameworks.pytorch.generation.linear_makers import LinearMaker, product_weights
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.model_loading import PACKED_TOLERANCE, load_model, packed_bytes, packed_dtype
+from frameworks.pytorch.generation.packed.building import packed_modules
 from frameworks.pytorch.generation.quantization_report import MIN_COSINE, report_quantization, warn_if_less_accurate
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
@@ -52,7 +55,10 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     code = needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
-    decoder = _decoder(load, model, shape, cache, maker)
+    with working("quantize") if load.bits is not None else nullcontext():
+        phase("layers", len(product_weights(model)) + len(packed_modules(model)), "layers")
+        decoder = _decoder(load, model, shape, cache, maker)
+    phase("checking the numbers")
     step = None if code is not None else compiled_step(decoder, cache, is_idle=True)
     compiled_adapters = None if step is None else step.adapters
     adapters = AdapterSet(

@@ -48,6 +48,29 @@ def test_lines_are_written_in_order_by_a_thread(pipe: tuple[int, int]) -> None:
     queue.close(HANGS_AFTER_S)
 
 
+def test_shown_line_stays_below_others(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    queue = LogQueue(write, "utf-8", lambda count: None, is_terminal=True)
+    for line in ("bar 1", "bar 2"):
+        queue.show(line)
+        queue.flush(HANGS_AFTER_S)
+    queue.write("line")
+    queue.flush(HANGS_AFTER_S)
+    queue.show("")
+    queue.close(HANGS_AFTER_S)
+    erase = "\r\x1b[K"
+    assert os.read(read, 999).decode() == f"bar 1{erase}bar 2{erase}line\nbar 2{erase}"
+
+
+def test_pipe_gets_no_shown_line(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    queue = LogQueue(write, "utf-8", lambda count: None)
+    queue.show("bar")
+    queue.write("line")
+    assert read_lines(read, "line") == ["line"]
+    queue.close(HANGS_AFTER_S)
+
+
 def test_stopped_reader_loses_lines_and_blocks_nothing(pipe: tuple[int, int]) -> None:
     read, write = pipe
     told: list[int] = []

@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from app.offline.progress import Progress, format_seconds
+from app.observability.bars import format_seconds
+from app.offline.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -16,6 +16,7 @@ from frameworks.errors import Draining, InvalidModel, ModelFailed, SourceUnavail
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.downloads import MAX_DOWNLOADS, Downloads
 from frameworks.models.slot import ModelSlot, ModelState
+from frameworks.progress import states
 from frameworks.settings import OnnxModelEntry
 from frameworks.sources.store import SourceStore
 from tests.support.batch_models import FakeRegistry, Gate
@@ -208,6 +209,9 @@ class TestRunningDownloads:
             assert progress.total_bytes == len(WEIGHTS) + 2
             await soon(lambda: slot.downloaded_bytes > 0)
             assert slot.state is ModelState.LOADING
+            load, download = states(lambda work: work.name == "a")
+            assert (load.kind, download.kind, download.unit) == ("load", "download", "bytes")
+            assert (download.done, download.total) == (progress.received_bytes, progress.total_bytes)
             source.gate.set()
             await loading
             assert slot.identity.downloads.running == {}

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.devices import Device
+from frameworks.engine.process import host
 from frameworks.engine.process.messages import (
     Answer,
     Cancel,
@@ -15,11 +17,14 @@ from frameworks.engine.process.messages import (
     Load,
     Loaded,
     LoadFailed,
+    LoadProgress,
     Needs,
 )
+from frameworks.engine.process.model_source import HostedModel
 from frameworks.engine.process.plain import answer_from_plain, error_from_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
+from frameworks.progress import working
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     ARENA_BYTES,
@@ -52,6 +57,25 @@ async def test_load_answers_needs_and_spec() -> None:
         loaded = await link.next(Loaded)
         assert (loaded.memory_bytes, loaded.load_s, loaded.warm_up_s) == (5, 0.25, 0.125)
         assert spec_from_plain(loaded.spec) == model.spec
+
+
+@in_loop
+async def test_load_sends_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PROGRESS_S", 0.005)
+    gate = Gate()
+
+    class SlowSource(FakeSource):
+        def load(self, device: Device) -> HostedModel:
+            with working("load", "m"), working("quantize") as work:
+                work.phase("layers", 8, "layers", 3)
+                gate()
+            return super().load(device)
+
+    async with hosted(SlowSource(ArrayModel())) as link:
+        link.send(Load(CPU, SETTINGS))
+        assert await link.next(LoadProgress) == LoadProgress("quantize: layers", 3, 8, "layers")
+        gate.open()
+        await link.next(Loaded)
 
 
 @pytest.mark.parametrize("error", [InvalidModel("damaged"), OutOfMemory("too large"), KeyError("of a library")])

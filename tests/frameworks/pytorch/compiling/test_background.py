@@ -43,7 +43,7 @@ from frameworks.pytorch.compiled import code_cache
 from frameworks.pytorch.compiling import background
 code_cache.use_folder(Path(sys.argv[1]))
 background.command = lambda folder, parts: [sys.executable, sys.argv[2], str(folder), *parts]
-background.compile_parts(["float32"]).result()
+background.compile_parts(["float32"], "m").result()
 """
 TEMPORARY = """
 import sys
@@ -57,7 +57,7 @@ def command(folder, parts):
     failed = "sys.exit(3)" if len(sys.argv) > 2 and len(folders) == 1 else ""
     return [sys.executable, "-c", f"import sys; print('no space', file=sys.stderr); {failed}"]
 background.command = command
-background.compile_parts(["float32"]).result()
+background.compile_parts(["float32"], "m").result()
 assert folders[-1].exists() and code_cache.code_folder() == folders[-1]
 print("folder", len(folders), folders[-1])
 """
@@ -101,7 +101,7 @@ def _held(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 def fails_with(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(background, "command", lambda *_: [sys.executable, "-c", *words])
-    future = background.compile_parts(["float32"])
+    future = background.compile_parts(["float32"], "m")
     assert future is not None
     error = future.exception()
     assert isinstance(error, CompilationFailed)
@@ -159,6 +159,6 @@ def test_slow_process_is_ended(held: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_missing_program_is_a_failure(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "command", lambda *_: ["/nothing/here"])
-    future = background.compile_parts(["float32"])
+    future = background.compile_parts(["float32"], "m")
     assert future is not None
     assert "FileNotFoundError" in str(future.exception())
