@@ -89,7 +89,8 @@ def test_health_of_ready_server(server: RunningServer) -> None:
     assert health.keys() == {
         *("status", "models", "progress", "metrics", "devices", "max_connections", "uptime_seconds"),
     }
-    assert health["progress"] == []
+    # Kernels may still be compiled.
+    assert {each["kind"] for each in health["progress"]} <= {"compile"}
     assert health["status"] == "healthy"
     assert set(health["models"].values()) == {"ready"}
     assert health["metrics"].keys() >= {"requests_total", "requests_failed_total", "inflight", "models_ready"}

@@ -95,7 +95,9 @@ def test_folder_of_models_adds_each(folder: Path) -> None:
     (folder / "Qwen Q4_K_M.gguf").unlink()
     notes: list[str] = []
     models = with_models(Settings(), [str(folder)], refused, notes.append).models
-    assert [entry.name for entry in models.onnx_models] == ["Some-Model-v2", "bert", "both", "plain", "model"]
+    assert [entry.name for entry in models.onnx_models] == [
+        *("Some-Model-v2", "bert", "both", "hub", "plain", "model"),
+    ]
     assert [(entry.name, entry.path) for entry in models.torch_models] == [
         ("one-gguf", folder / "one-gguf"),
         ("torch", folder / "torch"),
