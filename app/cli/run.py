@@ -248,8 +248,9 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
     """Return the message for a MODEL that is not known, with the names that would be."""
     if any(issue.kind != "not_found" for issue in error.issues):
         return "\n".join(f"MODEL: {issue.message}" for issue in error.issues)
-    models = (*settings.models.onnx_models, *settings.models.torch_models, *settings.pipelines)
-    known = ", ".join(entry.name for entry in models[:_MAX_NAMES])
+    models = (*settings.models.onnx_models, *settings.models.torch_models)
+    names = [*(entry.name for entry in models), *(entry.name for entry in settings.pipelines)]
+    known = ", ".join(names[:_MAX_NAMES])
     got = f'"{options.model}"' + (f", which is none of {known} in the config" if known else "")
     return (
         f"MODEL: expected the path or address of a model, got {got}; correct it, or say --url for a model of a running "
