@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from app.cli.commands import main
-from tests.e2e.server import MODELS, serving
+from tests.e2e.server import MODELS, READY_WITHIN_S, serving, wait_until
 from tests.support.gguf_files import write_gguf
 
 QUESTION = [{"role": "user", "content": "What is a list?"}]
@@ -34,6 +35,24 @@ dtype = "f32"
                 del answer["model_name"], answer["latency_ms"]
             assert one == other
             assert one["text"]
+
+
+@pytest.mark.extended
+def test_quantised_file_serves_while_compiling(tmp_path: Path) -> None:
+    """The code takes 10 seconds and more; the model changes to it when it is there."""
+    file = write_gguf(MODELS / "tiny-llama", tmp_path / "tiny.gguf", Kind.Q8_0)
+    entry = f'[models]\ncache_dir = "{tmp_path}"\n[[models.torch_models]]\nname = "m"\npath = "{file}"\n'
+    code = {"NUMBA_CACHE_DIR": str(tmp_path / "code")}
+    with serving(tmp_path, entry, code, is_fork=False) as server:
+        server.wait_ready()
+        assert server.client.get("/models/m").json()["awaits_kernels"]
+        assert server.infer("m", messages=QUESTION, max_tokens=20, temperature=0)["text"]
+        [work] = server.client.get("/health").json()["progress"]
+        assert (work["kind"], work["name"], work["total"]) == ("compile", "m", 2)
+        wait_until(lambda: not server.client.get("/models/m").json()["awaits_kernels"], READY_WITHIN_S)
+        assert server.events("the model uses compiled products", model="m", compiled_step=True)
+        assert server.client.get("/health").json()["progress"] == []
+        assert server.infer("m", messages=QUESTION, max_tokens=20, temperature=0)["text"]
 
 
 def test_check_names_cut_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

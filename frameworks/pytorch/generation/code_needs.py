@@ -1,8 +1,8 @@
 """Find the compiled code that a model needs, and whether its load waits for it.
 
-A model of floats is served with torch's kernels until its code has been compiled, see kernel_switch. Others wait: the
-accuracy of quantised weights is measured with the kernels that serve, torch's products of packed ones are 10 to 100
-times slower, and a named kernel is served from the start.
+A model of floats, or of weights that its files have packed, is served with torch's kernels until its code has been
+compiled, see kernel_switch. Others wait: the accuracy of weights that the load quantises is measured with the kernels
+that serve, and a named kernel is served from the start.
 """
 
 import json
@@ -17,8 +17,9 @@ from frameworks.progress import phase
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
-from frameworks.pytorch.generation.compiled_linears import GROUP, compiles
+from frameworks.pytorch.generation.compiled_linears import compiles
 from frameworks.pytorch.generation.cpu_kernels import COMPILED_HALF, float_format, half_is_exact
+from frameworks.pytorch.generation.group_linear import code_of_groups
 from frameworks.pytorch.generation.linear_makers import product_weights
 from frameworks.pytorch.generation.llama import MODEL_TYPES, is_llama
 from frameworks.pytorch.generation.packed.building import packed_modules
@@ -52,14 +53,14 @@ class CodeNeeds:
         if not self._compiles:
             return None
         packed = packed_modules(model)
-        if self._load.bits is None and self._load.entry.kernels == "auto" and not packed:
-            parts = self._parts_of_floats(model)
+        plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
+        parts = {*_parts_of_packed(packed), *plain}
+        if self._load.bits is None and self._load.entry.kernels == "auto":
             if not missing_parts(parts):
                 return None
             return compile_parts({*parts, *self._parts_of_adapters(model)}, self._load.entry.name)
         if packed:
-            plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
-            self._begin({*_parts_of_packed(packed), *plain})
+            self._begin(parts)
         self._wait()
         return None
 
@@ -113,6 +114,7 @@ def _step_of(load: GeneratorLoad) -> set[str]:
 
 def _parts_of_packed(modules: Sequence[PackedModule]) -> set[str]:
     """Return the formats that this CPU can have of layers whose file has them packed."""
-    found = {(each.packed.bits, each.packed.read(slice(0, 1)).group) for each in modules}
-    formats = {"int4" if bits == 4 else "int8_groups" for bits, group in found if group % GROUP == 0}
-    return formats if compiles("int8") else set()
+    found: set[str] = set()
+    for each in modules:
+        found |= code_of_groups(each.packed.read(slice(0, 1)))
+    return found

@@ -47,12 +47,22 @@ class GroupWeights:
     def inputs(self) -> int:
         return self.values.shape[1]
 
+    def part(self, outputs: slice) -> "GroupWeights":
+        """Return the weights of some outputs, as views."""
+        shift = None if self.shift is None else self.shift[outputs]
+        return GroupWeights(self.values[outputs], self.scale[outputs], shift, self.bits, self.group)
+
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the weights as numbers [outputs, inputs]."""
-        groups = self.values.reshape(self.outputs, -1, self.group).float() * self.scale.float()[..., None]
+        groups = self.values.reshape(self.outputs, -1, self.group) * self.scale.float()[..., None]
         if self.shift is not None:
             groups += self.shift.float()[..., None]
         return groups.reshape(self.outputs, self.inputs).to(dtype)
+
+
+def held_bytes(elements: int, bits: int, group: int) -> int:
+    """Return the bytes of values of so many bits, with a scale and a shift of 4 bytes for each group."""
+    return elements * bits // 8 + elements // group * 8
 
 
 def round_to_groups(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:

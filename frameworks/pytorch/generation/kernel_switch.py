@@ -17,13 +17,16 @@ import structlog
 import torch
 
 from frameworks.generation.blocks import BlockPool
+from frameworks.progress import working
 from frameworks.pytorch.generation.adapters.layers import base_of
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.compiled_step import compiled_step
+from frameworks.pytorch.generation.group_linear import DeferredGroupLinear
 from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.linear import Linear, RestorableLinear
-from frameworks.pytorch.generation.linear_makers import LinearMaker
+from frameworks.pytorch.generation.linear_makers import LaterLinears, LinearMaker
+from frameworks.pytorch.generation.packed.modules import replaced
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.trial import Trial
 from frameworks.pytorch.int8_choice import sample_rows
@@ -35,7 +38,9 @@ log = structlog.get_logger(__name__)
 
 # Relative to the product: both kinds round rows or sums to the dtype.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-_MAX_WAIT_S, _LOOK_S = 30.0, 0.1
+# Compiled products of packed weights round each row, and some weights once more; a wrong product is off by about 1.
+_GROUP_TOLERANCE = 0.1
+_MAX_WAIT_S, _LOOK_S, _MAX_PAUSE_S = 30.0, 0.1, 60.0
 # Of all models of the process, for the memory of one layer.
 _one_at_a_time = threading.Lock()
 
@@ -46,7 +51,7 @@ OnSwitched = Callable[[tuple[ProductTrial, ...]], None]
 class SwitchParts:
     """The parts of a model that a switch changes, and those that it needs.
 
-    `name`, `dtype`: of the model. `maker`: made the layers.
+    `name`, `dtype`: of the model. `maker`: made the layers. `packed_tolerance`: as of `Trial.check`.
     """
 
     name: str
@@ -56,6 +61,7 @@ class SwitchParts:
     maker: LinearMaker
     trial: Trial
     pool: BlockPool
+    packed_tolerance: float = 0.0
 
 
 class _Closed(Exception):
@@ -101,6 +107,8 @@ class KernelSwitch:
     def _run(self, parts: SwitchParts, on_switched: OnSwitched) -> None:
         started_s = time.monotonic()
         try:
+            if parts.packed_tolerance:
+                self._wait_for_pause(parts.pool)
             with self._turn(), torch.no_grad(), alone_beside_steps():
                 self._switch_linears(parts)
                 self._switch_step(parts)
@@ -120,16 +128,18 @@ class KernelSwitch:
         on_switched(_joined(parts.maker.products, self._products))
 
     def _switch_linears(self, parts: SwitchParts) -> None:
-        chooser = parts.maker.later()
-        for place in parts.runner.decoder.linear_places:
-            self._check_open()
-            before = base_of(getattr(place.owner, place.attribute))
-            if isinstance(before, RestorableLinear):
-                weight = before.dense()
-                linear = chooser(weight, before.bias)
-                _check(linear, before, weight)
-                parts.adapters.put_linear(place, linear)
-                self._products = chooser.products
+        later = parts.maker.later()
+        places = parts.runner.decoder.linear_places
+        with working("compile", parts.name) as work:
+            work.phase("changing the layers", len(places), "layers")
+            for place in places:
+                self._check_open()
+                before = base_of(getattr(place.owner, place.attribute))
+                linear = replaced(before, lambda each: _made_later(each, later))
+                if linear is not before:
+                    parts.adapters.put_linear(place, linear)
+                    self._products = later.products
+                work.step()
 
     def _switch_step(self, parts: SwitchParts) -> None:
         runner = parts.runner
@@ -140,7 +150,7 @@ class KernelSwitch:
         step = compiled_step(runner.decoder, runner.cache)
         if tried is None or step is None:
             return
-        parts.trial.check_step(tried.logits, cache.shape.dtype)
+        parts.trial.check_step(tried.logits, cache.shape.dtype, parts.packed_tolerance)
         self._check_open()
         parts.adapters.use_compiled(step.adapters)
         runner.step = step
@@ -156,19 +166,50 @@ class KernelSwitch:
         finally:
             _one_at_a_time.release()
 
+    def _wait_for_pause(self, pool: BlockPool) -> None:
+        """Wait at most _MAX_PAUSE_S for a moment without texts: these kernels differ by the rounding of rows.
+
+        Raises _Closed.
+        """
+        ends_s = time.monotonic() + _MAX_PAUSE_S
+        while pool.num_used and time.monotonic() < ends_s:
+            self._check_open()
+            time.sleep(_LOOK_S)
+
     def _check_open(self) -> None:
         if self._parts is None:
             raise _Closed
 
 
-def _check(linear: Linear, before: Linear, weight: torch.Tensor) -> None:
-    """Raise ValueError where the layers differ by more than rounding."""
-    rows = sample_rows(weight.shape[1]).to(weight.dtype)
+def _made_later(before: Linear, later: LaterLinears) -> Linear:
+    """Return a layer of the same weights with the kernels of now; `before` itself where it cannot be made again.
+
+    Raises ValueError where the new one is wrong.
+    """
+    if isinstance(before, DeferredGroupLinear):
+        weights = before.groups()
+        linear = later.group(weights, before.bias)
+        dtype = torch.float32 if before.bias is None else before.bias.dtype
+        _check(linear, before, (weights.outputs, weights.inputs), dtype, _GROUP_TOLERANCE)
+        return linear
+    if isinstance(before, RestorableLinear):
+        weight = before.dense()
+        linear = later.floats(weight, before.bias)
+        _check(linear, before, (weight.shape[0], weight.shape[1]), weight.dtype, _TOLERANCE[weight.dtype])
+        return linear
+    return before
+
+
+def _check(linear: Linear, before: Linear, shape: tuple[int, int], dtype: torch.dtype, tolerance: float) -> None:
+    """Raise ValueError where the layers differ by more than `tolerance`.
+
+    `shape`: outputs, inputs. `dtype`: of the rows.
+    """
+    rows = sample_rows(shape[1]).to(dtype)
     expected = before(rows).float()
     error = float((linear(rows).float() - expected).norm() / expected.norm().clamp_(min=1e-30))
-    if not error <= _TOLERANCE[weight.dtype]:
-        shape = "x".join(map(str, weight.shape))
-        raise ValueError(f"the product of a layer of {shape} is off by {error:.3g} of torch's")
+    if not error <= tolerance:
+        raise ValueError(f"the product of a layer of {shape[0]}x{shape[1]} is off by {error:.3g} of torch's")
 
 
 def _joined(before: Sequence[ProductTrial], after: Sequence[ProductTrial]) -> tuple[ProductTrial, ...]:

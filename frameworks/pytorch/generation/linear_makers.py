@@ -1,6 +1,7 @@
 """Make the linear layers of a generating model as its entry asks: in its dtype, in 8 bits or in 4."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,15 @@ from frameworks.pytorch.generation.cpu_kernels import (
     int4_kernels,
     int8_kernels,
 )
-from frameworks.pytorch.generation.group_linear import int8_chooser, make_group_linear
-from frameworks.pytorch.generation.group_weights import GroupWeights
+from frameworks.pytorch.generation.group_linear import (
+    DeferredGroupLinear,
+    ReadGroups,
+    int8_chooser,
+    make_group_linear,
+)
+from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.kernel_choice import KernelChooser, packed_bytes
 from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
-from frameworks.pytorch.generation.packed.weight import held_bytes
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
 from frameworks.pytorch.int8_products import Int8Kernel, TorchProduct
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
@@ -87,20 +92,26 @@ class LinearMaker:
         choosers = self._choosers[-1:] if is_head else self._choosers
         return next(each for each in choosers if each.fits(weight))(weight, bias)
 
-    def make_group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
+    def make_group(self, read: ReadGroups, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that a file holds in 8 or 4 bits."""
         step()
+        if self._is_deferred:
+            deferred = DeferredGroupLinear(read, bias)
+            self._group_bytes += deferred.held_bytes
+            return deferred
+        weights = read()
         before = self._group_int8.held_bytes
         linear = make_group_linear(weights, bias, self._group_int8)
         if self._group_int8.held_bytes == before:
             self._group_bytes += held_bytes(weights.values.numel(), weights.bits, weights.group)
         return linear
 
-    def later(self) -> KernelChooser:
-        """Return what chooses among all kernels, for layers that were made without the compiled ones."""
-        return KernelChooser(
+    def later(self) -> "LaterLinears":
+        """Return what makes the layers again, with all kernels, that were made without the compiled ones."""
+        chooser = KernelChooser(
             self._all_kernels, max_bytes=self._itemsize, shared=self._tables, measure=shortest_seconds_beside_steps
         )
+        return LaterLinears(chooser, int8_chooser(shortest_seconds_beside_steps))
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
@@ -142,6 +153,25 @@ class LinearMaker:
         if weight.data_ptr() not in self._tables:
             self._plain_bytes += weight.nbytes
         return PlainLinear(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLinears:
+    """Makes layers with the kernels that are fastest beside steps. `floats`: of weights that are not quantised.
+    `int8`: of those that are rounded again to 8 bits. Used by one thread.
+    """
+
+    floats: KernelChooser
+    int8: KernelChooser
+
+    def group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
+        """Make a layer of weights that a file holds in 8 or 4 bits."""
+        return make_group_linear(weights, bias, self.int8)
+
+    @property
+    def products(self) -> tuple[ProductTrial, ...]:
+        """As LinearMaker.products, of the layers made so far."""
+        return (*self.floats.products, *self.int8.products)
 
 
 def _lists(bits: Bits | None, usual: Sequence[CpuKernel], name: str, folder: Path) -> list[Sequence[CpuKernel]]:

@@ -67,8 +67,8 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
+    packed_tolerance = PACKED_TOLERANCE if load.source is not None else 0.0
     if load.bits is None:
-        packed_tolerance = PACKED_TOLERANCE if load.source is not None else 0.0
         trial.check(runner, shape.cache.dtype, packed_tolerance)
     else:
         report = report_quantization(load.bits, trial, runner, maker)
@@ -77,7 +77,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         warn_if_less_accurate(report, load.bits, entry.name)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None
-    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, pool)
+    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, pool, packed_tolerance)
     return ServedModel(
         runner,
         pool,

@@ -96,11 +96,16 @@ class Trial:
             if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
                 raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
 
-    def check_step(self, compute: Callable[[list[StepPart]], torch.Tensor], kv_dtype: torch.dtype) -> None:
+    def check_step(
+        self,
+        compute: Callable[[list[StepPart]], torch.Tensor],
+        kv_dtype: torch.dtype,
+        packed_tolerance: float = 0.0,
+    ) -> None:
         """As `check`, for what computes the steps of few tokens alone."""
         own, _ = self._run(compute)
         off = self.off(own)
-        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype]):
+        if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
             raise NotPaged(f"by its compiled step its logits are off by {off:.3g} times their spread")
 
     def off(self, logits: Any, first: int = 0) -> float:

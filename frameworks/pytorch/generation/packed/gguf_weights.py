@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidModel
-from frameworks.pytorch.generation.group_weights import GroupWeights
+from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.packed.gguf_blocks import read_blocks
-from frameworks.pytorch.generation.packed.weight import PackedWeight, Selection, held_bytes
+from frameworks.pytorch.generation.packed.weight import PackedWeight, Selection
 from frameworks.text.gguf.config import tensor_of_parameter
 from frameworks.text.gguf.header import GgufFile, GgufTensor
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from frameworks.pytorch.generation.group_weights import GroupWeights
-from frameworks.pytorch.generation.packed.weight import Selection, held_bytes
+from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
+from frameworks.pytorch.generation.packed.weight import Selection
 
 # AutoAWQ's order of eight outputs in an integer, lowest bits first, inverted: where each output is.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

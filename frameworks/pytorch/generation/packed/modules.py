@@ -1,10 +1,11 @@
 """Modules of transformers' models whose weights stay as their file holds them."""
 
+import operator
 from collections.abc import Callable
 
 import torch
 
-from frameworks.pytorch.generation.group_linear import make_group_linear
+from frameworks.pytorch.generation.group_linear import ReadGroups, make_group_linear
 from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.linear import Linear, MakeLinear, UnfusedLinear
 from frameworks.pytorch.generation.packed.weight import (
@@ -16,8 +17,8 @@ from frameworks.pytorch.generation.packed.weight import (
     read_groups,
 )
 
-MakeGroup = Callable[[GroupWeights, torch.Tensor | None], Linear]
-"""Weights in groups and bias → the layer."""
+MakeGroup = Callable[[ReadGroups, torch.Tensor | None], Linear]
+"""A function that reads weights in groups, and a bias → the layer."""
 LARGEST_DENSE_TABLE = 64 << 20
 """Bytes of an embedding table up to which it is held as numbers."""
 
@@ -35,7 +36,7 @@ class PackedModule(torch.nn.Module):
         self.packed = packed
         self.in_features, self.out_features = packed.inputs, packed.outputs
         self.register_buffer("bias", bias, persistent=False)
-        self._device = device
+        self.device = device
         self._linear: Linear | None = None
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -53,13 +54,13 @@ class PackedModule(torch.nn.Module):
 
     def make_fast(self) -> None:
         """Compute with the layer for this device from now on."""
-        self._linear = _group_linear([self], make_group_linear)
+        self._linear = _group_linear([self], _make_now)
 
     def groups(self) -> GroupWeights:
         """Return the weights on the device of the module."""
         found = read_groups(self.packed)
-        shift = None if found.shift is None else found.shift.to(self._device)
-        return GroupWeights(found.values.to(self._device), found.scale.to(self._device), shift, found.bits, found.group)
+        shift = None if found.shift is None else found.shift.to(self.device)
+        return GroupWeights(found.values.to(self.device), found.scale.to(self.device), shift, found.bits, found.group)
 
     def joins(self, other: "PackedModule") -> bool:
         """Whether one product can compute both: they have the same bits, groups and order of inputs."""
@@ -99,10 +100,10 @@ class JoinedLinear(UnfusedLinear):
     """Several products of the same rows, their outputs side by side."""
 
     def __init__(self, linears: list[Linear]) -> None:
-        self._linears = linears
+        self.linears = linears
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat([linear(rows) for linear in self._linears], 1)
+        return torch.cat([linear(rows) for linear in self.linears], 1)
 
 
 class ReorderedLinear(UnfusedLinear):
@@ -110,11 +111,11 @@ class ReorderedLinear(UnfusedLinear):
 
     def __init__(self, linear: Linear, order: torch.Tensor) -> None:
         """`order`: the element of a row for each input of the weights, int64."""
-        self._linear = linear
-        self._order = order
+        self.linear = linear
+        self.order = order
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._linear(rows.index_select(1, self._order))
+        return self.linear(rows.index_select(1, self.order))
 
 
 def linear_of(module: torch.nn.Module, make_linear: MakeLinear) -> Linear:
@@ -135,17 +136,34 @@ def joined_linear_of(modules: list[torch.nn.Module], make_linear: MakeLinear) ->
         )
     if len(packed) == len(modules) and all(packed[0].joins(other) for other in packed[1:]):
         # A LinearMaker counts the bytes of all layers, and chooses kernels for the whole model.
-        return _group_linear(packed, getattr(make_linear, "make_group", make_group_linear))
+        return _group_linear(packed, getattr(make_linear, "make_group", _make_now))
     return JoinedLinear([linear_of(module, make_linear) for module in modules])
 
 
 def _group_linear(modules: list[PackedModule], make: MakeGroup) -> Linear:
-    parts = [module.groups() for module in modules]
+    def read() -> GroupWeights:
+        parts = [module.groups() for module in modules]
+        return parts[0] if len(parts) == 1 else join_groups(parts)
+
     biases = [module.bias for module in modules if module.bias is not None]
-    weights = parts[0] if len(parts) == 1 else join_groups(parts)
-    linear = make(weights, torch.cat(biases) if biases else None)
+    linear = make(read, torch.cat(biases) if biases else None)
     order = modules[0].packed.order
-    return linear if order is None else ReorderedLinear(linear, order.to(weights.scale.device))
+    return linear if order is None else ReorderedLinear(linear, order.to(modules[0].device))
+
+
+def _make_now(read: ReadGroups, bias: torch.Tensor | None) -> Linear:
+    return make_group_linear(read(), bias)
+
+
+def replaced(linear: Linear, replace: Callable[[Linear], Linear]) -> Linear:
+    """Return a layer whose products are replaced, each by what `replace` returns for it; itself if none changes."""
+    if isinstance(linear, JoinedLinear):
+        made = [replaced(each, replace) for each in linear.linears]
+        return linear if all(map(operator.is_, made, linear.linears)) else JoinedLinear(made)
+    if isinstance(linear, ReorderedLinear):
+        inner = replaced(linear.linear, replace)
+        return linear if inner is linear.linear else ReorderedLinear(inner, linear.order)
+    return replace(linear)
 
 
 def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -42,11 +42,6 @@ class PackedWeight(Protocol):
         ...
 
 
-def held_bytes(elements: int, bits: int, group: int) -> int:
-    """Return the bytes of values of so many bits, with a scale and a shift of 4 bytes for each group."""
-    return elements * bits // 8 + elements // group * 8
-
-
 def pieces(weight: PackedWeight) -> Iterator[slice]:
     """Return ranges of outputs that together are all of them."""
     step = max(1, _PIECE_ELEMENTS // max(1, weight.inputs))

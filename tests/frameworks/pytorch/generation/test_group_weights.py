@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from frameworks.pytorch.generation.group_linear import WidenedGroupLinear, make_group_linear
+from frameworks.pytorch.generation import group_linear
+from frameworks.pytorch.generation.group_linear import DeferredGroupLinear, WidenedGroupLinear, make_group_linear
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.linear import PlainLinear
+from frameworks.pytorch.generation.packed.modules import JoinedLinear, ReorderedLinear, replaced
 
 pytestmark = pytest.mark.isa
 
@@ -69,9 +72,35 @@ def test_group_product_near_double_precision(bits: int, group: int, outputs: int
     assert float((found - expected).abs().max() / expected.abs().max()) < 0.02
 
 
-def test_widened_groups_match_double_precision() -> None:
+@pytest.mark.parametrize("elements", [1 << 18, 5 * INPUTS])
+def test_widened_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    monkeypatch.setattr(group_linear, "_PIECE_ELEMENTS", elements)
     weights, bias = round_to_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32), random(OUTPUTS, seed=2)
     given = random(3, INPUTS, seed=3)
     expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
     found = WidenedGroupLinear(weights, bias)(given).double()
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "outputs"), [(4, 32, 48), (4, 16, 48), (4, 32, 24), (8, 32, 48), (8, 16, 48)]
+)
+def test_deferred_product_returns_its_weights(bits: int, group: int, outputs: int) -> None:
+    weights, bias = round_to_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
+    linear = DeferredGroupLinear(lambda: weights, bias)
+    given = random(3, INPUTS, seed=3)
+    expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
+    assert float((linear(given).double() - expected).abs().max() / expected.abs().max()) < 0.02
+    assert torch.equal(linear.groups().dense(), weights.dense())
+    assert linear.held_bytes >= outputs * INPUTS * bits // 8
+
+
+def test_joined_and_reordered_products_are_replaced() -> None:
+    first, second, third = (PlainLinear(random(4, INPUTS, seed=seed)) for seed in range(3))
+    order = torch.arange(INPUTS).flip(0)
+    whole = JoinedLinear([first, ReorderedLinear(second, order)])
+    given = random(3, INPUTS, seed=3)
+    assert replaced(whole, lambda each: each) is whole
+    changed = replaced(whole, lambda each: third if each is second else each)
+    assert torch.equal(changed(given)[:, :4], first(given))
+    assert torch.equal(changed(given)[:, 4:], third(given.flip(1)))

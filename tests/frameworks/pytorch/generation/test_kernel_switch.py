@@ -17,8 +17,10 @@ from frameworks.pytorch.compiling import background
 from frameworks.pytorch.generation import kernel_switch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import alone, ids_of, load_generating, request, run_out, stepped
+from tests.frameworks.pytorch.generation.packed.logits import logits_of, own_logits
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of
 from tests.frameworks.pytorch.generation.test_adapters import FOUR, entries_of, numbers_of
+from tests.support.gguf_files import reference_model, save_gguf
 from tests.support.held_code import CodeGate, wait_until
 from tests.support.models.causal_folders import causal_model, save_causal_model
 
@@ -29,6 +31,8 @@ pytestmark = [
 
 SIZES = [(3, 1), (40, 1), (0, 20)]
 PROMPT = range(1, 30)
+# Rows of super-blocks are multiples of 256.
+GGUF_SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 
 @pytest.fixture(name="gate")
@@ -195,6 +199,53 @@ def test_closed_model_is_released(made_once: FolderMaker, gate: CodeGate) -> Non
     gate.open()
     wait_until(code.done)
     assert model.spec.awaits_kernels
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "dtype"),
+    [
+        ("Q8_0", "llama", "f32"),
+        ("mixed", "llama", "f32"),
+        ("Q4_0", "qwen2", "bf16"),
+        *(pytest.param(each, "llama", "f32", marks=pytest.mark.extended) for each in ("Q4_0", "Q4_K", "Q6_K")),
+    ],
+)
+def test_packed_weights_serve_before_code(
+    made_once: FolderMaker, gate: CodeGate, tmp_path: Path, kind: str, family: str, dtype: str
+) -> None:
+    """The numbers of the file, by torch's products and then by ours: rows are rounded, and some weights once more."""
+    file = made_once(save_gguf, kind=kind, model_type=family, **GGUF_SIZES) / "model.gguf"
+    model = load_generating(file, cache_dir=tmp_path, dtype=dtype)
+    reference = reference_model(file)
+    expected = logits_of(reference, [*PROMPT])
+    assert model.spec.awaits_kernels
+    assert not has_step(model)
+    assert len(alone(model, request(1, PROMPT, 3))) == 3
+    before = own_logits(model, [*PROMPT])
+    switched(model, gate)
+    # Query, key and value of different bits are several products, which the step does not have.
+    assert has_step(model) == (kind != "mixed")
+    after = own_logits(model, [*PROMPT])
+    for logits, tolerance in ((before, 0.05), (after, 0.1)):
+        # The median of the tokens: random weights have near ties in attention.
+        error = (logits - expected).square().mean(1).sqrt().median() / expected.std()
+        assert float(error) < tolerance
+    assert len(alone(model, request(2, PROMPT, 3))) == 3
+    model.close()
+
+
+def test_packed_change_waits_for_texts(made_once: FolderMaker, gate: CodeGate, tmp_path: Path) -> None:
+    file = made_once(save_gguf, kind="Q4_0", **GGUF_SIZES) / "model.gguf"
+    model = load_generating(file, cache_dir=tmp_path)
+    expected = alone(model, request(1, PROMPT, 8))
+    model.add(request(2, PROMPT, 8))
+    first = [token.token_id for _ in range(4) for token in stepped(model).tokens]
+    gate.open()
+    model._switches[0]._code.result()
+    rest = [token.token_id for result in run_out(model) for token in result.tokens]
+    assert first + rest == expected
+    wait_until(lambda: not model.spec.awaits_kernels)
+    assert has_step(model)
 
 
 @pytest.mark.parametrize("options", [{"kernels": "compiled"}, {"dtype": "int8", "min_cosine": 0.5}])
