@@ -9,7 +9,6 @@ from frameworks.pytorch.generation.cached_model import CachedModel
 from frameworks.pytorch.generation.cached_runner import CachedRunner
 from frameworks.pytorch.generation.code_needs import CodeNeeds
 from frameworks.pytorch.generation.model_loading import load_model, packed_bytes, packed_dtype, use_fast_layers
-from frameworks.pytorch.generation.packed.building import packed_modules
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.trial import Trial
@@ -32,8 +31,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
     limits = read_limits(folder)
     needs = CodeNeeds(load)
     model = load_model(load)
-    if packed_modules(model):
-        needs.wait_or_defer(model)
+    needs.wait(model)
     layer_bytes = use_fast_layers(model)
     torch.set_num_threads(load.performance.intra_op_threads)
     trial = Trial(model, folder, limits.vocabulary_size, limits.max_context_tokens)

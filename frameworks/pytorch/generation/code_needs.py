@@ -64,6 +64,12 @@ class CodeNeeds:
         self._wait()
         return None
 
+    def wait(self, model: Any) -> None:
+        """Wait for the code of the packed layers of a model that does not change its kernels later."""
+        if self._compiles:
+            self._begin(_parts_of_packed(packed_modules(model)))
+            self._wait()
+
     def _wait(self) -> None:
         if self._futures:
             phase("waits for its kernels")

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.compiling import background
-from frameworks.pytorch.generation import kernel_switch
+from frameworks.pytorch.generation import kernel_switch, loading
+from frameworks.pytorch.generation.shape import NotPaged
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import alone, ids_of, load_generating, request, run_out, stepped
 from tests.frameworks.pytorch.generation.packed.logits import logits_of, own_logits
@@ -259,6 +260,28 @@ def test_load_waits_for_code_that_it_needs(made_once: FolderMaker, gate: CodeGat
     thread.join()
     assert has_step(loaded[0])
     assert not loaded[0].spec.awaits_kernels
+
+
+def test_unpaged_packed_model_waits_for_code(
+    made_once: FolderMaker, gate: CodeGate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are made once."""
+
+    def refuse(_: Any) -> None:
+        raise NotPaged("of this test")
+
+    monkeypatch.setattr(loading, "load_paged", refuse)
+    file = made_once(save_gguf, kind="Q6_K", **GGUF_SIZES) / "model.gguf"
+    loaded: list[Any] = []
+    thread = threading.Thread(target=lambda: loaded.append(load_generating(file, cache_dir=tmp_path)))
+    thread.start()
+    gate.pid()
+    assert not loaded
+    assert gate.requested[0][1] == ["int8_groups"]
+    gate.open()
+    thread.join()
+    assert not loaded[0].spec.awaits_kernels
+    assert len(alone(loaded[0], request(1, PROMPT, 3))) == 3
 
 
 def test_cached_code_needs_no_process(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
