@@ -68,6 +68,29 @@ def test_numbers_follow_requests_without_reload(open_tab: Open, small_site: Runn
     expect(charts.filter(has_text="Requests by model").locator(".legend")).to_contain_text("digits")
 
 
+def test_long_work_is_shown_while_it_runs(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab("about:blank", is_fresh=True)
+    tab.page.add_init_script(FED_EVENTS)
+    tab.page.goto(small_site.url)
+    work = {"kind": "compile", "subject": "model", "name": "m", "what": "kernels", "unit": "kernels", "seconds": 12.4}
+    download = {"kind": "download", "subject": "model", "name": "big", "what": "files", "unit": "bytes", "seconds": 3}
+    works = [work | {"done": 1, "total": 2}, download | {"done": 1 << 30, "total": 4 << 30}, work | {"total": 0}]
+    script = "events => { for (const event of events) feed(event) }"
+    tab.page.evaluate(script, [as_text(event) for event in first_events()])
+    tab.page.evaluate(script, [as_text(("sample", sample(1) | {"progress": works}))])
+    panel = tab.page.get_by_role("region", name="Work in progress")
+    expect(panel.locator(".work")).to_have_text(
+        [
+            re.compile(r"Compiling for m\s+kernels, 1 of 2 kernels, 12.4 s"),
+            re.compile(r"Downloading big\s+files, 1 GiB of 4 GiB, 3.00 s"),
+            re.compile(r"Compiling for m\s+kernels, 12.4 s"),
+        ]
+    )
+    expect(panel.get_by_role("progressbar")).to_have_count(2)
+    tab.page.evaluate(script, [as_text(("sample", sample(2) | {"progress": []}))])
+    expect(panel).to_have_count(0)
+
+
 @pytest.mark.extended
 def test_page_left_open_holds_flat_memory(open_tab: Open, small_site: RunningServer) -> None:
     tab = open_tab("about:blank", is_fresh=True)

@@ -13,7 +13,7 @@ const VERBS = {
 /** `works`: `progress` of the sample. Shows nothing where no work runs. */
 export function WorkProgress({ works }) {
   if (!works?.length) return null;
-  return html`<section class="panel" aria-label="Work in progress"><h2>In progress</h2>
+  return html`<section class="panel works" aria-label="Work in progress"><h2>In progress</h2>
     ${works.map((work, index) => html`<${Work} key=${`${work.kind} ${work.name} ${index}`} work=${work} />`)}</section>`;
 }
 
@@ -21,8 +21,8 @@ function Work({ work }) {
   const { kind, name, what, done, total, seconds } = work;
   const label = `${VERBS[kind] ?? kind} ${name}`;
   const details = [what, total ? countOf(work) : "", formatDuration(seconds)].filter(Boolean);
-  return html`<div class="work"><p class="busy-line"><span class="spinner" aria-hidden="true"></span>${label}
-      <span class="detail">${details.join(", ")}</span></p>
+  return html`<div class="work"><p class="busy-line"><span class="spinner" aria-hidden="true"></span>
+      <span>${label} <span class="detail">${details.join(", ")}</span></span></p>
     ${total ? html`<progress aria-label=${label} max=${total} value=${done}></progress>` : null}</div>`;
 }
 
