@@ -127,6 +127,47 @@ def test_requests_never_exceed_two_hundred(open_tab: Open, small_site: RunningSe
     expect(tab.page.locator("tbody tr").first).to_contain_text("/20/49")
 
 
+@pytest.mark.parametrize(
+    "width", [1280, *(pytest.param(each, marks=pytest.mark.extended) for each in (400, 800, 1600))]
+)
+def test_tables_fit_with_long_names(open_tab: Open, small_site: RunningServer, width: int) -> None:
+    tab = open_tab("about:blank", is_fresh=True, width=width)
+    names = [f"{org}/Qwen2.5-Coder-0.5B-Instruct-{org}" for org in ("onnx-community", "sentence-transformers", "a")]
+    requests = {"requests": [{**record(f"/models/{name}/infer"), "model": name} for name in names], "missed": 0}
+    hello, _, history, _ = first_events()
+    events = [
+        hello,
+        ("models", {"models": list(map(model, names))}),
+        history,
+        ("sample", sample(1)),
+        ("requests", requests),
+    ]
+    tab.page.route(
+        "**/events", lambda route: route.fulfill(content_type="text/event-stream", body="".join(map(as_text, events)))
+    )
+    tab.page.goto(small_site.url)
+    for view in ("#/overview", "#/requests"):
+        tab.show(view)
+        expect(tab.page.locator("tbody tr")).to_have_count(3)
+        assert tab.overflow() == 0, view
+        assert tab.page.evaluate(TABLE_FAULTS) == [], view
+
+
+# Tables that scroll to the side, lines of headers or of numbers that wrap, and numbers that are not at the right.
+TABLE_FAULTS = """() => {
+  const found = [];
+  const note = (fault, element) => found.push(`${fault}: ${element.textContent.trim().slice(0, 60)}`);
+  for (const box of document.querySelectorAll(".scroll-x")) if (box.scrollWidth > box.clientWidth) note("scrolls", box);
+  for (const cell of document.querySelectorAll("table thead th, table .number")) {
+    const style = getComputedStyle(cell);
+    if (style.display === "none" || cell.closest("thead")?.offsetHeight < 2) continue;
+    if (style.whiteSpace !== "nowrap") note("wraps", cell);
+    if (cell.matches(".number") && style.textAlign !== "right") note("is at the left", cell);
+  }
+  return found;
+}"""
+
+
 def counters(tab: Tab) -> dict[str, int]:
     """Return what the browser holds for the page after it has collected garbage."""
     session = tab.page.context.new_cdp_session(tab.page)
@@ -168,6 +209,12 @@ def sample(number: int) -> dict[str, Any]:
     server = {"requests_per_s": number, "latency_ms": 3, "queue_ms": 1, "compute_ms": 1, "memory_bytes": 1 << 20}
     times = {"t": 2 * number, "state": "healthy", "uptime_s": 2 * number}
     return {**times, "server": server, "devices": [device], "models": {"m": {"requests_per_s": 1}}}
+
+
+def model(name: str) -> dict[str, Any]:
+    texts = dict.fromkeys(("reason", "canary", "shadow", "dtype", "previous_version"))
+    names = {"name": name, "framework": "onnx", "task": "tensor", "state": "ready", "active_version": "12"}
+    return {**names, **texts, "device": "cpu", "memory_bytes": 1 << 30, "generates": False, "versions": {}}
 
 
 def record(key: str) -> dict[str, Any]:

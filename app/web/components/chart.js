@@ -88,7 +88,7 @@ function options(latest, place, setHovered) {
   return {
     width: place.clientWidth,
     height: HEIGHT,
-    padding: [8, 8, 0, 0],
+    padding: [8, 16, 0, 0],
     legend: { show: false },
     cursor: { drag: { setScale: false, x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { show: !stacked, size: 6 }, y: false },
     scales: {

@@ -24,7 +24,7 @@ export function CollectionView({ name }) {
     ${collection ? html`
       ${canSearch ? html`<${CollectionSearch} collection=${collection} canWrite=${canWrite} onChange=${refresh} />`
         : html`<section class="panel"><p class="muted">A key with the scope infer can search.</p></section>`}
-      <div class="panels">
+      <div class="panels panels-fit">
         <section class="panel"><h2>At a glance</h2><${Facts} facts=${factsOf(collection)} /></section>
         ${canWrite ? html`<section class="panel"><h2>Records</h2><${RecordForm} collection=${collection} onChange=${refresh} /></section>` : null}
       </div>` : null}`;

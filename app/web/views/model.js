@@ -37,7 +37,7 @@ function Detail({ detail }) {
   const versions = Object.keys(detail.version_details);
   return html`
     ${detail.reason ? html`<div class="notice notice-error"><p><strong>Failed.</strong> ${detail.reason}</p></div>` : null}
-    <div class="panels two-columns">
+    <div class="panels panels-fit two-columns">
       <div class="column"><section class="panel"><h2>At a glance</h2><${Glance} detail=${detail} /></section>
         ${detail.quantization ? html`<section class="panel"><h2>Quantization</h2><${Quantization} value=${detail.quantization} /></section>` : null}
       </div>
@@ -47,7 +47,7 @@ function Detail({ detail }) {
       </section>
     </div>
     <section class="panel"><h2>Versions</h2><${Versions} detail=${detail} /></section>
-    <div class="panels">
+    <div class="panels panels-fit">
       <section class="panel"><h2>Inputs</h2><${Tensors} tensors=${detail.inputs} label="Inputs" /></section>
       <section class="panel"><h2>Outputs</h2><${Tensors} tensors=${detail.outputs} label="Outputs" /></section>
       ${detail.adapters.length ? html`<section class="panel"><h2>Adapters</h2><${Adapters} adapters=${detail.adapters} /></section>` : null}

@@ -56,10 +56,10 @@ function Table({ records, open, onOpen }) {
   const showsTenant = useObservable(hello)?.auth && records.some((record) => record.tenant);
   return html`<${Scroll} label="Requests"><table class="requests-table">
     <thead><tr><th scope="col">Time</th><th scope="col">Status</th><th scope="col">Model</th><th scope="col">Path</th>
-      ${showsTenant ? html`<th scope="col">Tenant</th>` : null}
-      <th scope="col" class="number">Total</th><th scope="col" class="number">Queue</th><th scope="col" class="number">Compute</th>
-      <th scope="col" class="number">Request</th><th scope="col" class="number">Response</th>
-      <th scope="col" class="wide-cell">Id</th></tr></thead>
+      ${showsTenant ? html`<th scope="col" class="wide-cell">Tenant</th>` : null}
+      <th scope="col" class="number">Total</th><th scope="col" class="number wide-cell">Queue</th><th scope="col" class="number wide-cell">Compute</th>
+      <th scope="col" class="number widest-cell">Request</th><th scope="col" class="number widest-cell">Response</th>
+      <th scope="col" class="widest-cell">Id</th></tr></thead>
     <tbody>${records.map((record) => html`<${Row} key=${record.key} record=${record} showsTenant=${showsTenant}
       isOpen=${open === record.key} onToggle=${() => onOpen(open === record.key ? null : record.key)} />`)}</tbody>
   </table><//>`;
@@ -74,8 +74,8 @@ function Row({ record, showsTenant, isOpen, onToggle }) {
       <td class="cell-path"><code class="path">${record.method === "POST" ? record.path : `${record.method} ${record.path}`}</code></td>
       ${showsTenant ? html`<td class="wide-cell">${record.tenant || NONE}</td>` : null}
       <td class="number">${formatMs(record.total_ms)}</td><td class="number wide-cell">${formatMs(record.queue_ms)}</td>
-      <td class="number wide-cell">${formatMs(record.compute_ms)}</td><td class="number wide-cell">${formatBytes(record.request_bytes)}</td>
-      <td class="number wide-cell">${formatBytes(record.response_bytes)}</td>
-      <td class="wide-cell cell-id"><${RequestLink} id=${record.id} short /></td></tr>
+      <td class="number wide-cell">${formatMs(record.compute_ms)}</td><td class="number widest-cell">${formatBytes(record.request_bytes)}</td>
+      <td class="number widest-cell">${formatBytes(record.response_bytes)}</td>
+      <td class="widest-cell cell-id"><${RequestLink} id=${record.id} short /></td></tr>
     ${isOpen ? html`<tr class="opened"><td colspan=${showsTenant ? 11 : 10}><${Phases} record=${record} linksId /></td></tr>` : null}`;
 }
