@@ -1,6 +1,7 @@
 """The view of collections: their state, a search by vector and by text, and orders to records."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.server import RunningServer
 from tests.web.tabs import Open
+from tests.web.test_overview import as_text, first_events, sample
 
 RECORDS = [
     {"id": "east", "vector": [1, 0, 0], "text": "The sun rises.", "metadata": {"topic": "sky"}},
@@ -109,6 +111,21 @@ def test_collection_with_model_is_searched_by_text(open_tab: Open, small_site: R
     page.get_by_role("button", name="Search").click()
     expect(page.locator(".hits tbody tr")).to_contain_text("Engines wait here.")
     assert sent == [{"query": "Where do engines wait?", "top_k": 3}]
+
+
+def test_build_of_index_shows_its_progress(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab("about:blank", is_fresh=True)
+    page = tab.page
+    page.route("**/v1/collections", lambda route: route.fulfill(json={"collections": [TEXTS]}))
+    work = {"kind": "index", "subject": "collection", "name": "texts", "what": "training the centres", "unit": "rounds"}
+    shown = sample(1) | {"progress": [work | {"done": 3, "total": 8}, work | {"name": "other", "done": 1, "total": 8}]}
+    body = "".join(map(as_text, [*first_events(), ("sample", shown)]))
+    page.route("**/events", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(f"{small_site.url}/#/collections")
+    row = page.locator("tr[data-collection=texts]")
+    expect(row.locator(".index-work")).to_have_text(re.compile("training the centres, 3 of 8 rounds"))
+    progress = row.get_by_role("progressbar", name="Build of the index of texts")
+    expect(progress).to_have_js_property("value", 3)
 
 
 @pytest.mark.extended

@@ -2,6 +2,8 @@
 import { getJson } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 import { onKey } from "./key.js";
+import { useObservable } from "./observable.js";
+import { sample } from "./server.js";
 
 const INTERVAL_MS = 3_000;
 
@@ -42,6 +44,11 @@ export function useCollections() {
 
 export function useCollection(name) {
   return useLive(collectionPath(name));
+}
+
+/** The work at the index of a collection that runs now, `{what, done, total, unit}`; undefined without one. */
+export function useIndexWork(name) {
+  return useObservable(sample)?.progress?.find((work) => work.kind === "index" && work.subject === "collection" && work.name === name);
 }
 
 /** Read numbers between commas or spaces, with or without brackets. Returns null if the text has anything else. */

@@ -17,7 +17,7 @@ export function CollectionView({ name }) {
   return html`
     <p class="crumbs"><a href=${link("collections")}>Collections</a></p>
     <div class="view-head"><h1>${name}</h1>
-      ${collection ? html`<${IndexState} index=${collection.index} />
+      ${collection ? html`<${IndexState} name=${name} index=${collection.index} />
         <span class="muted">${formatNumber(collection.rows)} rows of ${formatNumber(collection.dimensions)} dimensions</span>` : null}</div>
     ${error ? html`<${ErrorNotice} error=${error} title=${error.status === 404 ? "There is no such collection" : "The collection could not be read"} />` : null}
     ${collection === null && !error ? html`<${Busy}>Reading ${name}<//>` : null}

@@ -1,7 +1,7 @@
 // The collections of the server, and one of them.
 import { Busy, Empty, ErrorNotice } from "../components/message.js";
 import { Scroll } from "../components/scroll.js";
-import { useCollections } from "../lib/collections.js";
+import { useCollections, useIndexWork } from "../lib/collections.js";
 import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { link } from "../lib/router.js";
@@ -37,18 +37,26 @@ const NUMBERS = [
 function Row({ collection }) {
   return html`<tr role="row" data-collection=${collection.name}>
     <th role="rowheader" scope="row" class="strong name"><a href=${link("collections", collection.name)}>${collection.name}</a></th>
-    <td role="cell" class="cell-state"><${IndexState} index=${collection.index} /></td>
+    <td role="cell" class="cell-state"><${IndexState} name=${collection.name} index=${collection.index} /></td>
     <td role="cell" data-label="Model">${collection.model ?? NONE}</td><td role="cell" data-label="Metric">${collection.metric}</td>
     ${NUMBERS.map(([label, text]) => html`<td key=${label} role="cell" class="number" data-label=${label}>${text(collection)}</td>`)}</tr>`;
 }
 
 const INDEX_STATES = { none: ["off", "no index"], building: ["wait", "building"], ready: ["good", "ready"], missed: ["off", "not used"], failed: ["bad", "failed"] };
 
-/** The state of an index as a word, with its recall. */
-export function IndexState({ index }) {
+/** The state of an index of the collection `name` as a word, with its recall and the progress of a build. */
+export function IndexState({ name, index }) {
   const [kind, label] = INDEX_STATES[index.state] ?? ["off", index.state];
+  const work = useIndexWork(name);
   return html`<span class="state state-${kind}" title=${index.reason} data-state=${index.state}>${label}
-    ${index.state === "ready" && index.recall !== null ? ` · recall ${formatPercent(index.recall)}` : ""}</span>`;
+    ${index.state === "ready" && index.recall !== null ? ` · recall ${formatPercent(index.recall)}` : ""}</span>
+    ${work ? html` <span class="detail index-work">${workText(work)}
+      ${work.total ? html`<progress aria-label="Build of the index of ${name}" max=${work.total} value=${work.done}></progress>` : null}</span>` : null}`;
+}
+
+function workText({ what, done, total, unit }) {
+  const count = total ? `${formatNumber(done)} of ${formatNumber(total)} ${unit}` : "";
+  return [what, count].filter(Boolean).join(", ");
 }
 
 const sum = (list, field) => list.reduce((total, each) => total + each[field], 0);

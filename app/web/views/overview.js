@@ -41,8 +41,10 @@ function about({ server, caller }, current) {
   return parts.join(" · ");
 }
 
-/** `totals`: since the start of the server; without a sample both are undefined. `isOperator`: only these see batches. */
-function Tiles({ server, totals, isOperator }) {
+/** `server`: of the sample, undefined before the first one. Below it stand the totals since the start. */
+function Tiles({ server }) {
+  const totals = useObservable(sample)?.totals;
+  const isOperator = useObservable(hello)?.caller.is_operator; // only these see batches
   const { requests_per_s: rate, failed_per_s: failed, refused_per_s: refused } = server ?? {};
   const tiles = [
     ["Requests", formatRate(rate), `${formatCount(server?.inflight)} in progress`, formatCount(totals?.requests)],
