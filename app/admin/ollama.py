@@ -122,7 +122,7 @@ class OllamaApi:
         return json_response(
             {
                 "modified_at": self._started,
-                "details": _details(slot),
+                "details": _details(slot) | ({"parent_model": slot.name} if mark else {}),
                 "model_info": info,
                 "capabilities": _capabilities(slot),
             }

@@ -70,6 +70,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/chat": _INFER,
     "/api/generate": _INFER,
     "/api/embed": _INFER,
+    "/api/embeddings": _INFER,
     "/infer": _INFER,
     "/inference": _INFER,
     "/models/{name}/infer": _INFER,

@@ -48,6 +48,16 @@ def check_has_template(generation: GenerationSpec, model: str | None, field: str
         )
 
 
+def check_infills(generation: GenerationSpec, model: str | None) -> None:
+    """Raise InvalidInput for a model that cannot write the text before a suffix. `model`: as the request names it."""
+    if not generation.can_infill:
+        raise InvalidInput(
+            "suffix",
+            f"expected a model whose tokenizer has fill-in-the-middle tokens, got {quoted_name(model)}; omit the "
+            "field, the text is then continued",
+        )
+
+
 def quoted_name(model: str | None) -> str:
     """Return the name of a model as a request has it, for an error."""
     return "the only model" if model is None else f'"{model}"'

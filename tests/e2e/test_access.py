@@ -25,6 +25,7 @@ HTTP = {
     "POST /api/chat": "infer",
     "POST /api/generate": "infer",
     "POST /api/embed": "infer",
+    "POST /api/embeddings": "infer",
     "GET /health": "read",
     "GET /health/live": "none",
     "GET /health/ready": "none",

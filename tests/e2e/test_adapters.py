@@ -100,6 +100,15 @@ def test_every_route_takes_adapters(server: RunningServer) -> None:
         assert {piece.model for piece in pieces} == {name}
 
 
+def test_ollama_describes_adapters(server: RunningServer) -> None:
+    tags = {each["name"] for each in server.client.get("/api/tags").json()["models"]}
+    assert {"lm", "lm:red", "lm:blue"} <= tags
+    shown = {name: server.client.post("/api/show", json={"model": name}).json() for name in ("lm", "lm:red:latest")}
+    assert [each["details"]["parent_model"] for each in shown.values()] == ["", "lm"]
+    assert shown["lm"]["capabilities"] == shown["lm:red:latest"]["capabilities"]
+    assert server.client.post("/api/show", json={"model": "lm:rde"}).status_code == 404
+
+
 def test_unknown_adapter_names_known_ones(server: RunningServer) -> None:
     for name, hint in (("lm:rde", "there is red"), ("lm:green", "there is")):
         answer = server.client.post("/infer", json={"model_name": name, "prompt": PROMPT})

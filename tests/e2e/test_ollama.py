@@ -64,6 +64,12 @@ def test_vectors_are_those_of_embeddings(server: RunningServer) -> None:
     assert answer["embeddings"][0] == pytest.approx(expected, abs=1e-5)
 
 
+def test_older_route_returns_same_vector(server: RunningServer) -> None:
+    (vector,) = ask(server, "/api/embed", {"model": "minilm", "input": "Bread rises."})["embeddings"]
+    answer = ask(server, "/api/embeddings", {"model": "minilm", "prompt": "Bread rises.", "options": {}})
+    assert answer == {"embedding": pytest.approx(vector, abs=1e-5)}
+
+
 def test_runtime_options_are_named_as_ignored(server: RunningServer) -> None:
     body = {**TEXT, "options": {**GREEDY, "num_ctx": 512}, "keep_alive": -1}
     answer = server.client.post("/api/generate", json=body)

@@ -23,6 +23,7 @@ ROUTES = {
     "/api/chat": {"post"},
     "/api/generate": {"post"},
     "/api/embed": {"post"},
+    "/api/embeddings": {"post"},
     "/infer": {"post"},
     "/inference": {"post"},
     "/models/{name}/infer": {"post"},

@@ -65,6 +65,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/api/chat", {"model": "{name}", "messages": CHAT}),
     ("POST", "/api/generate", {"model": "{name}", "prompt": "a"}),
     ("POST", "/api/embed", {"model": "{name}", "input": "a"}),
+    ("POST", "/api/embeddings", {"model": "{name}", "prompt": "a"}),
 ]
 # Extensions that the server refuses without a look at a model.
 REFUSED = ("/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/trace", "/v2/logging", "/v2/models/{name}/trace")

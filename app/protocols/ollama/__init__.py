@@ -1,1 +1,1 @@
-"""Ollama's API: /api/chat, /api/generate and /api/embed; app/admin/ollama.py lists the models."""
+"""Ollama's API: /api/chat, /api/generate, /api/embed and /api/embeddings; app/admin/ollama.py lists the models."""

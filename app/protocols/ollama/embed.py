@@ -1,4 +1,4 @@
-"""/api/embed: one vector for each text."""
+"""/api/embed and the older /api/embeddings: one vector for each text."""
 
 import orjson
 
@@ -6,7 +6,7 @@ from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import AnswerContext
 from app.protocols.json_output import array_to_json
 from app.protocols.ollama.codec import OllamaCodec
-from app.protocols.ollama.requests import OllamaEmbedRequest, ignored_of
+from app.protocols.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, ignored_of
 from app.protocols.text_fields import check_dimensions, rename_text, to_texts
 from frameworks.types import EmbedAnswer, ModelSpec, TextRequest
 
@@ -35,10 +35,26 @@ def _write(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) ->
     )
 
 
+def _build_one(body: OllamaEmbeddingsRequest, spec: ModelSpec) -> TextRequest:
+    return TextRequest([body.prompt], normalize=True)
+
+
+def _write_one(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps({"embedding": array_to_json(answer.embeddings[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def _rename(field: str) -> str:
     return rename_text(field, "input")
+
+
+def _rename_one(field: str) -> str:
+    return "prompt" if field.startswith("text") else field
 
 
 EMBED_CODEC = OllamaCodec(
     "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write, rename=_rename, ignored=ignored_of
 )
+EMBEDDINGS_CODEC = OllamaCodec(
+    "/api/embeddings", ("embed",), OllamaEmbeddingsRequest, _build_one, _write_one, rename=_rename_one,
+    ignored=ignored_of,
+)  # fmt: skip

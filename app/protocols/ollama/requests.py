@@ -44,7 +44,6 @@ GENERATE = FieldPolicy(
     {
         **CHAT.refusals,
         "images": Refusal(NO_IMAGES, ([],)),
-        "suffix": Refusal("send the request to /v1/completions", ("",)),
         "context": Refusal("send the conversation to /api/chat", ([],)),
         "width": Refusal(_NO_PICTURES, (0,)),
         "height": Refusal(_NO_PICTURES, (0,)),
@@ -139,6 +138,12 @@ class OllamaEmbedRequest(_OllamaBody):
     )
 
 
+class OllamaEmbeddingsRequest(_OllamaBody):
+    """A text to embed, as older clients send it."""
+
+    prompt: str = Field(examples=["Bread rises overnight."])
+
+
 class OllamaTextRequest(_OllamaBody):
     """Fields of both routes of text generation."""
 
@@ -212,3 +217,4 @@ class OllamaGenerateRequest(OllamaTextRequest):
     prompt: str = Field(min_length=1, examples=["Once upon a time"])
     system: str | None = None
     raw: bool | None = Field(False, description="Use no chat template: continue the prompt.")
+    suffix: str | None = Field(None, description="Text after the generated one, as suffix of /v1/completions.")

@@ -17,6 +17,12 @@ class OllamaEmbedResponse(ResponseBody):
     prompt_eval_count: int = Field(description="Tokens of all texts.")
 
 
+class OllamaEmbeddingsResponse(ResponseBody):
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
 class _OllamaText(ResponseBody):
     model: str
     created_at: str

@@ -1,7 +1,7 @@
 """The inference routes of Ollama's API, with their descriptions for OpenAPI."""
 
 from app.protocols.ollama import responses
-from app.protocols.ollama.embed import EMBED_CODEC
+from app.protocols.ollama.embed import EMBED_CODEC, EMBEDDINGS_CODEC
 from app.protocols.ollama.texts import CHAT_CODEC, GENERATE_CODEC
 from app.protocols.routes import Route, RouteDescription
 
@@ -17,5 +17,6 @@ ROUTES = tuple(
         (CHAT_CODEC, "Answer a conversation", responses.OllamaChatResponse),
         (GENERATE_CODEC, "Answer a prompt", responses.OllamaGenerateResponse),
         (EMBED_CODEC, "Embed texts", responses.OllamaEmbedResponse),
+        (EMBEDDINGS_CODEC, "Embed a text", responses.OllamaEmbeddingsResponse),
     )
 )

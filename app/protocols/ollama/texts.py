@@ -12,6 +12,7 @@ from app.protocols.body_codec import BodyRequest
 from app.protocols.chat_turns import (
     TurnText,
     check_has_template,
+    check_infills,
     effort_of,
     generation_of,
     ignored_effort,
@@ -37,6 +38,7 @@ from app.protocols.ollama.requests import (
 )
 from app.protocols.tools import Tool, check_tools_size, use_tools
 from frameworks.errors import InvalidInput
+from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.tools.events import CallArguments, CallBegin
 from frameworks.generation.types import (
     Constraint,
@@ -79,12 +81,16 @@ def _build_chat(body: OllamaChatRequest, spec: ModelSpec) -> GenerateRequest:
 
 def _build_generate(body: OllamaGenerateRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
-    if body.raw or not generation.has_chat_template:
+    if body.suffix:
+        check_infills(generation, body.model)
+    if body.raw or body.suffix or not generation.has_chat_template:
         if body.system:
             raise InvalidInput(
                 "system", "expected none for a prompt without a chat template, got a text; omit the field"
             )
-        return GenerateRequest((body.prompt,), *_limits_of(body, generation), _constraint_of(body))
+        options = PromptOptions(suffix=body.suffix or None)
+        limits = _limits_of(body, generation)
+        return GenerateRequest((body.prompt,), *limits, _constraint_of(body), prompt_options=options)
     use = use_tools([], "none", None, True, generation, _constraint_of(body))
     effort, variables = _thinking_of(body, generation)
     system = (Message("system", body.system),) if body.system else ()

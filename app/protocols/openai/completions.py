@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import generation_of, quoted_name
+from app.protocols.chat_turns import check_infills, generation_of
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
@@ -75,12 +75,7 @@ def _options_of(body: CompletionsRequest, prompts: Sequence[Prompt], generation:
 
 
 def _check_suffix(body: CompletionsRequest, prompts: Sequence[Prompt], generation: GenerationSpec) -> None:
-    if not generation.can_infill:
-        raise InvalidInput(
-            "suffix",
-            f"expected a model whose tokenizer has fill-in-the-middle tokens, got {quoted_name(body.model)}; omit the "
-            "field, the text is then continued",
-        )
+    check_infills(generation, body.model)
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidInput("prompt", "expected texts with a suffix, got token ids; put all tokens into the prompt")
     if body.echo:

@@ -41,6 +41,7 @@ def test_embed(client: ollama.Client) -> None:
     vectors = client.embed("minilm", ["a", "b"]).embeddings
     assert len(vectors) == 2
     assert sum(each**2 for each in vectors[0]) == pytest.approx(1, abs=1e-4)
+    assert client.embeddings("minilm", "a").embedding == pytest.approx(vectors[0], abs=1e-4)
 
 
 def test_models(client: ollama.Client) -> None:

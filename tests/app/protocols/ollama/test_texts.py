@@ -14,9 +14,11 @@ from app.protocols.ollama.requests import (
     OllamaTextRequest,
     ignored_of,
 )
-from app.protocols.ollama.texts import _check, _Parts, _turns_of
+from app.protocols.ollama.texts import GENERATE_CODEC, _check, _Parts, _turns_of
 from frameworks.errors import InvalidInput
+from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.tools.formats import TextFormat
+from tests.app.protocols.openai.decoding import assert_refused, decode
 
 SPEC: Any = None
 
@@ -54,6 +56,13 @@ def test_only_runtime_options_are_ignored() -> None:
     options = read_body(OllamaOptions, {"num_ctx": 1, "use_mmap": True, "temperature": 0.5, "seed": -1, "stop": "a"})
     body = read_body(OllamaEmbedRequest, {"input": "a", "options": options})
     assert ignored_of(body, SPEC) == ("options.num_ctx", "options.use_mmap")
+
+
+def test_suffix_reaches_prompt_of_model_that_infills() -> None:
+    request = decode(GENERATE_CODEC, model="coder", prompt="a", suffix="b").request
+    assert (request.prompts, request.prompt_options) == (("a",), PromptOptions(suffix="b"))
+    assert_refused(GENERATE_CODEC, "suffix", '"llama"', "fill-in-the-middle", model="llama", prompt="a", suffix="b")
+    assert_refused(GENERATE_CODEC, "system", model="coder", prompt="a", suffix="b", system="c")
 
 
 def test_options_of_other_samplers_are_refused() -> None:
