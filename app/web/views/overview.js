@@ -26,7 +26,7 @@ export function Overview() {
       ${phase === CONNECTED ? current && html`<${State} state=${current.state} />` : html`<span class="tag tag-bad">last known values</span>`}
       <span class="muted">${about(greeting, current)}</span></div>
     <${WorkProgress} works=${current?.progress} />
-    <${Tiles} server=${current?.server} totals=${current?.totals} isOperator=${greeting.caller.is_operator} />
+    <${Tiles} server=${current?.server} />
     <${Devices} devices=${current?.devices} models=${list} live=${current?.models} />
     <section class="panel"><h2>Models</h2><${ModelTable} models=${list} live=${current?.models} /></section>
     <${Charts} history=${history.value} caller=${greeting.caller} />`;
