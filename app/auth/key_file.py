@@ -101,12 +101,16 @@ def read_keys(path: Path) -> tuple[dict[str, Key], FileVersion | None]:
             content = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return {}, None
+    except IsADirectoryError as error:
+        raise InvalidKeysFile(f"{path}: expected a file, got a folder; correct auth.keys_file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InvalidKeysFile(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(content) > MAX_FILE_BYTES:
         raise InvalidKeysFile(f"{path}: expected at most 16 MiB, got more; revoke keys")
     try:
         return parse_keys(content.decode("utf-8-sig").replace("\r\n", "\n")), _version(status)
+    except UnicodeDecodeError as error:
+        raise InvalidKeysFile(f"{path}: expected UTF-8 text, got other bytes; name the keys file") from error
     except ValueError as error:
         raise InvalidKeysFile(f"{path}: {error}") from error
 

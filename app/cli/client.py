@@ -3,13 +3,16 @@
 import http.client
 import json
 import re
-import socket
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from app.load_test.failures import reason_of, refused_key, unusable
 
 # Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600
@@ -42,13 +45,17 @@ def call(
     `tls`: for https; None: the authorities of the system.
     """
     if not url.startswith(("http://", "https://")):
-        return 0, _error("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
+        return 0, failure("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
     address = url.rstrip("/") + quote(path)
     data = b"" if body is None else json.dumps(body).encode()
     try:
+        context = tls_context(tls) if tls is not None and url.startswith("https://") else None
+    except WrongPemFile as error:
+        return 0, failure("invalid_file", str(error))
+    try:
         headers = credentials(method, address, data, api_key, is_signed)
     except ValueError as error:
-        return 0, _error("invalid_key", f"--api-key: {error}")
+        return 0, failure("invalid_key", f"--api-key: {error}")
     try:
         request = urllib.request.Request(  # noqa: S310 - checked above
             address,
@@ -59,14 +66,13 @@ def call(
         for name, value in headers.items():
             # Not sent to the target of a redirect.
             request.add_unredirected_header(name, value)
-        context = tls_context(tls) if tls is not None and url.startswith("https://") else None
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
             return error.code, _decode(error.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {_reason_of(error)}")
+        return 0, failure("unreachable", f"--url: expected a Roundhouse server at {url}, got {reason_of(error)}")
 
 
 def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
@@ -80,34 +86,63 @@ def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: boo
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _reason_of(error: Exception) -> str:
-    """Return why no server answered, with the remedy where there is one."""
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return f"a certificate that is not trusted ({reason.verify_message}); name its authority with --cacert"
-    if isinstance(reason, ConnectionRefusedError):
-        return "no connection: nothing listens there; start the server, or name another address"
-    if isinstance(reason, socket.gaierror):
-        return "a host name that is not known; name another one"
-    if isinstance(reason, TimeoutError):
-        return "no answer in time"
-    return str(reason)
+class WrongPemFile(ValueError):
+    """A file of TLS cannot be used; the message has its option."""
 
 
 def tls_context(tls: TlsOptions) -> ssl.SSLContext:
-    """Raises OSError for a file that cannot be read or used."""
-    context = ssl.create_default_context(cafile=tls.authorities)
+    """Raises WrongPemFile for a file that cannot be read or used."""
+    for option, file in (("--cacert", tls.authorities), ("--cert", tls.certificate), ("--cert-key", tls.key)):
+        if file is not None:
+            _check_readable(option, file)
+    try:
+        context = ssl.create_default_context(cafile=tls.authorities)
+    except (OSError, ValueError) as error:
+        got = f"{tls.authorities} without one; name another file"
+        raise WrongPemFile(f"--cacert: expected certificates in PEM, got {got}") from error
     if tls.certificate is not None:
-        context.load_cert_chain(tls.certificate, tls.key)
+        try:
+            context.load_cert_chain(tls.certificate, tls.key)
+        except (OSError, ValueError) as error:
+            files = tls.certificate if tls.key is None else f"{tls.certificate} and {tls.key}"
+            expected = "a certificate and its key in PEM"
+            raise WrongPemFile(f"--cert: expected {expected}, got {files}; name the key with --cert-key") from error
     return context
+
+
+def _check_readable(option: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except (OSError, ValueError) as error:
+        raise WrongPemFile(f"{option}: expected a PEM file, got {unusable(file, error)}; correct the path") from error
+
+
+def print_failure(response: Any, as_json: bool) -> int:
+    """Print an error of `call`: its message to standard error, or with `as_json` all of it to standard output.
+
+    Returns the exit status, 1.
+    """
+    if as_json:
+        print(json.dumps(response, indent=2))
+        return 1
+    error = response.get("error") if isinstance(response, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(error, dict) or not isinstance(message, str):
+        message = json.dumps(response)
+    elif error.get("code") == "unauthenticated":
+        message = refused_key(message)
+    print(message, file=sys.stderr)
+    return 1
+
+
+def failure(code: str, message: str) -> dict[str, Any]:
+    """Return an error of this side in the usual form."""
+    return {"error": {"code": code, "message": message}}
 
 
 def _decode(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError:
-        return _error("not_roundhouse", content[:500].decode("utf-8", "replace"))
-
-
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message}}
+        return failure("not_roundhouse", content[:500].decode("utf-8", "replace").strip())

@@ -9,7 +9,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ def _add_check(commands: Any) -> None:
         commands, "check", "Report every error and warning of a config file.", "roundhouse check config.toml"
     )
     check.add_argument("file", type=Path)
+    check.add_argument("--json", action="store_true", help="print a JSON array of the issues")
     check.set_defaults(run=_check)
 
 
@@ -148,6 +149,7 @@ def _add_infer(commands: Any) -> None:
         "--max-tokens", type=int, metavar="N", help="with --prompt or --message: maximum generated tokens"
     )
     infer.add_argument("--top-k", type=int, metavar="N", help="with --text or --image: number of labels")
+    infer.add_argument("--json", action="store_true", help="print errors as JSON too")
     _add_server(infer)
     infer.set_defaults(run=_infer)
 
@@ -272,21 +274,26 @@ def _check(options: argparse.Namespace) -> int:
     if not any(issue.is_error for issue in issues):
         loaded = load_settings(options.file, os.environ)
         issues += key_issues(loaded, os.environ.get(API_KEY_VARIABLE, ""))
-    for issue in issues:
-        print(issue)
-    if not issues:
-        print(f"{options.file}: no issues")
+    if options.json:
+        print(json.dumps([asdict(issue) | {"is_error": issue.is_error} for issue in issues], indent=2, default=str))
+    else:
+        for issue in issues:
+            print(issue)
+        if not issues:
+            print(f"{options.file}: no issues")
     return 2 if any(issue.is_error for issue in issues) else 0
 
 
 def _models(options: argparse.Namespace) -> int:
-    from app.cli.client import call
+    from app.cli.client import call, print_failure
     from memory.sizes import format_size
 
     status, response = call(options.url, "GET", "/models", **_access(options))
-    if status != 200 or options.json:
+    if status != 200:
+        return print_failure(response, options.json)
+    if options.json:
         print(json.dumps(response, indent=2))
-        return 0 if status == 200 else 1
+        return 0
     rows: list[tuple[str, ...]] = [("NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY")]
     for model in response["models"]:
         memory = format_size(model["memory_bytes"]) if model["memory_bytes"] is not None else "-"
@@ -296,31 +303,32 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _infer(options: argparse.Namespace) -> int:
-    from app.cli.client import call
+    from app.cli.client import call, failure, print_failure
 
     try:
         body: Any
         if options.text is not None:
             body = {"text": options.text}
         elif options.image is not None:
-            body = {"image": [_base64_of(file) for file in options.image]}
+            body = {"image": [_read("--image", file, is_text=False) for file in options.image]}
         elif options.prompt is not None or options.message is not None:
             body = _generation(options)
         elif options.body is not None:
-            body = _json_argument(options.body)
+            body = _json_argument("--body", options.body)
         elif options.data is not None:
-            body = {"input_data": _json_argument(options.data)}
+            body = {"input_data": _json_argument("--data", options.data)}
         else:
-            body = {"inputs": _json_argument(options.inputs)}
-    except (OSError, ValueError) as error:
-        what = "JSON" if options.image is None else "the image"
-        print(f"cannot read {what}: {error}", file=sys.stderr)
+            body = {"inputs": _json_argument("--inputs", options.inputs)}
+    except ValueError as error:
+        print_failure(failure("invalid_input", str(error)), options.json)
         return 2
     if options.top_k is not None and (options.text is not None or options.image is not None):
         body["top_k"] = options.top_k
     status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, **_access(options))
+    if status != 200:
+        return print_failure(response, options.json)
     print(json.dumps(response))
-    return 0 if status == 200 else 1
+    return 0
 
 
 def _generation(options: argparse.Namespace) -> dict[str, Any]:
@@ -330,14 +338,27 @@ def _generation(options: argparse.Namespace) -> dict[str, Any]:
     return body | {"messages": [{"role": "user", "content": options.message}]}
 
 
-def _base64_of(file: str) -> str:
-    return b64encode(Path(file).read_bytes()).decode("ascii")
+def _read(option: str, file: str, is_text: bool) -> str:
+    """Return the text of a file, or its content in base64. Raises ValueError, which names the option."""
+    from app.load_test.failures import unusable
+
+    try:
+        return Path(file).read_text(encoding="utf-8") if is_text else b64encode(Path(file).read_bytes()).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option}: expected a file, got {unusable(file, error)}; correct the path") from error
 
 
-def _json_argument(argument: str) -> Any:
+def _json_argument(option: str, argument: str) -> Any:
+    """Return the decoded argument, or that of the file behind @. Raises ValueError, which names the option."""
     if argument == "@-":
-        return json.load(sys.stdin)
-    return json.loads(Path(argument[1:]).read_text(encoding="utf-8") if argument.startswith("@") else argument)
+        text = sys.stdin.read()
+    else:
+        text = _read(option, argument[1:], is_text=True) if argument.startswith("@") else argument
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        where = f" in {argument[1:]}" if argument.startswith("@") else ""
+        raise ValueError(f"{option}: expected JSON{where}, got another text ({error}); @FILE reads a file") from None
 
 
 if __name__ == "__main__":

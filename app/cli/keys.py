@@ -95,12 +95,14 @@ def _add_file(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace
 
 def _run(options: argparse.Namespace) -> int:
     from app.auth.key_file import InvalidKeysFile
+    from app.cli.client import failure, print_failure
     from app.config import ConfigError
 
     try:
         options.action(options)
     except (_Failed, InvalidKeysFile, ConfigError) as error:
-        print(error, file=sys.stderr)
+        code = "invalid_config" if isinstance(error, ConfigError) else "invalid_keys"
+        print_failure(failure(code, str(error)), getattr(options, "json", False))
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 

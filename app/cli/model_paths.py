@@ -22,6 +22,10 @@ _FILES_OF_A_MODEL = ("config.json", "modules.json", "tokenizer.json")
 _MAX_MODELS = 256
 _MAX_CHILDREN = 10_000
 _MAX_NOTED = 10
+_MISSING = (
+    "expected a model, got a path that does not exist; correct the path, or name an address like hf://org/name, or the "
+    "org/name of a hub"
+)
 _GGUF = ".gguf"
 _HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?", re.ASCII)
 
@@ -79,8 +83,7 @@ def with_models(
 
 
 def _no_model(path: str) -> ConfigIssue:
-    got = "" if Path(path).exists() else ", got a path that does not exist"
-    return ConfigIssue("command line", None, path, _NOT_A_MODEL + got, "not_found")
+    return ConfigIssue("command line", None, path, _NOT_A_MODEL if Path(path).exists() else _MISSING, "not_found")
 
 
 def address_of(path: str) -> SourceAddress | None:

@@ -86,7 +86,7 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     run.add_argument("--truncate", action=argparse.BooleanOptionalAction, help="truncate long texts; default: yes")
     run.add_argument("--top-k", type=int, metavar="N", help="classify: the number of labels; default: all")
     run.add_argument(
-        "--options", type=json.loads, default={}, metavar="JSON", help="further options of /infer, an object"
+        "--options", type=_json_object, default={}, metavar="JSON", help="further options of /infer, an object"
     )
     run.add_argument("--prefix", default="", metavar="TEXT", help="before the names of result columns")
     run.add_argument("--format", choices=("parquet", "csv", "jsonl"), help="of the files in an OUTPUT folder")
@@ -248,8 +248,8 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
     """Return the message for a MODEL that is not known, with the names that would be."""
     if any(issue.kind != "not_found" for issue in error.issues):
         return "\n".join(f"MODEL: {issue.message}" for issue in error.issues)
-    models = (*settings.models.onnx_models, *settings.models.torch_models)
-    names = [*(entry.name for entry in models), *(entry.name for entry in settings.pipelines)]
+    names = [entry.name for entry in (*settings.models.onnx_models, *settings.models.torch_models)]
+    names += [pipeline.name for pipeline in settings.pipelines]
     known = ", ".join(names[:_MAX_NAMES])
     got = f'"{options.model}"' + (f", which is none of {known} in the config" if known else "")
     return (
@@ -259,7 +259,7 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
 
 
 def _connect(options: argparse.Namespace) -> "RemoteModel":
-    from app.cli.client import TlsOptions, credentials, tls_context
+    from app.cli.client import TlsOptions, WrongPemFile, credentials, tls_context
     from app.config import API_KEY_VARIABLE
     from app.offline.errors import WrongCommand
     from app.offline.remote_model import RemoteModel
@@ -269,10 +269,14 @@ def _connect(options: argparse.Namespace) -> "RemoteModel":
     key = os.environ.get(API_KEY_VARIABLE, "") if options.api_key is None else options.api_key
     try:
         tls = tls_context(TlsOptions(options.cacert)) if options.url.startswith("https://") else None
+    except WrongPemFile as error:
+        raise WrongCommand(str(error)) from error
+    try:
         headers = credentials("GET", options.url, b"", key, is_signed=False)
-    except (OSError, ValueError) as error:
-        raise WrongCommand(f"--api-key or --cacert: {error}") from error
-    return RemoteModel(options.url, options.model, headers, tls, options.concurrency)
+    except ValueError as error:
+        raise WrongCommand(f"--api-key: {error}") from error
+    note = partial(print, file=sys.stderr, flush=True)
+    return RemoteModel(options.url, options.model, headers, tls, options.concurrency, note=note)
 
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "Job":
@@ -315,6 +319,16 @@ def _source(options: argparse.Namespace, task: str) -> "RowSource":
     return RowSource(options.column or "", _inputs(options.columns or ""), field, infer_options)
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
+    return value
+
+
 def _inputs(columns: str) -> dict[str, str]:
     """Return input name → column of `--columns a,b=column`."""
     pairs = (pair.partition("=") for pair in columns.split(",") if pair)
@@ -325,8 +339,6 @@ def _infer_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of /infer besides the rows. The decoder of the server checks them. Raises WrongCommand."""
     from app.offline.errors import WrongCommand
 
-    if not isinstance(options.options, dict):
-        raise WrongCommand("--options: expected a JSON object")
     chosen: dict[str, Any] = dict(options.options)
     for name in ("normalize", "truncate", "top_k"):
         if (value := getattr(options, name)) is not None:

@@ -49,7 +49,9 @@ def run_command(options: Options) -> int:
     # Found before the run, not after it.
     for option, file in (("--json", options.json_file), ("--html", options.html_file)):
         if file is not None and not _is_writable(file.absolute()):
-            raise ValueError(f"{option}: expected a file that can be written, got {file}")
+            what = f"the folder {file}" if file.is_dir() else str(file)
+            why = "" if file.absolute().parent.is_dir() else f", but the folder {file.parent} does not exist"
+            raise ValueError(f"{option}: expected a file that can be written, got {what}{why}; name another one")
     try:
         return _runner()(_run(options))
     except (NoTarget, CannotMake) as error:

@@ -8,6 +8,7 @@ import grpc.aio
 
 from app.load_test.client import BackOff, ConnectionCounts, Pause
 from app.load_test.connection import MAX_BODY_BYTES, Address, Failure
+from app.load_test.failures import grpc_reason_of, printable
 from app.load_test.grpc_channel import (
     CallOptions,
     NotConnected,
@@ -30,7 +31,7 @@ from app.load_test.grpc_messages import (
 from app.load_test.inputs import Body
 from app.load_test.open_inference import generates_text
 from app.load_test.tally import Outcome
-from app.load_test.target import Credentials, NoTarget, Target, printable
+from app.load_test.target import Credentials, NoTarget, Target
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -79,8 +80,9 @@ def _no_target(error: grpc.aio.AioRpcError, address: Address, timeout_s: float) 
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NoTarget(f"--url: expected a response from {address.authority} in {timeout_s:g} s, got none")
     if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
-        remedy = "give host and port of gRPC, by default 8081"
-        return NoTarget(f"--url: expected a gRPC server at {address.authority}, got {details}; {remedy}")
+        got = grpc_reason_of(error.details() or "")
+        got = got if ";" in got else f"{got}; give host and port of gRPC, by default 8081"
+        return NoTarget(f"--url: expected a gRPC server at {address.authority}, got {got}")
     option = _OPTIONS.get(error.code(), "--url")
     return NoTarget(f"{option}: expected a description from {address.authority}, got {error.code().name} {details}")
 

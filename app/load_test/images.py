@@ -25,6 +25,8 @@ def read_images(path: Path) -> list[tuple[bytes, str]]:
     paths = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     found, size = [], 0
     for each in paths[:_MAX_FILES]:
+        if not each.exists():
+            raise ValueError(f"--images: expected images, got {each}, which does not exist; correct the path")
         kind = SUFFIXES.get(each.suffix.lower())
         if kind is None or not each.is_file():
             raise ValueError(f"--images: expected a file with {', '.join(SUFFIXES)}, got {each}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.load_test.failures import unusable
 from app.load_test.images import image_request, reads_images
 from app.load_test.tensors import CannotMake, Made, inputs_of, native_tensor, text
 
@@ -73,7 +74,7 @@ def _content(file: Path) -> bytes:
             # Not by its size, which a pipe does not have.
             content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ValueError(f"--input: expected a file that can be read, got {file}: {error.strerror}") from None
+        raise ValueError(f"--input: expected a file of JSON Lines, got {unusable(file, error)}; correct it") from None
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"--input: expected a file of at most {MAX_FILE_BYTES} bytes, got a larger one")
     return content

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from app.load_test.failures import printable
 from app.load_test.histogram import Histogram
 from app.load_test.report import limits
 from app.load_test.run import Plan, Run
-from app.load_test.target import Target, printable
+from app.load_test.target import Target
 
 REDRAW_S = 0.5
 LINE_S = 5.0

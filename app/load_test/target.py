@@ -9,6 +9,7 @@ from urllib.parse import quote
 import orjson
 
 from app.load_test.connection import Address, Connection, Failure
+from app.load_test.failures import printable, reason_of, refused_key
 
 Credentials = Callable[[str, str, bytes], dict[str, str]]
 """credentials(method, path, body) → headers that authenticate the request. `path`: with the prefix of the URL."""
@@ -19,6 +20,8 @@ _OPENAI_PATHS = {
     "openai-embeddings": "/v1/embeddings",
 }
 _MAX_NAMES = 20
+_MAX_TEXT = 200
+"""Characters of an answer that is not JSON."""
 _OPTIONS = {401: "--api-key", 403: "--api-key", 404: "--model"}
 """The option that is wrong, by the status of a missing description."""
 
@@ -129,7 +132,7 @@ def _only(names: list[str]) -> str:
     if not names:
         raise NoTarget("--model: expected a server with a model, got one without")
     shown = ", ".join(printable(name) for name in names[:_MAX_NAMES])
-    raise NoTarget(f"--model: expected one of {shown}, got none")
+    raise NoTarget(f"--model: expected one of {shown}, got none; name one")
 
 
 async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: float) -> dict[str, Any]:
@@ -144,23 +147,24 @@ async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: fl
     except TimeoutError:
         raise NoTarget(f"--url: expected a response from {where} in {timeout_s:g} s, got none") from None
     except Failure as error:
-        raise NoTarget(
-            f"--url: expected an HTTP/1.1 server at {where}, got {error}; use --protocol grpc for a port of gRPC"
-        ) from None
+        reason = str(error).replace("_", " ")
+        remedy = "say https:// for a port of https, or --protocol grpc for one of gRPC"
+        raise NoTarget(f"--url: expected an HTTP/1.1 server at {where}, got {reason}; {remedy}") from None
     except OSError as error:
-        raise NoTarget(f"--url: expected a server at {where}, got {error}") from None
+        raise NoTarget(f"--url: expected a server at {where}, got {reason_of(error)}") from None
     try:
         answer = orjson.loads(response.body)
     except orjson.JSONDecodeError:
         answer = None
     if response.status == 200 and isinstance(answer, dict):
         return answer
-    option = _OPTIONS.get(response.status, "--url")
+    message = error_message(answer)
+    if message and response.status == 401:
+        raise NoTarget(refused_key(message))
     # Only a server with models explains itself.
-    option = option if error_message(answer) else "--url"
-    raise NoTarget(
-        f"{option}: expected a description at {where}, got {response.status} {error_message(answer)}".rstrip()
-    )
+    option = _OPTIONS.get(response.status, "--url") if message else "--url"
+    message = message or printable(response.body.decode("latin-1").strip(), _MAX_TEXT)
+    raise NoTarget(f"{option}: expected a description at {where}, got {response.status} {message}".rstrip())
 
 
 def error_message(answer: Any) -> str:
@@ -179,8 +183,3 @@ def error_code(answer: Any) -> str:
         if isinstance(error.get(key), str):
             return printable(error[key], 48)
     return ""
-
-
-def printable(text: str, limit: int = 80) -> str:
-    """Cut a text of the server and remove characters that would control the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text[:limit])

@@ -71,6 +71,10 @@ def find_files(source: str, output: Path, output_format: str | None = None) -> l
         found = [each for each in path.iterdir() if each.suffix.lower() in FORMATS and each.is_file()]
     else:
         found = [Path(each) for each in glob.glob(source, recursive=True) if Path(each).is_file()]
+    if not found and not path.exists() and not glob.has_magic(source):
+        raise WrongCommand(
+            f'INPUT: expected a file or a folder, got "{source}", which does not exist; correct the path'
+        )
     if not found:
         raise WrongCommand(f'INPUT: expected files with {_SUFFIXES}, got "{source}" with none; check the path')
     if output.suffix.lower() in FORMATS or output.is_file():

@@ -59,6 +59,8 @@ class ImageFolderReader:
 def find_images(source: str, output: Path) -> ImageFolder:
     """Return the folder `source` and its output file. Raises WrongCommand."""
     folder = Path(source)
+    if not folder.exists():
+        raise WrongCommand(f'INPUT: expected a folder, got "{source}", which does not exist; correct the path')
     if not folder.is_dir():
         raise WrongCommand(f'INPUT: expected a folder of images beside --images, got "{source}"; name a folder')
     format_of(output)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from app.load_test.failures import unusable
 from app.offline.errors import WrongCommand
 from app.offline.image_folder import ImageFolderReader
 from app.offline.readers import CsvReader, JsonLinesReader, ParquetReader, Reader
@@ -18,8 +19,15 @@ _READERS: dict[str, Callable[[Path], Reader]] = {
 
 
 def open_reader(path: Path, file_format: str) -> Reader:
-    """Return the reader of a file. Raises WrongCommand for a file of another format, OSError."""
+    """Return the reader of a file. Raises WrongCommand for one that cannot be read, or has another format."""
     try:
-        return _READERS[file_format](path)
-    except pa.ArrowInvalid as error:
+        reader = _READERS[file_format](path)
+        # Names of columns that are not UTF-8.
+        names = [each.encode() for each in reader.schema.names]
+    except (pa.ArrowInvalid, UnicodeError) as error:
         raise WrongCommand(f"{path}: expected a {file_format} file, got another or a damaged one: {error}") from error
+    except OSError as error:
+        raise WrongCommand(f"INPUT: expected a {file_format} file, got {unusable(path, error)}") from error
+    if not names and reader.num_rows:
+        raise WrongCommand(f"{path}: expected a {file_format} file, got none of its rows; correct the file")
+    return reader

@@ -5,7 +5,7 @@ import http.client
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import orjson
 
+from app.load_test.failures import is_lasting, reason_of, refused_key
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from frameworks.types import ClassifyAnswer, EmbedAnswer
@@ -23,15 +24,17 @@ _MAX_ANSWER_BYTES = 512 * 1024 * 1024
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _REFUSED_ROWS = frozenset({400, 413, 507})
+_UNAUTHENTICATED, _NOT_FOUND = 401, 404
 _TRY_LATER = frozenset({429, 502, 503, 504})
 
 
 class Reply(NamedTuple):
-    """`status` 0: no response arrived, and `content` has the error."""
+    """`status` 0: no response arrived, and `content` has the reason. `is_lasting`: a retry would not help."""
 
     status: int
     content: Any
     retry_after_s: float | None = None
+    is_lasting: bool = False
 
 
 class RemoteModel:
@@ -47,8 +50,9 @@ class RemoteModel:
         tls: ssl.SSLContext | None = None,
         concurrency: int = 8,
         patience_s: float = 60.0,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`headers`: authenticate the requests.
+        """`headers`: authenticate the requests. `note`: called with the reason why the start waits for the server.
 
         Raises WrongCommand for a URL that is none, or without the model; RunFailed where no server answers."""
         parts = urlsplit(url)
@@ -59,6 +63,7 @@ class RemoteModel:
         self._headers = headers
         self._tls = tls
         self._patience_s = patience_s
+        self._note = note
         self._path = parts.path.rstrip("/") + f"/models/{quote(name)}"
         self._local = threading.local()
         self._closed = threading.Event()
@@ -94,9 +99,9 @@ class RemoteModel:
 
     def _describe(self, name: str) -> ModelDescription:
         try:
-            model = self._ask("GET", self._path, b"")
+            model = self._ask("GET", self._path, b"", is_first=True)
         except RequestRefused as error:
-            raise WrongCommand(str(error)) from error
+            raise WrongCommand(f"--url: expected a model at {self._url}, got {error}") from error
         if model["task"] is None:
             raise RunFailed(f'MODEL: expected a loaded model, got "{name}", which is {model["state"]}; load it first')
         identity = {"name": model["name"], "version": model["active_version"], "dtype": model["dtype"]}
@@ -110,8 +115,11 @@ class RemoteModel:
             image_size=image and (image["height"], image["width"]),
         )
 
-    def _ask(self, method: str, path: str, body: bytes) -> Any:
-        """Return the content of a 200; ask again while the server is busy. Runs on a thread."""
+    def _ask(self, method: str, path: str, body: bytes, is_first: bool = False) -> Any:
+        """Return the content of a 200; ask again while the server is busy. Runs on a thread.
+
+        `is_first`: a reason that a retry does not change ends the run; later it may be that of a restart.
+        """
         give_up_s = time.monotonic() + self._patience_s
         delay_s = _FIRST_DELAY_S
         while True:
@@ -121,10 +129,17 @@ class RemoteModel:
             message = _message_of(reply)
             if reply.status in _REFUSED_ROWS:
                 raise RequestRefused(message)
+            if reply.status == _UNAUTHENTICATED:
+                raise WrongCommand(refused_key(message))
+            if is_first and reply.status == _NOT_FOUND:
+                raise WrongCommand(f"MODEL: {message}")
             if reply.status and reply.status not in _TRY_LATER:
                 raise WrongCommand(f"--url: {self._url} answered {reply.status}: {message}")
             wait_s = delay_s if reply.retry_after_s is None else reply.retry_after_s
-            if time.monotonic() + wait_s > give_up_s or self._closed.wait(wait_s):
+            if is_first and not reply.is_lasting and delay_s == _FIRST_DELAY_S:
+                self._note(f"waiting for {self._url}: {message}")
+            is_over = is_first and reply.is_lasting
+            if is_over or time.monotonic() + wait_s > give_up_s or self._closed.wait(wait_s):
                 raise RunFailed(f"--url: expected an answer of {self._url}, got {message}")
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
@@ -145,7 +160,7 @@ class RemoteModel:
             connection.close()
             self._connections.discard(connection)
             self._local.connection = None
-            return Reply(0, str(error) or type(error).__name__)
+            return Reply(0, reason_of(error), is_lasting=is_lasting(error))
         if len(content) > _MAX_ANSWER_BYTES:
             raise RunFailed(f"--url: expected at most {_MAX_ANSWER_BYTES} bytes in an answer of {self._url}, got more")
         return Reply(response.status, _decode(content), _seconds(response.getheader("retry-after")))
@@ -184,7 +199,7 @@ def _shapes(described: list[dict[str, Any]] | None) -> dict[str, Shape]:
 def _message_of(reply: Reply) -> str:
     if isinstance(reply.content, dict) and isinstance(reply.content.get("error"), dict):
         return str(reply.content["error"].get("message", reply.content))
-    return str(reply.content)[:500]
+    return str(reply.content)[:500].strip()
 
 
 def _decode(content: bytes) -> Any:

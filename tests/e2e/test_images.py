@@ -322,7 +322,7 @@ def test_models_and_command_line_know_images(images: RunningServer, capsys: pyte
     predictions = json.loads(capsys.readouterr().out)["predictions"]
     assert [labels[0]["label"] for labels in predictions] == ["star", "star"]
     assert main(["infer", "shapes", "--image", f"{file}.absent", "--url", images.url]) == 2
-    assert "cannot read the image" in capsys.readouterr().err
+    assert "--image: expected a file" in capsys.readouterr().err
 
 
 def test_bench_sends_images(images: RunningServer, tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_commands_send_key(keyed: RunningServer, tmp_path: Path) -> None:
     infer = ("infer", "digits", "--data", DIGIT, "--url", keyed.url)
     done = run_here(*infer, "--api-key", ENVIRONMENT_KEY, cwd=tmp_path)
     assert json.loads(done.stdout)["output_data"] == [2]
-    refused = run_here(*infer, "--api-key", ENVIRONMENT_KEY + "x", cwd=tmp_path, environ=by_variable)
+    refused = run_here(*infer, "--json", "--api-key", ENVIRONMENT_KEY + "x", cwd=tmp_path, environ=by_variable)
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["error"]["code"] == "unauthenticated"
 

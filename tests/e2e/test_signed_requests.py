@@ -205,7 +205,7 @@ def test_command_line_signs(server: RunningServer, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("key", ["", "k" * 20, "rh_abc_def", "rh_abcdefghijk1_\xe4"])
 def test_command_line_needs_key_to_sign(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--url", "http://127.0.0.1:1", "--api-key", key, "--sign"]) == 1
-    assert "--api-key: expected rh_" in capsys.readouterr().out
+    assert "--api-key: expected rh_" in capsys.readouterr().err
 
 
 def test_mutated_credentials_are_refused(server: RunningServer) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.cli.commands import main
 from app.config import API_KEY_VARIABLE
 from tests.e2e.gates import RunGate
 from tests.e2e.server import ROOT, Fork, RunningServer, run_examples, wait_until
+from tests.e2e.test_cli import calls
 from tests.e2e.tls_server import TlsServer, tls_serving
 from tests.support.certificates import Authority, server_pair
 
@@ -189,6 +191,16 @@ def test_half_written_pair_keeps_last_good(tmp_path: Path) -> None:
         wait_until(lambda: any("expected the key of" in each["reason"] for each in server.server.events(refused)))
         (tmp_path / "server.key").write_bytes(new.key)
         wait_until(lambda: server.serial() == new.certificate)
+
+
+def test_commands_explain_certificate_and_scheme(
+    plain: TlsServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in calls(tmp_path).values():
+        assert main([*words, "--url", plain.url]) == 1
+        assert "name its authority with --cacert" in capsys.readouterr().err
+        assert main([*words, "--url", plain.url.replace("https", "http")]) in (1, 2)
+        assert "expected https on this port, got http" in capsys.readouterr().err
 
 
 @pytest.mark.extended

@@ -41,10 +41,14 @@ class TlsServer:
     def client(self, pair: Pair | None = None) -> httpx.Client:
         return httpx.Client(base_url=self.url, verify=self.context(pair), trust_env=False, timeout=120)
 
-    def curl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def ca_file(self) -> str:
+        """Write the certificate of the authority; return the path of its file."""
         ca = self.folder / "ca.pem"
         ca.write_bytes(self.authority.pem)
-        command = ["curl", "-sS", "--cacert", str(ca), *arguments, f"{self.url}/health/live"]
+        return str(ca)
+
+    def curl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["curl", "-sS", "--cacert", self.ca_file(), *arguments, f"{self.url}/health/live"]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     @contextmanager

@@ -111,7 +111,7 @@ def test_missing_file_has_no_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\xff", "codec can't decode"),
+        (b"\xff", "expected UTF-8 text, got other bytes"),
         pytest.param(b"#" * (16 * 1024**2 + 1), "expected at most 16 MiB, got more", id="large"),
         (b"keys = " + b"[" * 5000, "invalid TOML"),
         (b"keys = 3", "expected [[keys]] tables, got 3"),

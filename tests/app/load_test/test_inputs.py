@@ -197,8 +197,8 @@ def test_invalid_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 def test_unreadable_or_endless_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "MAX_FILE_BYTES", 1000)
     for file, message in (
-        (tmp_path, "Is a directory"),
-        (tmp_path / "absent", "No such"),
+        (tmp_path, "the folder"),
+        (tmp_path / "absent", "which does not exist"),
         (Path("/dev/zero"), "larger"),
     ):
         with pytest.raises(ValueError, match=f"--input: expected a file .*{message}"):

@@ -105,10 +105,17 @@ def test_refused_rows_have_reason(model: RemoteModel, answers: Answers, status: 
         ask(model)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_refused_key_is_wrong_command(model: RemoteModel, answers: Answers, status: int) -> None:
-    answers[:] = [(status, {}, {"error": {"message": "no"}})]
-    with pytest.raises(WrongCommand, match=f"answered {status}: no"):
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (401, "^--api-key: expected a key, by --api-key or ROUNDHOUSE_API_KEY$"),
+        (403, "answered 403: key: expected a key"),
+        (404, "answered 404: key: expected a key"),
+    ],
+)
+def test_refused_key_is_wrong_command(model: RemoteModel, answers: Answers, status: int, message: str) -> None:
+    answers[:] = [(status, {}, {"error": {"message": "key: expected a key"}})]
+    with pytest.raises(WrongCommand, match=message):
         ask(model)
 
 
