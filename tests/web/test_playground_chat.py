@@ -29,7 +29,7 @@ def sent(tab: Tab) -> list[list[dict[str, Any]]]:
 
     def note(request: Request) -> None:
         if request.url.endswith(CHAT):
-            found.append(request.post_data_json["messages"])
+            found.append(body_of(request)["messages"])
 
     tab.page.on("request", note)
     return found
@@ -60,6 +60,11 @@ def expect_folded_options_on_phone(page: Page) -> None:
     expect(length).to_be_hidden()
     page.locator("summary", has_text="Options").press("Enter")
     expect(length).to_be_visible()
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(request.post_data or "")
+    return body
 
 
 def roles(messages: list[dict[str, Any]]) -> list[str]:
@@ -132,7 +137,9 @@ CALLS = [
 
 def stream_of(*deltas: dict[str, Any], finish: str = "stop") -> str:
     """Return the body of a streamed answer."""
-    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+    ]
     choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish})
     return "".join(f"data: {json.dumps({'choices': [each]})}\n\n" for each in choices) + "data: [DONE]\n\n"
 
@@ -271,7 +278,7 @@ def test_default_length_fits_beside_long_prompt(open_tab: Open, playground: Runn
     page.get_by_label(label, exact=True).fill(text)
     with page.expect_request("**/completions") as request:
         page.get_by_role("button", name=button, exact=True).click()
-    assert request.value.post_data_json["max_tokens"] == context - count
+    assert body_of(request.value)["max_tokens"] == context - count
     expect(page.locator('.pg-figures[data-phase="done"]')).to_be_visible()
     # The code is that of the request, with the same number.
     expect(page.locator(".pg-snippet")).to_contain_text(f'"max_tokens": {context - count}')

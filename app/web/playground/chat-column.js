@@ -1,6 +1,6 @@
 // The messages of one side of a chat, with what a person may do to each of them.
 import { Icon } from "../components/icons.js";
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { asks, openCalls, plainText } from "./conversation.js";
 import { CopyButton } from "./copy-button.js";
 import { TextResult } from "./text-result.js";
@@ -50,7 +50,7 @@ function useEdit(canAsk) {
   const [isEditing, setEditing] = useState(false);
   const isCancelled = useRef(false);
   const element = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isEditing && isCancelled.current) element.current?.focus();
     isCancelled.current = false;
   }, [isEditing]);
@@ -71,7 +71,8 @@ function Question({ text, isLast, canAsk, onSubmit }) {
 function QuestionForm({ text, isLast, canAsk, onCancel, onSubmit }) {
   const [draft, setDraft] = useState(text);
   const area = useRef(null);
-  useEffect(() => {
+  // An effect after the paint would move the caret while a person types.
+  useLayoutEffect(() => {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);

@@ -1,5 +1,5 @@
 // A field for the result of each call of a tool, which the person is, and a button that sends them to the model.
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { TextField } from "./parts.js";
 
 /**
@@ -10,7 +10,7 @@ import { TextField } from "./parts.js";
 export function ToolResults({ calls, onSend, results: given = [], onCancel = null, isDisabled = false }) {
   const [contents, setContents] = useState(() => Object.fromEntries(given.map(({ id, content }) => [id, content])));
   const form = useRef(null);
-  useEffect(() => { if (onCancel) form.current.querySelector("textarea")?.focus(); }, []);
+  useLayoutEffect(() => { if (onCancel) form.current.querySelector("textarea")?.focus(); }, []);
   const results = calls.map(({ id }) => ({ id, content: contents[id] ?? "" }));
   const isEmpty = results.some((each) => each.content.trim() === "");
   const submit = (event) => { event.preventDefault(); if (!isEmpty && !isDisabled) onSend(results); };
