@@ -23,7 +23,7 @@ def tab(open_tab: Open, playground: RunningServer) -> Iterator[Tab]:
 
 
 @pytest.fixture
-def sent(tab: Tab) -> list[list[dict[str, Any]]]:
+def sent(tab: Tab) -> Iterator[list[list[dict[str, Any]]]]:
     """Collect the messages of each request for a chat."""
     found: list[list[dict[str, Any]]] = []
 
@@ -32,7 +32,8 @@ def sent(tab: Tab) -> list[list[dict[str, Any]]]:
             found.append(body_of(request)["messages"])
 
     tab.page.on("request", note)
-    return found
+    yield found
+    tab.page.remove_listener("request", note)
 
 
 def ask(page: Page, text: str, number: int) -> None:
