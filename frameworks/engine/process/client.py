@@ -17,6 +17,7 @@ from frameworks.engine.process.messages import (
     Close,
     Counts,
     FromEngine,
+    LoadProgress,
     Pong,
     ProtocolError,
     QueueState,
@@ -30,6 +31,7 @@ from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.process.watch import HangWatch
 from frameworks.errors import Draining, ModelFailed, as_failed
 from frameworks.generation.types import GenerateRequest, StepStats
+from frameworks.progress import Work, begin
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
@@ -74,6 +76,8 @@ class ProcessEngine:
         self._stats: StepStats | None = None
         self._restart: asyncio.Task[None] | None = None
         self._load_s = 0.0
+        # The compilation of kernels in the process.
+        self._work: Work | None = None
         self.is_dead = False
         self.outage: str | None = None
         self.is_shared = False
@@ -96,6 +100,7 @@ class ProcessEngine:
             **self._calls.handlers,
             Counts: self._add_counts,
             SpecLearned: self._note_spec,
+            LoadProgress: self._note_progress,
             Pong: self._note_pong,
             QueueState: self._note_queue_state,
         }
@@ -279,7 +284,13 @@ class ProcessEngine:
             self._watch = None
         link, self._calls.link = self._calls.link, None
         self._stats = None
+        self._end_work()
         return link
+
+    def _end_work(self) -> None:
+        if self._work is not None:
+            self._work.end()
+            self._work = None
 
     async def _restart_process(self) -> None:
         while True:
@@ -318,7 +329,17 @@ class ProcessEngine:
 
     def _use_spec(self, spec: ModelSpec) -> None:
         self.model.spec = spec
+        if not spec.awaits_kernels:
+            self._end_work()
         self.on_spec()
+
+    def _note_progress(self, message: LoadProgress) -> None:
+        """Note the progress of kernels that are compiled beside the requests."""
+        if self._work is None:
+            if not self.model.spec.awaits_kernels:
+                return
+            self._work = begin("compile", self._name)
+        self._work.phase(message.what, message.total, message.unit, message.done)
 
     def _note_pong(self, message: Pong) -> None:
         if self._watch is not None:

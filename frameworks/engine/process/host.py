@@ -9,9 +9,8 @@ from typing import Any
 import structlog
 
 from frameworks.engine.process.hosted_calls import HostedClient, Sender
-from frameworks.engine.process.hosted_engine import HostedEngine
+from frameworks.engine.process.hosted_engine import HostedEngine, progress_now
 from frameworks.engine.process.messages import (
-    MAX_PHASE_CHARACTERS,
     Close,
     Closed,
     EndRequests,
@@ -27,7 +26,6 @@ from frameworks.engine.process.model_source import ModelSource
 from frameworks.engine.process.plain import error_to_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import RoundhouseError
-from frameworks.progress import running
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +100,7 @@ class EngineHost(HostedEngine):
         sent: LoadProgress | None = None
         try:
             while not (await asyncio.wait([load], timeout=PROGRESS_S))[0]:
-                found = _progress()
+                found = progress_now("load")
                 if found is not None and found != sent and self._owner.is_open:
                     sent = found
                     self._owner.send(found)
@@ -127,13 +125,3 @@ class EngineHost(HostedEngine):
     def _end_with_engine(self) -> None:
         log.error("engine process ends, as its model has ended")
         self._end(1)
-
-
-def _progress() -> LoadProgress | None:
-    """Return the innermost work of this process: its one model is being loaded."""
-    works = running()
-    if not works:
-        return None
-    state = works[-1].state
-    what = state.what if state.kind == "load" else f"{state.kind}: {state.what}"
-    return LoadProgress(what[:MAX_PHASE_CHARACTERS], state.done, state.total, state.unit)

@@ -7,12 +7,13 @@ from typing import Any
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.hosted_calls import HostedClient, Sender
-from frameworks.engine.process.messages import Loaded, SpecLearned, ToEngine
+from frameworks.engine.process.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
 from frameworks.engine.process.model_source import HostedModel
 from frameworks.engine.process.plain import PlainTenant, tenant_from_plain
 from frameworks.engine.process.run_growth import RunGrowth
 from frameworks.engine.process.specs import spec_to_plain
 from frameworks.engine.threads import EngineThreads
+from frameworks.progress import Kind, running
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.tenants import Tenant
 from frameworks.types import ModelSpec
@@ -52,6 +53,7 @@ class HostedEngine:
         self._tenants: dict[PlainTenant, Tenant] = {}
         self._loaded_spec: ModelSpec | None = None
         self._sent_spec: ModelSpec | None = None
+        self._sent_progress: LoadProgress | None = None
         self._is_over = False
 
     def add(self, sender: Sender) -> HostedClient:
@@ -136,6 +138,10 @@ class HostedEngine:
         self._send_spec()
         assert self._sent_spec is not None
         if self._sent_spec.awaits_kernels:
+            progress = progress_now("compile")
+            if progress is not None and progress != self._sent_progress and self.reporter is not None:
+                self._sent_progress = progress
+                self.reporter.sender.send(progress)
             self._loop.call_later(KERNELS_S, self._look_at_kernels)
 
     def _report(self) -> None:
@@ -150,3 +156,13 @@ class HostedEngine:
         if engine.is_dead and not self._is_over:
             self._is_over = True
             self._died()
+
+
+def progress_now(shown_as: Kind) -> LoadProgress | None:
+    """Return the innermost work of this process, which has one model. `shown_as`: the kind that the server shows."""
+    works = running()
+    if not works:
+        return None
+    state = works[-1].state
+    what = state.what if state.kind == shown_as else f"{state.kind}: {state.what}"
+    return LoadProgress(what[:MAX_PHASE_CHARACTERS], state.done, state.total, state.unit)

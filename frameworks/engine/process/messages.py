@@ -161,7 +161,7 @@ class Loaded(EngineMessage, frozen=True):
 
 
 class LoadProgress(EngineMessage, frozen=True):
-    """The phase of a load that runs, and how much of it is done, as in WorkState."""
+    """The phase of a load, or of the compilation after it, and how much of it is done, as in WorkState."""
 
     what: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
     done: int

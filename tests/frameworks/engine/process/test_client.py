@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import wraps
 from math import nan
 from typing import Any
@@ -22,20 +23,24 @@ from frameworks.engine.process.messages import (
     EndRequests,
     Failed,
     Infer,
+    LoadProgress,
     Ping,
     Pong,
     Proceed,
     ProtocolError,
+    SpecLearned,
     StepDeltas,
 )
 from frameworks.engine.process.plain import answer_to_plain, error_to_plain
+from frameworks.engine.process.specs import spec_to_plain
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.generation.types import StepStats
+from frameworks.progress import states
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.timings import Timings
 from frameworks.traces import SPAN_BYTES, BatchRun, RunTrace
 from frameworks.types import TensorBatch, TextRequest
-from tests.frameworks.engine.process.fake_link import Harness, is_failed, outcomes
+from tests.frameworks.engine.process.fake_link import SPEC, Harness, is_failed, outcomes
 from tests.support.loops import in_loop, soon
 
 
@@ -145,6 +150,28 @@ async def test_counts_of_process_are_added(harness: Harness) -> None:
     assert (batches.sizes[4], batches.split[4], batches.seconds[4], batches.tenant_seconds["t"]) == (4, 2, 1.0, 1.0)
     assert (generated.tokens, generated.tenants["t"].generated) == (6, 4)
     assert harness.engine.stats == [StepStats(running=1)]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@in_loop
+async def test_compilation_in_process_is_shown(is_lost: bool) -> None:
+    harness = Harness(spec=replace(SPEC, awaits_kernels=True))
+    await harness.engine.open()
+
+    def shown() -> list[tuple[str, str, int, int]]:
+        found = states(lambda work: work.name == "m")
+        return [(each.kind, each.what, each.done, each.total) for each in found]
+
+    for done in (0, 1):
+        harness.link.receive(LoadProgress("kernels", done, 2, "kernels"))
+        assert shown() == [("compile", "kernels", done, 2)]
+    if is_lost:
+        harness.link.lose()
+    else:
+        harness.link.receive(SpecLearned(spec_to_plain(SPEC)))
+        harness.link.receive(LoadProgress("kernels", 1, 2, "kernels"))  # sent before
+    assert not shown()
+    await harness.engine.close()
 
 
 @opened

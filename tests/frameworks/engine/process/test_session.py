@@ -12,11 +12,13 @@ from frameworks.engine.process.messages import (
     Cancel,
     Counted,
     Infer,
+    LoadProgress,
     Proceed,
     SpecLearned,
 )
 from frameworks.engine.process.plain import request_to_plain
 from frameworks.engine.process.specs import spec_from_plain
+from frameworks.progress import working
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.traces import SPAN_BYTES
 from frameworks.types import Batch, ProductTrial, TextRequest, Value
@@ -119,6 +121,9 @@ async def test_changed_kernels_are_sent_without_requests(monkeypatch: pytest.Mon
     model = ArrayModel()
     model.spec = replace(model.spec, awaits_kernels=True)
     async with sharing(model) as links:
+        with working("compile", "m") as work:
+            work.phase("kernels", 2, "kernels", 1)
+            assert await links[0].next(LoadProgress) == LoadProgress("kernels", 1, 2, "kernels")
         product = ProductTrial(4, 4, 1, "compiled")
         model.spec = replace(model.spec, awaits_kernels=False, products=(product,))
         for link in links:
