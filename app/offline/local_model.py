@@ -1,5 +1,6 @@
 """Load the model into this process, with the scheduler and engines of the server."""
 
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,10 @@ from typing import Any
 
 from app.config import LoadedSettings
 from app.inference.pipeline import FindSpec, Pipeline
+from app.observability.background import background_task
+from app.observability.bars import in_place
 from app.observability.metrics import Observer, RequestRecord
+from app.observability.progress import ProgressReporter
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.images import IMAGES_PER_REQUEST
 from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
@@ -43,10 +47,11 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
     _refuse_searches(inference.manager.slot(name))
     async with inference.manager as manager:
         try:
-            for each in manager.slots:
-                if name not in each.names:
-                    await manager.load(each.name)  # a model of a pipeline's steps
-            slot = await manager.load(name)
+            async with background_task(ProgressReporter(_show).run()):
+                for each in manager.slots:
+                    if name not in each.names:
+                        await manager.load(each.name)  # a model of a pipeline's steps
+                slot = await manager.load(name)
         except (InvalidModel, ModelFailed, OutOfMemory) as error:
             raise RunFailed(f"MODEL: {error.message}") from error
         try:
@@ -54,6 +59,12 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
         finally:
             await inference.shadowing.close()
             inference.pipeline.close()
+
+
+def _show(line: str) -> None:
+    """Draw the progress of the load, where standard error is a terminal."""
+    sys.stderr.write(in_place(line))
+    sys.stderr.flush()
 
 
 def _refuse_searches(slot: ModelSlot) -> None:
