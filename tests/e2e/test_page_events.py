@@ -148,6 +148,13 @@ def test_samples_count_the_requests(shared: RunningServer) -> None:
             rates.append(ops.until("sample"))
         assert rates[-1]["models"]["common"]["p50_ms"] > 0
         assert any(each["server"]["requests_per_s"] > 0 for each in rates)
+        totals, server = rates[-1]["totals"], rates[-1]["server"]
+        assert totals["requests"] >= rates[-1]["models"]["common"]["requests_total"]
+        assert totals["rows"] >= 20
+        assert totals["p99_ms"] >= totals["p50_ms"] > 0
+        assert sum(each["server"]["cpu_cores"] for each in rates) > 0
+        assert server["resident_bytes"] > 1 << 20
+        assert server["engine_resident_bytes"] is None
         assert [name for name, _ in ops.events[:4]] == ["hello", "models", "history", "requests"]
         hello = ops.events[0][1]
         assert hello["auth"] is True

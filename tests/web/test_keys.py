@@ -9,6 +9,7 @@ from app.auth.principal import Scope
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
 from tests.support.keyring import make_key, write_keys
+from tests.web.conftest import VECTORS
 from tests.web.tabs import Open
 
 pytestmark = pytest.mark.extended
@@ -23,7 +24,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with an operator's key and a key that may only read."""
     folder = tmp_path_factory.mktemp("keyed")
     write_keys(folder / "keys.toml", OPERATOR, READER)
-    config = f'[auth]\nmode = "required"\nkeys_file = "{folder / "keys.toml"}"\n' + DIGITS
+    config = f'[auth]\nmode = "required"\nkeys_file = "{folder / "keys.toml"}"\n' + DIGITS + VECTORS
     with serving(folder, config) as running:
         yield running.wait_ready()
         running.check_log()
@@ -100,6 +101,11 @@ def test_key_to_read_shows_no_orders(open_tab: Open, keyed: RunningServer) -> No
     tab.show("#/overview")
     expect(page.locator(".view-head")).to_contain_text("numbers of tenant search")
     expect(page.locator(".devices")).to_contain_text("Only an operator sees the memory of models.")
+    expect(page.locator("figure.chart").filter(has_text="CPU of the server")).to_have_count(0)
+    tab.show("#/collections/vectors")
+    expect(page.get_by_text("A key with the scope infer can search.")).to_be_visible()
+    expect(page.get_by_role("search")).to_have_count(0)
+    expect(page.get_by_role("form", name="Save a record")).to_have_count(0)
 
 
 def test_forgotten_key_ends_the_view(open_tab: Open, keyed: RunningServer) -> None:
