@@ -9,7 +9,7 @@ export function RequestLink({ id, short = false }) {
     onClick=${(event) => event.stopPropagation()}><code>${shown}</code></a>`;
 }
 
-/** The id of an answer as api.js's `call` returns it, or null. */
+/** The id of an answer as api.js's `call` returns it, or of `{text: {requestId}}`; null where it is not known. */
 export function requestIdOf(answer) {
-  return answer?.headers?.get("x-request-id") ?? null;
+  return answer?.headers?.get("x-request-id") ?? answer?.text?.requestId ?? null;
 }

@@ -1,16 +1,14 @@
 // The request of a tool as snippets to copy, and where the time of its last answer went.
-import { RequestLink, requestIdOf } from "../components/request-link.js";
 import { html, useEffect, useMemo, useState } from "../lib/html.js";
 import { currentKey, onKey } from "../lib/key.js";
 import { CopyButton } from "./copy-button.js";
 import { Choice } from "./parts.js";
+import { RequestLink, requestIdOf } from "../components/request-link.js";
 import { BODY_FILE, bodyText, snippetsOf } from "./snippets.js";
 
-/**
- * `request`: as snippets.js takes it, or null while the form has none. `timing`: a waterfall, or null before an answer.
- * `requestId`: of the answer; by default that of the answer in `timing`.
- */
-export function RequestPanel({ request, timing, requestId = requestIdOf(timing?.props) }) {
+/** `request`: as snippets.js takes it, or null while the form has none. `timing`: a waterfall, or null before an answer. */
+export function RequestPanel({ request, timing }) {
+  const requestId = requestIdOf(timing?.props);
   return html`
     ${timing ? html`<section class="panel" aria-label="Timing">${timing}
       ${requestId ? html`<p class="detail">Phases in the server: <${RequestLink} id=${requestId} /></p>` : null}</section>` : null}
