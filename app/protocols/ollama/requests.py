@@ -214,7 +214,7 @@ class OllamaChatRequest(OllamaTextRequest):
 class OllamaGenerateRequest(OllamaTextRequest):
     """A prompt to answer, or with `raw` to continue."""
 
-    prompt: str = Field(min_length=1, examples=["Once upon a time"])
+    prompt: str = Field(examples=["Once upon a time"])
     system: str | None = None
     raw: bool | None = Field(False, description="Use no chat template: continue the prompt.")
     suffix: str | None = Field(None, description="Text after the generated one, as suffix of /v1/completions.")

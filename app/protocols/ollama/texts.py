@@ -57,6 +57,7 @@ from frameworks.types import ModelSpec
 
 _NO_OPTIONS = read_body(OllamaOptions, {})
 _THINKING = "enable_thinking"
+_LOADS = "a model loads at its first request, and POST /models/{name}/unload unloads it"
 _RENAMED = {
     "max_tokens": "options.num_predict",
     "stop": "options.stop",
@@ -81,6 +82,9 @@ def _build_chat(body: OllamaChatRequest, spec: ModelSpec) -> GenerateRequest:
 
 def _build_generate(body: OllamaGenerateRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
+    if not body.prompt:
+        # Clients of Ollama load and unload models so.
+        raise InvalidInput("prompt", f'expected a text, got ""; {_LOADS}')
     if body.suffix:
         check_infills(generation, body.model)
     if body.raw or body.suffix or not generation.has_chat_template:

@@ -129,7 +129,11 @@ class TestChatCompletion:
         assert "".join(pieces) == whole.choices[0].message.content
 
     def test_response_format(self, client: Any) -> None:
-        schema = {"type": "object", "properties": {"city": {"enum": ["Bern", "Oslo"]}}, "required": ["city"]}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Bern", "Oslo"]}},
+            "required": ["city"],
+        }
         schema["additionalProperties"] = False
         talk = [{"role": "user", "content": "Where?"}]
         for form in (
