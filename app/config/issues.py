@@ -126,7 +126,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def describe_error(error: Mapping[str, Any]) -> str:
     """Translate one error of pydantic into `expected X, got Y; do Z`. Missing and unknown keys are not handled here.
 
-    The message of a ValueError may end with its own remedy: `expected X; do Z`.
+    The message of a ValueError may end with its own remedy: `expected X; do Z`. It may also say what was given.
     """
     error_type, value, context = error["type"], error["input"], error.get("ctx") or {}
     if error_type == "literal_error":
@@ -139,7 +139,9 @@ def describe_error(error: Mapping[str, Any]) -> str:
         expected, _, remedy = text.partition("; ")
     if isinstance(value, str) and error_type in ("int_type", "float_type", "bool_type") and _SCALAR.fullmatch(value):
         remedy = "remove the quotes"
-    return f"{expected}, got {format_value(value)}" + (f"; {remedy}" if remedy else "")
+    says_given = error_type == "value_error" and ", got " in expected
+    given = "" if says_given else f", got {format_value(value)}"
+    return f"{expected}{given}" + (f"; {remedy}" if remedy else "")
 
 
 def _short_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -306,3 +306,10 @@ def test_issue_prints_any_value_on_one_line() -> None:
     values: list[object] = [None, {}, [1], 1.5]
     assert [format_value(value) for value in values] == ["null", "a table", "a list", "1.5"]
     assert describe_error({"type": "new_in_pydantic", "input": 1}) == "expected another kind of value, got 1"
+
+
+def test_message_says_once_what_was_given() -> None:
+    error = {"type": "value_error", "input": None, "ctx": {"error": ValueError("expected a key, got none; set it")}}
+    assert describe_error(error) == "expected a key, got none; set it"
+    error = {"type": "value_error", "input": 3, "ctx": {"error": ValueError("expected a key; set it")}}
+    assert describe_error(error) == "expected a key, got 3; set it"

@@ -134,6 +134,7 @@ def test_incomplete_settings_are_refused(tmp_path: Path, lines: str, key: str, w
     (issue,) = refused.value.issues
     assert issue.key == key
     assert words in issue.message
+    assert issue.message.count("got none") == issue.message.count(", got ") == 1
 
 
 def test_check_reports_unusable_files(tmp_path: Path) -> None:
