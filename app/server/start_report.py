@@ -64,7 +64,7 @@ class StartReport:
             "listening", host=host, port=port, grpc_port=grpc_port, pid=os.getpid(), workers=workers, url=self._url
         )
         for warning in self._options.warnings:
-            log.warning(warning)
+            log.warning("command line", reason=warning)
         if self._writes_text:
             write_lines([f"\nRoundhouse is at {self._url}\n"])
 
@@ -98,7 +98,10 @@ class StartReport:
             places = f"page {page}, all routes {docs}" if page else f"all routes {docs}"
             write_lines(["", f"{state}; {places}; in another shell:", "", *lines, "", *notes])
         else:
-            log.info(state, url=self._url, page=page, docs=docs, examples=lines, notes=notes or None)
+            event = "started" if failed else "ready"
+            log.info(
+                event, failed=failed or None, url=self._url, page=page, docs=docs, examples=lines, notes=notes or None
+            )
 
     def _curl_options(self) -> tuple[str, ...]:
         server, options = self._settings.server, []

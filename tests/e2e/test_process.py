@@ -277,7 +277,7 @@ def test_failed_model_beside_good_one_is_served_around(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no graph")
     paths = [str(tmp_path / "broken.onnx"), str(MODELS / "digits")]
     with RunningServer([*paths, "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
-        assert server.wait_for_log("started; not loaded: broken")["examples"][1:]
+        assert server.wait_for_log("started", failed=["broken"])["examples"][1:]
         assert server.client.get("/health").json()["status"] == "degraded"
 
 
@@ -289,7 +289,7 @@ def test_folder_of_models_serves_each(tmp_path: Path) -> None:
     with RunningServer([str(tmp_path), "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
         for model in ("one", "two"):
             assert server.wait_ready().infer(model, input_data=[1, 2, 3, 4])["output_data"] == [1, 2, 3, 4]
-        server.wait_for_log(f"{tmp_path}: folders without a model are skipped: none")
+        server.wait_for_log("command line", reason=f"{tmp_path}: folders without a model are skipped: none")
 
 
 def test_model_paths_need_no_config(tmp_path: Path) -> None:
