@@ -1,6 +1,7 @@
 """Connect this process to a Ray cluster, or say why that failed."""
 
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from ray.exceptions import AuthenticationError
 
 # In the lines of Ray's libraries; its exception does not say why no cluster answered.
 _WRONG_TOKEN = b"InvalidAuthToken"
+_PROBE_S = 10.0
 _ADVICE = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH for a file"
 
 
@@ -23,8 +25,9 @@ def connect(field: str, where: str, **options: Any) -> None:
     """Call `ray.init` with these options; the lines that Ray's libraries print are hidden.
 
     `field`, `where`: the argument with the address, and the address, for the message. Run it in the main thread, as Ray
-    sets signal handlers. Raises CannotConnect.
+    sets signal handlers. Raises CannotConnect, at once where no process listens at the address.
     """
+    _check_listening(field, where, options.get("address"))
     with _captured_stderr() as printed:
         try:
             ray.init(**options)
@@ -36,6 +39,21 @@ def connect(field: str, where: str, **options: Any) -> None:
                 message = f"RAY_AUTH_TOKEN: expected the token of the Ray cluster at {where}, got {given}"
                 raise CannotConnect(f"{message}; {_ADVICE}") from error
             raise CannotConnect(f"{field}: expected a Ray cluster at {where}, got none ({error})") from error
+
+
+def _check_listening(field: str, where: str, address: str | None) -> None:
+    """Raise CannotConnect where the host and port of an address accept no connection. Ray would try for minutes."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        message = f"expected a Ray cluster at {where}, got no connection ({reason})"
+        raise CannotConnect(f"{field}: {message}; start it, or name another address") from error
 
 
 @contextmanager

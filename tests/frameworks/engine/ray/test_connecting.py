@@ -52,3 +52,16 @@ def test_connect_refused_names_reason(
     with pytest.raises(CannotConnect, match=f"^{message.replace('(', '.').replace(')', '.')}"):
         connect("address", "a:1")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "auto"])
+def test_address_without_listener_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> NoReturn:
+        raise AssertionError("Ray is not asked")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(
+        CannotConnect, match=r"^address: expected a Ray cluster at here, got no connection .*; start it"
+    ):
+        connect("address", "here", address=address)
