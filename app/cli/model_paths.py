@@ -83,6 +83,9 @@ def with_models(
 
 
 def _no_model(path: str) -> ConfigIssue:
+    if path.endswith(".toml"):
+        message = f"expected a model, got a config file; say --config {path}"
+        return ConfigIssue("command line", None, path, message, "invalid")
     return ConfigIssue("command line", None, path, _NOT_A_MODEL if Path(path).exists() else _MISSING, "not_found")
 
 

@@ -86,6 +86,11 @@ def test_missing_path_is_called_missing(folder: Path) -> None:
     assert ["got a path that does not exist" in issue.message for issue in refusal.value.issues] == [True, False]
 
 
+def test_config_file_as_model_names_its_option(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got a config file; say --config .*some\.toml"):
+        names(folder, "some.toml")
+
+
 def test_folder_of_models_adds_each(folder: Path) -> None:
     for name in (".hidden", "versioned/1", "versioned/10", "versioned/9"):
         (folder / name).mkdir(parents=True)
