@@ -91,8 +91,9 @@ def show_line(line: str) -> None:
 
 
 def flush_logs(timeout_s: float) -> None:
-    """Wait until the queued lines are written."""
+    """Remove the line of `show_line`, and wait until the queued lines are written."""
     for sink in _sinks:
+        sink.show("")
         sink.flush(timeout_s)
 
 

@@ -9,7 +9,6 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.errors import InvalidModel
-from frameworks.progress import step
 from frameworks.pytorch.generation.cpu_kernels import (
     CpuKernel,
     float_kernels,
@@ -83,7 +82,6 @@ class LinearMaker:
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights [outputs, inputs]."""
-        step()
         if not self._is_on_cpu:
             return self._make_on_accelerator(weight, bias)
         if self._is_deferred:
@@ -94,7 +92,6 @@ class LinearMaker:
 
     def make_group(self, read: ReadGroups, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that a file holds in 8 or 4 bits."""
-        step()
         if self._is_deferred:
             deferred = DeferredGroupLinear(read, bias)
             self._group_bytes += deferred.held_bytes

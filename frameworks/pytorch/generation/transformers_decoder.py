@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
+from frameworks.progress import step
 from frameworks.pytorch.generation.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.decoder import LinearPlace
@@ -86,6 +87,7 @@ def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
             elif isinstance(module, Conv1D):  # GPT-2's layer, whose weights are transposed
                 replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
                 inputs, outputs = module.nx, module.nf
+                step()
             else:
                 continue
             setattr(parent, name, replacement)

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ import pytest
 from frameworks.collections import index_file, lists, maintenance, rebuilding, segments
 from frameworks.collections.contract import Hit, IndexInfo, IndexState, Metric, Record, Vectors
 from frameworks.collections.filters import parse_filter
-from frameworks.progress import Work, WorkState, states
+from frameworks.progress import states
 from tests.frameworks.collections.model import Opened, expected_scores, settings_of
+from tests.support.works import ended_phases
 
 _DIMENSIONS = 24
 _SEGMENT_ROWS = 500
@@ -51,22 +51,15 @@ def _wait(opened: Opened, *states: IndexState, unindexed: int = 1 << 60) -> Inde
 
 
 def test_build_counts_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[WorkState] = []
-    begin = Work.phase
-
-    def noted(work: Work, *arguments: Any) -> None:
-        ended.append(work.state)
-        begin(work, *arguments)
-
-    monkeypatch.setattr(Work, "phase", noted)
+    ended = ended_phases(monkeypatch)
     opened = Opened(settings_of(tmp_path, _DIMENSIONS, Metric.COSINE, index_rows=900))
     opened.run(opened.collection.upsert(_records(_clustered(1000, 1))))
     _wait(opened, IndexState.READY, IndexState.MISSED)
     opened.close()
-    found = {each.what: (each.kind, each.done, each.total) for each in ended if each.what}
-    assert found.pop("training the centres") == ("index", 8, 8)
-    rows = ("index", 1000, 1000)
-    assert found == {"comparing the rows with the centres": rows, "putting the rows in order": rows}
+    found = {each.what: (each.done, each.total) for each in ended if each.kind == "index"}
+    assert found.pop("training the centres") == (8, 8)
+    rows = ("comparing the rows with the centres", "putting the rows in order", "measuring the recall")
+    assert found == dict.fromkeys(rows, (1000, 1000))
     assert not states(lambda work: work.subject == "collection")
 
 

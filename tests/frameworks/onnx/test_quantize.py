@@ -14,12 +14,14 @@ from frameworks.errors import InvalidModel
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.quantization import saturation
 from frameworks.onnx.quantization.saturation import round_to_range
+from frameworks.progress import working
 from frameworks.quantization.comparison import row_cosines
 from frameworks.quantization.ranges import HALVED, PAIRED, WHOLE, WeightRange
 from frameworks.types import Array, TensorBatch
 from tests.frameworks.models.loading import load_onnx, rows_of
 from tests.support.models import onnx_encoders, onnx_graphs, onnx_perceptrons
 from tests.support.models.text_files import TEXTS, write_json, write_tokenizer
+from tests.support.works import ended_phases
 
 ROOT = Path(__file__).parents[3]
 X = np.random.default_rng(1).random((20, onnx_perceptrons.SIZE)).astype(np.float32)
@@ -64,6 +66,18 @@ def test_copy_agrees_with_onnxruntime_quantizer(
     fp32 = X @ onnx_perceptrons.weights()
     assert not np.allclose(answer(model), fp32, atol=1e-4)
     assert row_cosines(answer(model), fp32).min() > (0.999 if is_exact else 0.9)
+
+
+def test_making_of_copy_counts_its_phases(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = ended_phases(monkeypatch)
+    with working("load", "m"):
+        for _ in range(2):  # the second load finds the copy
+            load_onnx(folder, quantized="mixed", min_cosine=0.5, cache_dir=tmp_path / "cache")
+    assert {(each.kind, each.name) for each in ended} == {("quantize", "m")}
+    assert [each.what for each in ended] == [
+        "measuring the products", "choosing the products", "writing the copy", "comparing with the original",
+    ]  # fmt: skip
+    assert all(0 < each.done <= each.total for each in ended[:2])
 
 
 @pytest.mark.parametrize("is_external", [False, True])

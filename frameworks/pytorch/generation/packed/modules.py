@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from frameworks.progress import step
 from frameworks.pytorch.generation.group_linear import ReadGroups, make_group_linear
 from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.linear import Linear, MakeLinear, UnfusedLinear
@@ -124,9 +125,13 @@ def linear_of(module: torch.nn.Module, make_linear: MakeLinear) -> Linear:
 
 
 def joined_linear_of(modules: list[torch.nn.Module], make_linear: MakeLinear) -> Linear:
-    """Return one layer for modules of the same rows: one product where their weights allow it."""
+    """Return one layer for modules of the same rows: one product where their weights allow it.
+
+    Counts the modules as steps of the current work.
+    """
     packed = [module for module in modules if isinstance(module, PackedModule)]
     if not packed:
+        step(len(modules))
         weights = [module.weight for module in modules]
         biases = [module.bias for module in modules if isinstance(module.bias, torch.Tensor)]
         assert all(isinstance(weight, torch.Tensor) for weight in weights)
@@ -135,6 +140,7 @@ def joined_linear_of(modules: list[torch.nn.Module], make_linear: MakeLinear) ->
             (torch.cat(biases) if len(biases) > 1 else biases[0]) if biases else None,
         )
     if len(packed) == len(modules) and all(packed[0].joins(other) for other in packed[1:]):
+        step(len(modules))
         # A LinearMaker counts the bytes of all layers, and chooses kernels for the whole model.
         return _group_linear(packed, getattr(make_linear, "make_group", _make_now))
     return JoinedLinear([linear_of(module, make_linear) for module in modules])

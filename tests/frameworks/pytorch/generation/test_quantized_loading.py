@@ -3,10 +3,12 @@
 import pytest
 
 from frameworks.errors import InvalidModel
+from frameworks.progress import working
 from frameworks.pytorch.generation.quantization_report import MAX_PERPLEXITY
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating
 from tests.support.models.causal_folders import save_causal_model
+from tests.support.works import ended_phases
 
 pytestmark = pytest.mark.isa
 
@@ -19,6 +21,17 @@ def test_perplexity_is_near_original(made_once: FolderMaker, dtype: str) -> None
     assert report.perplexity is not None
     assert report.perplexity != report.perplexity_original
     assert report.perplexity == pytest.approx(report.perplexity_original, rel=MAX_PERPLEXITY[dtype] - 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_quantisation_counts_its_layers(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    ended = ended_phases(monkeypatch)
+    with working("load", "m"):
+        load_generating(made_once(save_causal_model, model_type=family), dtype="int8", min_cosine=0.5)
+    [layers] = [each for each in ended if each.kind == "quantize"]
+    assert (layers.name, layers.what, layers.unit) == ("m", "layers", "layers")
+    assert layers.done == layers.total > 0
+    assert [each.what for each in ended if each.kind == "load"] == ["checking the numbers"]
 
 
 def test_int4_holds_less_than_int8(made_once: FolderMaker) -> None:
