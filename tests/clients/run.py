@@ -31,7 +31,7 @@ _MODELS = f"""
 name = "minilm"
 path = "{MODELS / "minilm"}"
 """
-_TOOL_GROUPS = frozenset({"haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
+_TOOL_GROUPS = frozenset({"fields", "haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
 _BORROWING_GROUPS = frozenset({"guidellm"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 

@@ -41,6 +41,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "caller", "input": "a"},
     "/v1/embeddings": {"model": "embed", "input": "a"},
     "/v1/rerank": {**_RANKED, "documents": ["a"]},
+    "/v1/classify": {"model": "classify", "input": "a"},
     "/v1/messages": {"model": "caller", "messages": _USER, "max_tokens": 4},
     "/v1/messages/count_tokens": {"model": "caller", "messages": _USER},
     "/api/chat": {"model": "caller", "messages": _USER},
@@ -70,6 +71,7 @@ _NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     ("/api/generate", "suffix"): {"model": "coder"},
     ("/v1/completions", "suffix"): {"model": "coder"},
     ("/v1/completions", "echo"): {"logprobs": 1},
+    ("/", "stream"): {"model": "llama"},
     ("/", "parameters.top_k"): {"model": "classify"},
     ("/", "parameters.function_to_apply"): {"model": "classify"},
 }

@@ -6,7 +6,12 @@ from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import AnswerContext
 from app.protocols.json_output import array_to_json
 from app.protocols.ollama.codec import OllamaCodec
-from app.protocols.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, ignored_of
+from app.protocols.ollama.requests import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    check_options_of_vectors,
+    ignored_of_vectors,
+)
 from app.protocols.text_fields import check_dimensions, rename_text, to_texts
 from frameworks.types import EmbedAnswer, ModelSpec, TextRequest
 
@@ -52,9 +57,10 @@ def _rename_one(field: str) -> str:
 
 
 EMBED_CODEC = OllamaCodec(
-    "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write, rename=_rename, ignored=ignored_of
-)
+    "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write, rename=_rename, check=check_options_of_vectors,
+    ignored=ignored_of_vectors,
+)  # fmt: skip
 EMBEDDINGS_CODEC = OllamaCodec(
     "/api/embeddings", ("embed",), OllamaEmbeddingsRequest, _build_one, _write_one, rename=_rename_one,
-    ignored=ignored_of,
+    check=check_options_of_vectors, ignored=ignored_of_vectors,
 )  # fmt: skip

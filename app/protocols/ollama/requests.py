@@ -59,6 +59,7 @@ OPTIONS = FieldPolicy(
     }
 )
 """Refused members of `options`."""
+_OPTIONS_OF_VECTORS = FieldPolicy({name: Ignored(neutral=each.neutral) for name, each in OPTIONS.refusals.items()})
 
 _Ignored = Annotated[Any, Field(description="Accepted without effect.")]
 _MAX_NAME = 256
@@ -123,6 +124,22 @@ def check_options(fields: dict[str, Any], spec: ModelSpec) -> None:
     if isinstance(options, dict):
         fields["options"] = options = dict(options)
         OPTIONS.apply(options, "options.")
+
+
+def ignored_of_vectors(body: _OllamaBody, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the fields of a body that have no effect on vectors, which are all options."""
+    given = () if body.options is None else body.options.model_dump(exclude_none=True)
+    names = tuple(f"options.{name}" for name in given)
+    return names if body.keep_alive is None else (*names, "keep_alive")
+
+
+def check_options_of_vectors(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """Remove the options that only texts could have; return those that are ignored."""
+    options = fields.get("options")
+    if not isinstance(options, dict):
+        return ()
+    fields["options"] = options = dict(options)
+    return _OPTIONS_OF_VECTORS.apply(options, "options.")
 
 
 class OllamaEmbedRequest(_OllamaBody):

@@ -7,6 +7,7 @@ import pytest
 
 from app.protocols.bodies import read_body
 from app.protocols.ollama.codec import without_tag
+from app.protocols.ollama.embed import EMBED_CODEC
 from app.protocols.ollama.requests import (
     OllamaEmbedRequest,
     OllamaMessage,
@@ -63,6 +64,13 @@ def test_suffix_reaches_prompt_of_model_that_infills() -> None:
     assert (request.prompts, request.prompt_options) == (("a",), PromptOptions(suffix="b"))
     assert_refused(GENERATE_CODEC, "suffix", '"llama"', "fill-in-the-middle", model="llama", prompt="a", suffix="b")
     assert_refused(GENERATE_CODEC, "system", model="coder", prompt="a", suffix="b", system="c")
+
+
+def test_options_of_vectors_are_ignored() -> None:
+    # LangChain sends all options that it knows.
+    options = {"mirostat": 1, "tfs_z": None, "temperature": 0.5, "num_ctx": None}
+    decoded = decode(EMBED_CODEC, model="embed", input="a", options=options)
+    assert decoded.ignored == ("options.mirostat", "options.temperature")
 
 
 def test_options_of_other_samplers_are_refused() -> None:
