@@ -160,7 +160,7 @@ def _names(tls: ServerTls) -> set[str]:
     certificate = x509.load_pem_x509_certificates(tls.material.certificate)[0]
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         return set()
     return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
 

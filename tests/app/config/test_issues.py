@@ -308,8 +308,13 @@ def test_issue_prints_any_value_on_one_line() -> None:
     assert describe_error({"type": "new_in_pydantic", "input": 1}) == "expected another kind of value, got 1"
 
 
-def test_message_says_once_what_was_given() -> None:
-    error = {"type": "value_error", "input": None, "ctx": {"error": ValueError("expected a key, got none; set it")}}
-    assert describe_error(error) == "expected a key, got none; set it"
-    error = {"type": "value_error", "input": 3, "ctx": {"error": ValueError("expected a key; set it")}}
-    assert describe_error(error) == "expected a key, got 3; set it"
+@pytest.mark.parametrize(
+    ("value", "message", "shown"),
+    [
+        (None, "expected a key, got none; set it", "expected a key, got none; set it"),
+        (3, "expected a key; set it", "expected a key, got 3; set it"),
+    ],
+)
+def test_message_says_once_what_was_given(value: object, message: str, shown: str) -> None:
+    error = {"type": "value_error", "input": value, "ctx": {"error": ValueError(message)}}
+    assert describe_error(error) == shown
