@@ -9,6 +9,7 @@ RoundhouseError
 │   ├── VersionNotFound          the model has no such version
 │   ├── CollectionNotFound       no collection has this name
 │   ├── RecordNotFound           the collection has no record with this id
+│   ├── CollectionExists         a collection has this name already
 │   └── ModelExists              the name is registered already
 ├── ModelUnavailable             the model exists and cannot answer now
 │   ├── ModelLoading             the model is being loaded
@@ -141,6 +142,13 @@ class RecordNotFound(RequestError):
 
     def __init__(self, collection: str, record: str) -> None:
         super().__init__(f'collection "{collection}" has no record "{record[:MAX_SHOWN_CHARACTERS]}"')
+
+
+class CollectionExists(RequestError):
+    """A collection of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f'a collection named "{name}" exists already; choose another name')
 
 
 class AdapterNotFound(RequestError):

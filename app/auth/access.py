@@ -28,6 +28,7 @@ READ = Access(Scope.READ)
 WRITE = Access(Scope.WRITE)
 MANAGE = Access(Scope.MANAGE)
 REGISTER = Access(Scope.MANAGE, "register")
+CREATE = Access(Scope.MANAGE, "create")
 LOAD = Access(Scope.MANAGE, "load")
 UNLOAD = Access(Scope.MANAGE, "unload")
 ROLL_BACK = Access(Scope.MANAGE, "roll_back")
@@ -91,8 +92,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/detokenize": _INFER,
     "/v1/classify": _INFER,
     "/v1/similarity": _INFER,
-    "/v1/collections": _GET,
-    "/v1/collections/{collection}": _GET,
+    "/v1/collections": {"GET": READ, "POST": CREATE},
+    "/v1/collections/{collection}": {"GET": READ, "DELETE": DELETE},
     "/v1/collections/{collection}/search": _INFER,
     "/v1/collections/{collection}/upsert": {"POST": WRITE},
     "/v1/collections/{collection}/delete": {"POST": WRITE},

@@ -11,6 +11,8 @@ from frameworks.collections.contract import MAX_DIMENSIONS, CollectionSettings, 
 from frameworks.settings import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
 
+COLLECTIONS_FOLDER = Path("collections")
+"""Of collections without a path, each below it by its name."""
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
@@ -46,7 +48,7 @@ class CollectionEntry(BaseModel):
     @property
     def folder(self) -> Path:
         """The folder of the files, as it is written."""
-        return self.path or Path("collections") / self.name
+        return self.path or COLLECTIONS_FOLDER / self.name
 
     def at(self, folder: Path) -> CollectionSettings:
         """Return the settings of the collection whose files are in `folder`."""

@@ -14,7 +14,14 @@ from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
-_NOT_OF_INFERENCE = {"adapter_exists", "model_exists", "not_found", "not_supported", "record_not_found"}
+_NOT_OF_INFERENCE = {
+    "adapter_exists",
+    "collection_exists",
+    "model_exists",
+    "not_found",
+    "not_supported",
+    "record_not_found",
+}
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. A server without keys needs none."},

@@ -7,6 +7,7 @@ from app.auth.errors import Forbidden, QuotaExceeded, Unauthenticated
 from frameworks.errors import (
     AdapterExists,
     AdapterNotFound,
+    CollectionExists,
     CollectionNotFound,
     DeadlineExceeded,
     Draining,
@@ -104,6 +105,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (RequestTimeout, 408, "request_timeout", "DEADLINE_EXCEEDED"),
     (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
     (AdapterExists, 409, "adapter_exists", "ALREADY_EXISTS"),
+    (CollectionExists, 409, "collection_exists", "ALREADY_EXISTS"),
     (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
     (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),
     (QuotaExceeded, 429, "quota_exceeded", "RESOURCE_EXHAUSTED"),

@@ -75,7 +75,12 @@ class Ingress:
         connections = open_connections(self._settings.server, tls)
         self._grpc = open_grpc_listener(self._settings, tls)
         starter = RayStarter(_deployments(loaded, models, groups))
-        host = Host(starter=starter, labels=labels, attach=lambda manager: starter.attach(manager.residency))
+        host = Host(
+            starter=starter,
+            labels=labels,
+            attach=lambda manager: starter.attach(manager.residency),
+            keeps_collections=False,
+        )
         self._server = build(
             loaded,
             self._settings.logging.requests or "slow_and_failed",

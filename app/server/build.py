@@ -31,6 +31,7 @@ from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
+from app.config.collection_settings import COLLECTIONS_FOLDER
 from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
@@ -38,6 +39,7 @@ from app.http.origins import OriginRules
 from app.http.prefixes import PrefixRules
 from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
+from app.inference.collection_files import CollectionFiles
 from app.inference.collections import Collections, ConfiguredCollection
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
@@ -107,12 +109,14 @@ class Server:
 class Host:
     """Where the server runs. `probe`: finds the devices; None: those of this machine. `starter`: starts the models that
     run outside of this process; None: in engine processes. `labels`: of each metric. `attach`: called with the manager.
+    `keeps_collections`: whether collections can be created, and are opened again at the next start.
     """
 
     probe: DeviceProbe | None = None
     starter: Starter | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     attach: Callable[[MLFrameworkManager], None] = lambda _: None
+    keeps_collections: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +233,21 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    collections = build_collections(loaded, manager.residency.ledger)
+    files = CollectionFiles(loaded.resolve(COLLECTIONS_FOLDER)) if host.keeps_collections else None
+    collections = build_collections(loaded, manager.residency.ledger, files)
     add_operations(pipeline, manager.parts, collections)
     manager.pipelines.collections = collections
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
 
 
-def build_collections(loaded: LoadedSettings, budget: MemoryLedger | None = None) -> Collections:
-    """Return the collections of the settings; none is open. `budget`: of the memory of those that are opened here."""
+def build_collections(
+    loaded: LoadedSettings, budget: MemoryLedger | None = None, files: CollectionFiles | None = None
+) -> Collections:
+    """Return the collections of the settings; none is open. `budget`: of the memory of those that are opened here.
+    `files`: of those that are created at run time, in this process.
+    """
     entries = loaded.settings.collections
-    return Collections((ConfiguredCollection(each, loaded.resolve(each.folder)) for each in entries), budget)
+    return Collections((ConfiguredCollection(each, loaded.resolve(each.folder)) for each in entries), budget, files)
 
 
 def build_bounds(settings: Settings, byte_limit: ByteLimit, limits: SharedLimits | None = None) -> Bounds:
@@ -335,7 +344,7 @@ def build_routers(
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections, connections).router(),
         MetricsApi(sources, views).router(),
-        CollectionsApi(pipeline.collections, views).router(),
+        CollectionsApi(pipeline.collections, views, lifecycle, max_body_bytes).router(),
     ]
 
 

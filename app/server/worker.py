@@ -49,6 +49,7 @@ from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
 from app.server.reload import Reload, reload_when_told
 from app.workers.collections import RemoteCollections
+from app.workers.created_collections import CreatedReceiver
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
 from app.workers.live import RemoteFeeds, RequestsSender
@@ -186,6 +187,7 @@ class _Worker:
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
         collections = build_collections(loaded)
         collections.connect(RemoteCollections(link).connect)
+        CreatedReceiver(link, collections)
         add_operations(self._pipeline, self._replica.parts, collections)
         self._replica.pipelines.collections = collections
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)

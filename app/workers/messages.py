@@ -280,6 +280,16 @@ class CollectionAnswer(Reply, frozen=True):
     content: bytes = b""
 
 
+class CreatedCollections(ControlRequest, frozen=True):
+    """The collections that were created at run time, as JSON of their entries. Answered by CollectionsNoted."""
+
+    entries: list[bytes]
+
+
+class CollectionsNoted(Reply, frozen=True):
+    """Requests of the worker find these collections from now on."""
+
+
 class CheckLoop(ControlRequest, frozen=True):
     """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
 
@@ -306,6 +316,7 @@ ToWorker = (
     | CollectRequests
     | CollectionAnswerPart
     | CollectionAnswer
+    | CreatedCollections
 )
 FromWorker = (
     ModelsFromWorker
@@ -326,4 +337,5 @@ FromWorker = (
     | FinishedRequests
     | CollectionCallPart
     | CollectionCall
+    | CollectionsNoted
 )

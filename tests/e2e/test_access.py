@@ -66,6 +66,8 @@ HTTP = {
     "POST /v1/similarity": "infer",
     "GET /v1/collections": "read",
     "GET /v1/collections/{collection}": "read",
+    "POST /v1/collections": "manage",
+    "DELETE /v1/collections/{collection}": "manage",
     "POST /v1/collections/{collection}/search": "infer",
     "POST /v1/collections/{collection}/upsert": "write",
     "POST /v1/collections/{collection}/delete": "write",

@@ -337,3 +337,43 @@ class TestTenants:
     def test_searches_count_for_limit_of_tenant(self, keyed: RunningServer) -> None:
         statuses = [send(keyed, "search", "/docs/search", query=[1.0] * 384).status_code for _ in range(100)]
         assert set(statuses) == {200, 429}
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_created_collection_survives_restart(start: Start, tmp_path: Path, workers: int) -> None:
+    server = start(f"[server]\nworkers = {workers}\n" + collection("kept")).wait_ready()
+
+    def all_workers_list(server: RunningServer, *names: str) -> None:
+        for _ in range(4 * workers):  # each on a connection of its own
+            listed = httpx.get(f"{server.url}/v1/collections", timeout=60).json()["collections"]
+            assert [each["name"] for each in listed] == list(names)
+            for name in names:
+                body = {"query": [1.0] * DIMENSIONS}
+                found = httpx.post(f"{server.url}/v1/collections/{name}/search", json=body, timeout=60)
+                assert found.status_code == 200, found.text
+
+    body = {"name": "made", "dimensions": DIMENSIONS, "metric": "dot"}
+    made = server.client.post("/v1/collections", json=body)
+    assert made.status_code == 201, made.text
+    assert (made.json()["rows"], made.json()["metric"], made.json()["is_created"]) == (0, "dot", True)
+    all_workers_list(server, "kept", "made")
+    assert ask(server, "made/upsert", records=[{"id": "a", "vector": [1.0] * DIMENSIONS}])["upserted"] == 1
+    assert_refused(server.client.post("/v1/collections", json=body), 409, "collection_exists", '"made" exists already')
+    assert_refused(server.client.delete("/v1/collections/kept"), 403, "forbidden", "config file", "remove its entry")
+    assert_refused(server.client.delete("/v1/collections/none"), 404, "collection_not_found")
+    for wrong, words in (
+        ({"dimensions": 0}, ["dimensions:"]), ({"name": "a/b"}, ["name:"]), ({"metric": "l2"}, ["metric:"]),
+        ({"name": None}, ["name:"]),
+    ):  # fmt: skip
+        assert_refused(server.client.post("/v1/collections", json={**body, **wrong}), 400, "invalid_input", *words)
+    unknown = server.client.post("/v1/collections", json={**body, "name": "other", "model": "none"})
+    assert_refused(unknown, 404, "model_not_found")
+    server.stop()
+    again = start(f"[server]\nworkers = {workers}\n" + collection("kept")).wait_ready()
+    assert again.client.get("/v1/collections/made").json()["rows"] == 1
+    all_workers_list(again, "kept", "made")
+    assert again.client.delete("/v1/collections/made").json() == {"deleted": "made"}
+    all_workers_list(again, "kept")
+    assert [each.name for each in (tmp_path / "collections").iterdir()] == ["kept"]
+    assert_refused(again.client.post("/v1/collections/made/search", json={"query": [1]}), 404, "collection_not_found")
+    assert again.client.post("/v1/collections", json=body).json()["rows"] == 0

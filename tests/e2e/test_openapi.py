@@ -57,8 +57,8 @@ ROUTES = {
     "/v1/detokenize": {"post"},
     "/v1/classify": {"post"},
     "/v1/similarity": {"post"},
-    "/v1/collections": {"get"},
-    "/v1/collections/{collection}": {"get"},
+    "/v1/collections": {"get", "post"},
+    "/v1/collections/{collection}": {"get", "delete"},
     "/v1/collections/{collection}/search": {"post"},
     "/v1/collections/{collection}/upsert": {"post"},
     "/v1/collections/{collection}/delete": {"post"},
@@ -201,7 +201,7 @@ def test_document_describes_accepted_load_bodies(order: str, document: Any, serv
 
 
 def test_document_lists_errors_of_inference(document: Any) -> None:
-    others = {"model_exists", "adapter_exists", "not_found", "not_supported", "record_not_found"}
+    others = {"model_exists", "adapter_exists", "collection_exists", "not_found", "not_supported", "record_not_found"}
     for path in INFERENCE:
         responses = document["paths"][path]["post"]["responses"]
         for status, codes in ERROR_CODES.items():

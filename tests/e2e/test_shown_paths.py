@@ -37,6 +37,8 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/messages/count_tokens", {"model": "{name}", "messages": CHAT}),
     ("POST", "/v1/classify", {"model": "{name}", "input": "a"}),
     ("POST", "/v1/similarity", {"model": "{name}", "sources": "a", "targets": ["b"]}),
+    ("POST", "/v1/collections", {"name": "made", "dimensions": 0}),
+    ("DELETE", "/v1/collections/{collection}", None),
     ("POST", "/v1/collections/{collection}/search", {"vector": [1, 2]}),
     ("POST", "/v1/collections/{collection}/upsert", {"records": [{"id": "a", "vector": [1, 2]}]}),
     ("POST", "/v1/collections/{collection}/delete", {"ids": ["a"]}),

@@ -75,6 +75,34 @@ def test_records_are_saved_found_and_deleted(open_tab: Open, small_site: Running
     expect(page.locator(".view-head")).to_contain_text("0 rows of 3 dimensions")
 
 
+def test_collection_is_created_and_deleted(open_tab: Open, small_site: RunningServer) -> None:
+    tab = open_tab(f"{small_site.url}/#/collections")
+    tab.allowed = ("409", f"404 (Not Found) {small_site.url}/v1/collections/made")  # read once more while it is deleted
+    page = tab.page
+    page.get_by_role("button", name="Create a collection").click()
+    dialog = page.get_by_role("dialog", name="Create a collection")
+    expect(dialog.get_by_label("Name")).to_be_focused()
+    dialog.get_by_label("Name").fill("vectors")
+    dialog.get_by_label("Dimensions").fill("2")
+    dialog.get_by_label("Metric").select_option("euclid")
+    assert tab.serious_findings() == []
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("alert")).to_contain_text('a collection named "vectors" exists already')
+    dialog.get_by_label("Name").fill("made")
+    dialog.get_by_role("button", name="Create").click()
+    expect(tab.heading("made")).to_be_visible()
+    expect(page.locator(".fact-list")).to_contain_text("euclid")
+    page.get_by_role("button", name="Delete the collection").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete made").click()
+    expect(tab.heading("Collections")).to_be_visible()
+    expect(page.locator("tr[data-collection]")).to_have_count(1)
+    assert small_site.client.get("/v1/collections/made").status_code == 404
+    tab.show("#/collections/vectors")
+    expect(tab.heading("vectors")).to_be_visible()
+    expect(page.locator(".fact-list")).to_be_visible()
+    expect(page.get_by_role("button", name="Delete the collection")).to_have_count(0)
+
+
 def test_wrong_vector_is_refused_with_advice(open_tab: Open, small_site: RunningServer) -> None:
     tab = open_tab(f"{small_site.url}/#/collections/vectors")
     tab.allowed = ("400",)

@@ -3,8 +3,10 @@ import { Busy, Empty, ErrorNotice } from "../components/message.js";
 import { Scroll } from "../components/scroll.js";
 import { useCollections, useIndexWork } from "../lib/collections.js";
 import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
-import { html } from "../lib/html.js";
+import { html, useState } from "../lib/html.js";
+import { useCanManage } from "../lib/rights.js";
 import { link } from "../lib/router.js";
+import { CreateDialog } from "./collection-create.js";
 import { CollectionView } from "./collection.js";
 
 export function Collections({ name }) {
@@ -13,18 +15,24 @@ export function Collections({ name }) {
 
 function CollectionList() {
   const { value: list, error } = useCollections();
+  const [creates, setCreates] = useState(false);
+  const canManage = useCanManage();
   return html`
     <div class="view-head"><h1>Collections</h1>
-      ${list?.length ? html`<span class="muted">${list.length} with ${formatCount(sum(list, "rows"))} rows</span>` : null}</div>
+      ${list?.length ? html`<span class="muted">${list.length} with ${formatCount(sum(list, "rows"))} rows</span>` : null}
+      <span class="spacer"></span>
+      ${canManage ? html`<button type="button" class="primary" onClick=${() => setCreates(true)}>Create a collection</button>` : null}</div>
     ${error ? html`<${ErrorNotice} error=${error} title="The collections could not be read" />` : null}
     ${list === null && !error ? html`<${Busy}>Reading the collections<//>` : null}
     ${list?.length === 0 ? html`<div class="panel"><${Empty} title="There is no collection.">
-      An entry <code>[[collections]]</code> of the configuration makes one. It keeps embeddings with texts and metadata.<//></div>` : null}
+      ${canManage ? "Create one, or add an entry" : "A key with the scope manage can create one, or an entry"} <code>[[collections]]</code>
+      ${canManage ? " to the configuration" : " of the configuration"}. It keeps embeddings with texts and metadata.<//></div>` : null}
     ${list?.length ? html`<section class="panel"><${Scroll} label="Collections"><table class="cards-table" role="table">
       <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Name</th><th role="columnheader" scope="col">Index</th>
         <th role="columnheader" scope="col">Model</th><th role="columnheader" scope="col">Metric</th>
         ${NUMBERS.map(([label]) => html`<th key=${label} role="columnheader" scope="col" class="number">${label}</th>`)}</tr></thead>
-      <tbody role="rowgroup">${list.map((each) => html`<${Row} key=${each.name} collection=${each} />`)}</tbody></table><//></section>` : null}`;
+      <tbody role="rowgroup">${list.map((each) => html`<${Row} key=${each.name} collection=${each} />`)}</tbody></table><//></section>` : null}
+    ${creates ? html`<${CreateDialog} onClose=${() => setCreates(false)} />` : null}`;
 }
 
 const NUMBERS = [
