@@ -96,7 +96,8 @@ class Sampling:
 class Stopping:
     """When a text ends. `max_tokens` None: at the end of the model's context.
 
-    `may_be_fewer`: `max_tokens` is a default. If the context has no room for them, the text ends with the context.
+    `may_be_fewer`: `max_tokens` is a default, or a limit that the protocol requires. If the context has no room for
+    them, the text ends with the context.
     """
 
     max_tokens: int | None = None

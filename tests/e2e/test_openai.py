@@ -203,6 +203,18 @@ class TestChat:
         assert answer.choices[0].message.content == complete(client, ids, **GREEDY).choices[0].text
         assert answer.usage.prompt_tokens == len(ids)
 
+    def test_messages_end_with_context(self, server: RunningServer) -> None:
+        # LiteLLM sends this limit without being asked.
+        body = {
+            "model": "tiny-llama",
+            "messages": MESSAGES,
+            "max_tokens": 128_000,
+            "stop_sequences": [" "],
+            "temperature": 0,
+        }
+        answer = server.client.post("/v1/messages", json=body)
+        assert answer.json()["stop_reason"] in ("stop_sequence", "end_turn"), answer.text
+
     def test_messages_continue_last_response_alike(self, server: RunningServer) -> None:
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once upon a"}]
         body = {"model": "tiny-llama", "messages": talk, "max_tokens": 8, "temperature": 0}

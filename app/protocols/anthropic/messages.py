@@ -1,5 +1,6 @@
 """/v1/messages: answer a conversation, or count its tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -46,11 +47,13 @@ _MODES: dict[type, ToolMode] = {AnyTool: "required", ChosenTool: "named", NoTool
 def _build(body: MessagesRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
     use = _tool_use(body, generation)
-    stopping = StoppingFields(max_tokens=body.max_tokens, stop=body.stop_sequences)
+    fields = StoppingFields(max_tokens=body.max_tokens, stop=body.stop_sequences)
+    # The protocol requires a limit, so that clients send that of Anthropic's models, such as 128,000 tokens.
+    stopping = replace(to_stopping(fields, generation, None), may_be_fewer=True)
     return GenerateRequest(
         (_conversation_of(body, use, generation),),
         to_sampling(body, generation),
-        to_stopping(stopping, generation, None),
+        stopping,
         use.constraint,
         text_format=use.text_format,
     )

@@ -58,6 +58,11 @@ class TestChat:
         )
         assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 16)
 
+    def test_limit_of_anthropic(self) -> None:
+        # The provider sends the limit of Anthropic's models, which is longer than the context.
+        asked = {"messages": [USER], "api_base": URL, "api_key": "none", "stop": ["e", "a", "i"]}
+        assert litellm.completion("anthropic/caller", **asked).choices[0].finish_reason
+
     @pytest.mark.parametrize("provider", CALLING)
     def test_tools(self, provider: str) -> None:
         asked = {"tools": [TOOL], "tool_choice": NAMED, **DRAWN}

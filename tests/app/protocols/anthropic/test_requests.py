@@ -102,7 +102,7 @@ class TestSampling:
     def test_options_reach_the_model(self) -> None:
         request = ask(temperature=0.5, top_p=0.9, top_k=3, seed=1, stop_sequences=["\n", "END"]).request
         assert request.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=1)
-        assert request.stopping == Stopping(max_tokens=20, strings=("\n", "END"))
+        assert request.stopping == Stopping(20, strings=("\n", "END"), may_be_fewer=True)
         assert (request.num_choices, request.constraint) == (1, None)
 
     def test_omitted_options_are_those_of_model(self) -> None:
