@@ -5,6 +5,7 @@ Redirects lead to https only, never from a public host to a private one, and nev
 
 import io
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -89,11 +90,22 @@ def open_url(
 
 def unavailable(url: str, error: Exception | str, retry_after_s: float | None = None) -> SourceUnavailable:
     """Return the error for a server that does not answer."""
-    reason = str(error)[:200] or type(error).__name__
-    return SourceUnavailable(
-        f"{shown(url)}: expected a complete answer, got {reason}; check the network and load the model again",
-        retry_after_s,
-    )
+    reason, remedy = _reason_of(error), "check the network"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = "set SSL_CERT_FILE to a file with its authority"
+    message = f"expected a complete answer, got {reason}; {remedy} and load the model again"
+    return SourceUnavailable(f"{shown(url)}: {message}", retry_after_s)
+
+
+def _reason_of(error: Exception | str) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"a certificate that is not trusted ({error.verify_message})"
+        case ConnectionRefusedError():
+            return "no connection: nothing listens there"
+        case socket.gaierror():
+            return "a host name that is not known"
+    return str(error)[:200] or type(error).__name__
 
 
 class _TimedReader(io.RawIOBase):

@@ -167,7 +167,7 @@ def test_other_protocol_raises_source_unavailable() -> None:
 def test_closed_port_raises_source_unavailable(web: WebServer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with pytest.raises(SourceUnavailable, match="refused"):
+        with pytest.raises(SourceUnavailable, match="got no connection: nothing listens there; check the network"):
             HttpBytes().head(f"http://127.0.0.1:{unused.getsockname()[1]}/a")
 
 
@@ -251,7 +251,7 @@ def test_https_reads_over_tls(tls: WebServer) -> None:
 
 def test_unknown_certificate_raises_source_unavailable(tls: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
-    with pytest.raises(SourceUnavailable, match="certificate"):
+    with pytest.raises(SourceUnavailable, match=r"not trusted .*; set SSL_CERT_FILE"):
         read(f"{tls.url}/a")
     assert not tls.requests
 
