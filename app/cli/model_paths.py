@@ -18,7 +18,9 @@ _NOT_A_MODEL = (
     "such folders, or an address like hf://org/name, or the org/name of a hub"
 )
 _FILES_OF_A_MODEL = ("config.json", "modules.json", "tokenizer.json")
-"""A folder with one of them is a model whose weights are missing, and its subfolders are parts of it."""
+"""A folder with one of them is a model whose weights are missing, and its subfolders are parts of it. Repositories of
+GGUF files may have one too.
+"""
 _MAX_MODELS = 256
 _MAX_CHILDREN = 10_000
 _MAX_NOTED = 10
@@ -126,7 +128,8 @@ def _read_entries(path: str, note: Callable[[str], None]) -> "list[ModelEntry | 
     entry = _read_with_versions(folder)
     if entry is not None:
         return [entry]
-    if not folder.is_dir() or any((folder / name).exists() for name in _FILES_OF_A_MODEL):
+    lacks_weights = any((folder / name).exists() for name in _FILES_OF_A_MODEL) and not _is_folder_of_ggufs(folder)
+    if lacks_weights or not folder.is_dir():
         return []
     children = sorted(islice(folder.iterdir(), _MAX_CHILDREN + 1))
     if len(children) > _MAX_CHILDREN:

@@ -125,6 +125,7 @@ def test_folder_that_is_model_stays_one(folder: Path) -> None:
 
 def test_each_of_several_gguf_files_is_model(folder: Path) -> None:
     (folder / "one-gguf" / "other.gguf").touch()
+    (folder / "one-gguf" / "config.json").touch()
     assert names(folder, "one-gguf") == ([], ["model", "other"])
     (folder / "one-gguf" / "model.safetensors").touch()
     assert names(folder, "one-gguf") == ([], ["one-gguf"])
