@@ -61,6 +61,10 @@ def with_models(
         except ValueError as error:
             issues.append(ConfigIssue("command line", None, path, str(error), "invalid"))
             continue
+        except OSError as error:
+            message = f"expected a model, got a path that cannot be read ({error.strerror}); correct its permissions"
+            issues.append(ConfigIssue("command line", None, path, message, "unreadable"))
+            continue
         if not named:
             issues.append(_no_model(path))
         for each in named:

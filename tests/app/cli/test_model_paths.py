@@ -1,6 +1,7 @@
 """Models of `roundhouse serve PATH …`: name and framework from the path."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -89,6 +90,15 @@ def test_missing_path_is_called_missing(folder: Path) -> None:
 def test_config_file_as_model_names_its_option(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"got a config file; say --config .*some\.toml"):
         names(folder, "some.toml")
+
+
+def test_unreadable_folder_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ConfigError, match=r"got a path that cannot be read \(Permission denied\)"):
+        names(folder, "empty")
 
 
 def test_folder_of_models_adds_each(folder: Path) -> None:
