@@ -358,6 +358,7 @@ def _json_argument(option: str, argument: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         where = f" in {argument[1:]}" if argument.startswith("@") else ""
+        where = " on standard input" if argument == "@-" else where
         raise ValueError(f"{option}: expected JSON{where}, got another text ({error}); @FILE reads a file") from None
 
 

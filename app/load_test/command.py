@@ -50,7 +50,7 @@ def run_command(options: Options) -> int:
     for option, file in (("--json", options.json_file), ("--html", options.html_file)):
         if file is not None and not _is_writable(file.absolute()):
             what = f"the folder {file}" if file.is_dir() else str(file)
-            why = "" if file.absolute().parent.is_dir() else f", but the folder {file.parent} does not exist"
+            why = "" if file.absolute().parent.is_dir() else f", but there is no folder {file.parent}"
             raise ValueError(f"{option}: expected a file that can be written, got {what}{why}; name another one")
     try:
         return _runner()(_run(options))

@@ -141,7 +141,9 @@ class Connection(asyncio.Protocol):
         if exc is None and self._is_head_complete and not has_length:
             self._complete()
         else:
-            self._fail(Failure("incomplete_response" if self._received else "connection_closed"))
+            failure = Failure("incomplete_response" if self._received else "connection_closed")
+            failure.__cause__ = exc
+            self._fail(failure)
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of the response, within the bounds of head and body."""

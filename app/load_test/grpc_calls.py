@@ -8,7 +8,7 @@ import grpc.aio
 
 from app.load_test.client import BackOff, ConnectionCounts, Pause
 from app.load_test.connection import MAX_BODY_BYTES, Address, Failure
-from app.load_test.failures import grpc_reason_of, printable
+from app.load_test.failures import grpc_reason_of, printable, refused_key
 from app.load_test.grpc_channel import (
     CallOptions,
     NotConnected,
@@ -37,7 +37,6 @@ Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS = {
     grpc.StatusCode.NOT_FOUND: "--model",
-    grpc.StatusCode.UNAUTHENTICATED: "--api-key",
     grpc.StatusCode.PERMISSION_DENIED: "--api-key",
 }
 """The option that is wrong, by the status of a missing description."""
@@ -83,6 +82,8 @@ def _no_target(error: grpc.aio.AioRpcError, address: Address, timeout_s: float) 
         got = grpc_reason_of(error.details() or "")
         got = got if ";" in got else f"{got}; give host and port of gRPC, by default 8081"
         return NoTarget(f"--url: expected a gRPC server at {address.authority}, got {got}")
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return NoTarget(refused_key(details))
     option = _OPTIONS.get(error.code(), "--url")
     return NoTarget(f"{option}: expected a description from {address.authority}, got {error.code().name} {details}")
 

@@ -1,6 +1,7 @@
 """Find out which requests a server takes: protocol, model and path, from its own descriptions."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,8 @@ async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: fl
     except TimeoutError:
         raise NoTarget(f"--url: expected a response from {where} in {timeout_s:g} s, got none") from None
     except Failure as error:
+        if isinstance(error.__cause__, ssl.SSLError):
+            raise NoTarget(f"--url: expected a server at {where}, got {reason_of(error.__cause__)}") from None
         reason = str(error).replace("_", " ")
         remedy = "say https:// for a port of https, or --protocol grpc for one of gRPC"
         raise NoTarget(f"--url: expected an HTTP/1.1 server at {where}, got {reason}; {remedy}") from None

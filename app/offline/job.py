@@ -73,12 +73,17 @@ async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | No
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(f"{error.filename or job.parts}: the disk is full; free space and run it again") from error
-        raise RunFailed(str(error)) from error
+        if error.filename is None:
+            raise RunFailed(str(error)) from error
+        reason = f"got {error.strerror or type(error).__name__}; correct the path or its permissions"
+        raise RunFailed(f"{error.filename}: expected a path that can be read and written, {reason}") from error
 
 
 async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
-    """Raise WrongCommand where the columns or options fit no row at all."""
+    """Raise WrongCommand where the columns or options fit no row at all, or no file of bad rows can be written."""
     source, description = job.source, model.description
+    if job.errors is not None and (job.errors.is_dir() or not job.errors.absolute().parent.is_dir()):
+        raise WrongCommand(f"--errors: expected a file in an existing folder, got {job.errors}; correct the path")
     if job.into is not None and description.task != "embed":
         raise WrongCommand(f"--into: expected a model that embeds, got one whose task is {description.task}")
     for reader in readers:

@@ -209,12 +209,17 @@ def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.Ca
         assert main([*over_grpc, "--api-key", plain.text]) == 0
         assert main([*over_grpc, "--api-key", signed.text, "--sign"]) == 0
         assert capsys.readouterr().out.count("6 succeeded  0 failed") == 4
-        assert main(over_grpc) == 1
-        assert "--api-key: expected a description" in capsys.readouterr().err
-        assert main(words) == 1
-        assert "401" in capsys.readouterr().err
+        for command in (over_grpc, words):
+            assert main(command) == 1
+            printed = capsys.readouterr().err
+            assert printed.startswith('--api-key: expected "')
+            assert "ROUNDHOUSE_API_KEY" in printed
         assert main([*words, "--api-key", "rh_x", "--sign"]) == 2
-        assert main([*words[:5], "--cacert", str(tmp_path / "ca.pem"), "--api-key", plain.text]) == 1
+        capsys.readouterr()
+        without_certificate = ["--cacert", str(tmp_path / "ca.pem"), "--api-key", plain.text]
+        for command in (words[:5], ["models", "--url", tls.url]):
+            assert main([*command, *without_certificate]) == 1
+            assert "got a demand for a certificate of the client; name yours with --cert" in capsys.readouterr().err
 
 
 def test_interrupt_before_run_exits_quietly(

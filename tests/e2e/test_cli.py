@@ -187,6 +187,22 @@ def test_wrong_input_of_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
         command = ("run", str(MODELS / "minilm-onnx"), str(tmp_path / name), str(tmp_path / "out.csv"))
         line = error_text(capsys, *command, "--column", "text", status=2)
         assert line.startswith(f"{tmp_path / name}: expected a ")
+    texts, file = str(tmp_path / "texts.csv"), tmp_path / "a.csv"
+    (tmp_path / "texts.csv").write_text("text\na\n", encoding="utf-8")
+    for more, status, message in (
+        (
+            (str(file / "out.csv"),),
+            1,
+            f"{file / 'out.csv.parts'}: expected a path that can be read and written, got Not a",
+        ),
+        (
+            (str(tmp_path / "out.csv"), "--errors", str(file / "bad")),
+            2,
+            "--errors: expected a file in an existing folder",
+        ),
+    ):
+        run = ("run", str(MODELS / "minilm-onnx"), texts, *more, "--column", "text")
+        assert error_text(capsys, *run, status=status).startswith(message)
     missing = ("run", str(MODELS / "minilm-onnx"), "nowhere.csv", str(tmp_path / "out.csv"), "--column", "text")
     assert 'got "nowhere.csv", which does not exist' in error_text(capsys, *missing, status=2)
 
