@@ -339,7 +339,8 @@ class TestTenants:
         assert set(statuses) == {200, 429}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("workers", [1, 2])
 def test_created_collection_survives_restart(start: Start, tmp_path: Path, workers: int) -> None:
     server = start(f"[server]\nworkers = {workers}\n" + collection("kept")).wait_ready()
 
