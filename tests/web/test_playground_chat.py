@@ -76,6 +76,8 @@ def test_conversation_is_edited_kept_and_deleted(tab: Tab, sent: list[list[dict[
     page = tab.page
     ask(page, "First?", 1)
     ask(page, "Second?", 2)
+    phases = page.get_by_text("Phases in the server").get_by_role("link")
+    assert phases.get_attribute("href") == f"#/requests/{phases.text_content()}"
     first = message(page, 1)
     answer = "".join(first.locator(".pg-token").all_text_contents())
     first.get_by_role("button", name="Copy").click()
@@ -250,11 +252,14 @@ def test_copy_works_without_clipboard_of_browser(tab: Tab) -> None:
 def test_failed_answer_is_asked_again(tab: Tab) -> None:
     page = tab.page
     tab.allowed = ("503",)
-    refusal = {"error": {"code": "overloaded", "message": "queue: expected room, got none; try later"}}
+    refusal = {
+        "error": {"code": "overloaded", "message": "queue: expected room, got none; try later", "request_id": "r1"}
+    }
     page.route(f"**{CHAT}", lambda route: route.fulfill(status=503, json=refusal), times=1)
     page.get_by_role("button", name="Send", exact=True).click()
     first = message(page, 1)
     expect(first.get_by_role("alert")).to_contain_text("queue: expected room")
+    expect(first.get_by_role("alert").get_by_role("link", name="r1")).to_have_attribute("href", "#/requests/r1")
     expect(first.get_by_role("button", name="Copy")).to_have_count(0)
     first.get_by_role("button", name="Regenerate").click()
     expect_answers(page, 1)

@@ -1,5 +1,6 @@
 // Notices: an error of the server with its advice, an empty state, and work that goes on.
 import { html } from "../lib/html.js";
+import { RequestLink } from "./request-link.js";
 
 /** An error, with what to do about it. `onRetry`: shows a button. */
 export function ErrorNotice({ error, title = "That did not work", onRetry = null }) {
@@ -8,7 +9,7 @@ export function ErrorNotice({ error, title = "That did not work", onRetry = null
     ${error.advice ? html`<p>${withCode(capital(error.advice))}.</p>` : null}
     ${error.code ? html`<p class="detail">
       ${error.status ? `${error.status} ` : ""}<code>${error.code}</code>
-      ${error.requestId ? html` · request <code>${error.requestId}</code>` : null}
+      ${error.requestId ? html` · request <${RequestLink} id=${error.requestId} />` : null}
     </p>` : null}
     ${onRetry ? html`<p><button type="button" onClick=${onRetry}>Try again</button></p>` : null}
   </div>`;

@@ -10,6 +10,7 @@ export function newText() {
     usage: null,
     error: null,
     timings: [],
+    requestId: null,
     firstTokenMs: null,
     totalMs: null,
     isStream: false,
@@ -53,6 +54,7 @@ export async function generate({ path, body: wanted, contextTokens }, signal, on
     } else {
       const answer = await call("POST", path, { body, signal });
       text.timings = answer.timings;
+      text.requestId = answer.headers.get("x-request-id");
       take(answer.value);
     }
     text.phase = "done";
@@ -72,7 +74,10 @@ export function asSent(request, text) {
 }
 
 async function readStream({ path, body }, signal, text, take) {
-  const onOpen = (response) => { text.timings = parseServerTiming(response.headers.get("server-timing")); };
+  const onOpen = (response) => {
+    text.timings = parseServerTiming(response.headers.get("server-timing"));
+    text.requestId = response.headers.get("x-request-id");
+  };
   for await (const { data } of stream("POST", path, { body, signal, onOpen })) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
