@@ -162,7 +162,6 @@ class TestRefusals:
             ({"previous_response_id": "resp_1"}, "previous_response_id", "earlier turns"),
             ({"conversation": "conv_1"}, "conversation", "earlier turns"),
             ({"background": True}, "background", "send stream"),
-            ({"truncation": "auto"}, "truncation", "no items are left out"),
             ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function of the client"),
             ({"max_output_tokens": 10**6}, "max_output_tokens", "context"),
             ({"items": "word " * 10_000}, "input", "context"),
