@@ -72,21 +72,33 @@ class Collections:
         self._open: dict[str, ServedCollection] = {}
         self._owned: dict[str, Collection] = {}
         self._failed: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the collections in order, and close them in reverse. Those that fail answer with ModelFailed."""
+        self._loop = asyncio.get_running_loop()
         if self._files is not None:
             for entry in await asyncio.to_thread(self._files.read):
                 if entry.name not in self._configured:  # the config file comes first
                     self._note(entry)
         try:
             for name, each in list(self._configured.items()):
+                if self._is_stopping:
+                    break
+                self._opening = self._loop.create_task(self._open_one(each))
                 try:
-                    await self._open_one(each)
+                    await self._opening
                 except RoundhouseError as error:
                     log.error("collection failed to open", collection=name, reason=error.message)
                     self._failed.add(name)
+                except asyncio.CancelledError:
+                    if not self._was_stopped():
+                        raise
+                    break
+            self._opening = None
             yield
         finally:
             self._is_closed = True
@@ -101,6 +113,21 @@ class Collections:
         self._open[entry.name] = self._owned[entry.name] = await module.open_collection(
             entry.at(configured.folder), self._budget
         )
+
+    def stop_opening(self) -> None:
+        """Do not wait for collections that are being opened: the server ends. A signal handler may call it."""
+        self._is_stopping = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_opening)
+
+    def _was_stopped(self) -> bool:
+        """Whether an opening was cancelled by `stop_opening`, and not with its caller."""
+        caller = asyncio.current_task()
+        return self._is_stopping and not (caller is not None and caller.cancelling())
+
+    def _cancel_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
 
     def connect(self, connect: Callable[[CollectionSettings], ServedCollection]) -> None:
         """Use collections that another process has open, in place of `running`."""

@@ -17,6 +17,7 @@ def add_operations(pipeline: Pipeline, parts: SubRequests, collections: Collecti
     pipeline.at_close(similarities.close)
     if collections is not None:
         pipeline.collections = collections
+        pipeline.lifecycle.on_drain(collections.stop_opening)
     operations = CollectionOperations(pipeline.collections, parts)
     pipeline.operations[SearchRequest] = Searches(operations)
     pipeline.operations[UpsertRequest] = Upserts(operations)

@@ -381,11 +381,9 @@ def build_lifespan(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(background_task(monitors.loop_lag.run()))
-            await stack.enter_async_context(background_task(ProgressReporter().run()))
-            await stack.enter_async_context(background_task(keys.watch()))
-            if tls is not None:
-                await stack.enter_async_context(background_task(tls.watch()))
+            works = [monitors.loop_lag.run(), ProgressReporter().run(), keys.watch(), *([tls.watch()] if tls else ())]
+            for work in works:
+                await stack.enter_async_context(background_task(work))
             stack.callback(pipeline.close)
             # Only the ledger: an instance that was abandoned may still compute in its leases.
             stack.callback(monitors.integrity.check, manager.residency.ledger.check_integrity)

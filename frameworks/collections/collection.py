@@ -51,7 +51,10 @@ async def open_collection(settings: CollectionSettings, budget: Reservations | N
     """
     owners = settings.owner, f"the rebuild of {settings.owner}"
     grants = Grants(*(Grant(None if budget is None else budget.holding(owner)) for owner in owners))
-    opening = asyncio.ensure_future(asyncio.to_thread(_Opened, settings, grants))
+    # A thread of its own: the event loop waits for those of `to_thread` at its end.
+    thread = ThreadPoolExecutor(1, f"collection-{settings.name}-open")
+    opening = asyncio.get_running_loop().run_in_executor(thread, _Opened, settings, grants)
+    thread.shutdown(wait=False)
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:
