@@ -33,7 +33,7 @@ export function Overview() {
 }
 
 function about({ server, caller }, current) {
-  const parts = [`version ${server.version}`];
+  const parts = [`version ${server.version.split("+")[0]}`];
   if (server.workers > 1) parts.push(`${server.workers} workers`);
   if (current) parts.push(`up for ${formatDuration(current.uptime_s)}`);
   parts.push(...Object.entries(server.labels ?? {}).map(([name, value]) => `${name} ${value}`));
