@@ -114,9 +114,11 @@ def _compiler() -> _Compiler:
 
 def _compile(parts: Collection[str], on_part: Callable[[str], None]) -> None:
     """Compile in the usual folder; where that fails, in one of this process. `on_part`: called with each part that is
-    compiled. Raises CompilationFailed, OSError.
+    compiled, also by another process. Raises CompilationFailed, OSError.
     """
     names = missing_parts(parts)
+    for part in set(parts) - set(names):
+        on_part(part)
     if not names:
         return  # compiled for another model meanwhile
     log.info("compiling products for this CPU", parts=names)

@@ -44,5 +44,16 @@ def test_models_count_parts_compiled_for_others(tmp_path: Path, monkeypatch: pyt
     assert not of("second")
 
 
+def test_part_of_another_process_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made after the request, and before the compiler begins with it."""
+    begun: list[str] = []
+    monkeypatch.setattr(background, "missing_parts", lambda _: ["step"])
+    monkeypatch.setattr(code_cache, "_own", tmp_path)
+    monkeypatch.setattr(background, "_run_process", lambda *_: begun.append("step"))
+    counted: list[str] = []
+    background._compile(["float32", "step"], counted.append)
+    assert (counted, begun) == (["float32"], ["step"])
+
+
 def is_made(folder: Path, code: str) -> bool:
     return (folder / code.removesuffix("._region")).exists()
