@@ -1,6 +1,5 @@
 """Build the server: wire every part, in the order of their dependencies."""
 
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,8 +34,6 @@ from app.config.collection_settings import COLLECTIONS_FOLDER
 from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
-from app.http.origins import OriginRules
-from app.http.prefixes import PrefixRules
 from app.http.web_files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.collection_files import CollectionFiles
@@ -71,6 +68,7 @@ from app.protocols.tei.routes import ROUTES as TEI_ROUTES
 from app.protocols.tei.routes import root_routes
 from app.protocols.tgi.generate import ROOT_CODEC
 from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
+from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
 from app.server.live import Live, Shown, build_live
 from app.server.manager import build_manager, source_folder, source_framework
@@ -175,9 +173,9 @@ def build(
 ) -> Server:
     """Wire the parts for these settings. Nothing is loaded before the application starts.
 
-    `log_requests`: `all`, `slow_and_failed` or `none`. `grpc_listener`: already
-    open; it answers while the application runs. `connections`: those of the HTTP listener.
-    `keys`: None reads the keys file. `tracer`: None if tracing is off. Raises ConfigError.
+    `log_requests`: `all`, `slow_and_failed` or `none`. `grpc_listener`: already open; it answers while the application
+    runs. `connections`: those of the HTTP listener. `keys`: None reads the keys file. `tracer`: None if tracing is off.
+    Raises ConfigError.
     """
     observer = Observer(log_requests, loaded.settings.logging.slow_ms, tracer)
     if connections is None:
@@ -356,15 +354,6 @@ def read_site(server: ServerSettings) -> WebSite | None:
 def warn_of_missing_site(server: ServerSettings, site: WebSite | None) -> None:
     if site is None and server.web:
         log.warning("no web page: the folder app/web of this installation has none")
-
-
-def prefix_rules(server: ServerSettings) -> PrefixRules:
-    """Return the prefixes of paths that are served."""
-    return PrefixRules(server.root_path, server.trusted_proxies)
-
-
-def origin_rules(server: ServerSettings) -> OriginRules:
-    return OriginRules((server.host, socket.gethostname(), *server.allowed_hosts), server.cors_origins)
 
 
 def build_lifespan(

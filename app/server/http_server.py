@@ -14,6 +14,8 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
 from app.config.tls_files import TlsFileError
 from app.http.acceptor import Acceptor
 from app.http.clocks import ConnectionBounds, Connections
+from app.http.origins import OriginRules
+from app.http.prefixes import PrefixRules
 from app.http.protocol import BoundedHttpProtocol
 from app.http.tls import tls_protocol
 from app.server.descriptors import connections_within_limit
@@ -100,6 +102,15 @@ def open_connections(
         settings.header_timeout_s, settings.body_timeout_s, most if row is None else settings.max_connections
     )
     return Connections(bounds, byte_limit(row, settings.max_buffered_bytes), tls, row, most)
+
+
+def prefix_rules(server: ServerSettings) -> PrefixRules:
+    """Return the prefixes of paths that are served."""
+    return PrefixRules(server.root_path, server.trusted_proxies)
+
+
+def origin_rules(server: ServerSettings) -> OriginRules:
+    return OriginRules((server.host, socket.gethostname(), *server.allowed_hosts), server.cors_origins)
 
 
 def server_tls(loaded: LoadedSettings) -> ServerTls | None:

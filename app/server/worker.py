@@ -40,10 +40,16 @@ from app.server.build import (
     build_collections,
     build_routes,
     management_methods,
+)
+from app.server.http_server import (
+    HttpServer,
+    open_connections,
     origin_rules,
     prefix_rules,
+    server_tls,
+    uvicorn_config,
+    whole_seconds,
 )
-from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
 from app.server.live import WorkerRoutes
 from app.server.manager import build_loader

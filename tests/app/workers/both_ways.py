@@ -23,7 +23,8 @@ from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.pipeline import Pipeline
-from app.server.build import Host, build, build_routes, origin_rules
+from app.server.build import Host, build, build_routes
+from app.server.http_server import origin_rules
 from app.server.keys import open_keys
 from app.workers.forwarding import AdminServer, ForwardedAdmin
 from app.workers.messages import FromWorker, ToWorker
