@@ -26,7 +26,8 @@ def run(browser: SharedBrowser, small_site: RunningServer) -> Iterator[Run]:
         assert base is not None
         path = base.replace("main.js", module)
         return tab.page.evaluate(
-            f"async argument => {{ const m = await import({json.dumps(path)}); {script} }}", argument
+            f"async argument => {{ const m = await import(new URL({json.dumps(path)}, document.baseURI)); {script} }}",
+            argument,
         )
 
     yield in_page
