@@ -1,6 +1,7 @@
 """The summary of a run and the groups of its tests, with the hooks of tests/conftest.py."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,11 @@ def test_file_with_shared_fixture_is_one_group(request: pytest.FixtureRequest) -
     group_tests(items)
     groups = [mark.args[0] for item in items if (mark := item.get_closest_marker("xdist_group"))]
     assert groups == ["ray", "ray", "tests/test_runs.py"]
+
+
+def test_counts_of_attempts_are_sent_at_once(pytestconfig: pytest.Config) -> None:
+    """pytest-rerunfailures asks for them before each test of a worker."""
+    connection = getattr(pytestconfig.failures_db, "sock", None)  # type: ignore[attr-defined]
+    if connection is None:
+        pytest.skip("one process runs all tests")
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
