@@ -58,9 +58,9 @@ PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 9 --
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Properties try fewer examples in the first tier. Both tiers are one run: it collects once, and waits for the last test once.
+# Properties try fewer examples than at night. Both tiers are one run: it collects once, and waits for the last test once.
 FIRST_TIER  := -m 'not extended and not nightly' --examples 0.25
-BOTH_TIERS  := -m 'not nightly'
+BOTH_TIERS  := -m 'not nightly' --examples 0.5
 # Nightly tests have limits of their own.
 NIGHTLY     := -m 'nightly or hypothesis' --nightly --examples 25 -o faulthandler_timeout=0
 

@@ -37,7 +37,7 @@ dtype = "f32"
             assert one["text"]
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 def test_quantised_file_serves_while_compiling(tmp_path: Path) -> None:
     """The code takes 10 seconds and more; the model changes to it when it is there."""
     file = write_gguf(MODELS / "tiny-llama", tmp_path / "tiny.gguf", Kind.Q8_0)

@@ -122,6 +122,7 @@ def test_interrupted_run_keeps_complete_windows(images: Path, whole: Path, tmp_p
     check_alike(pq.read_table(output).to_pylist(), pq.read_table(whole).to_pylist())
 
 
+@pytest.mark.nightly
 def test_killed_workers_and_command_lose_nothing(images: Path, whole: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
     with start(command(images, output)) as process:

@@ -168,8 +168,8 @@ def test_second_signal_ends_process_at_once(start: Start, tmp_path: Path) -> Non
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("isolation", ["none", pytest.param("process", marks=pytest.mark.nightly)])
 def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number: int, isolation: str) -> None:
     """The code takes 10 seconds and more. The end is before it, and leaves no process and no part of a file."""
     code = tmp_path / "code"

@@ -76,7 +76,9 @@ def stream(server: RunningServer, model: str, **more: object) -> tuple[str, str,
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    "server", ["none", "process", pytest.param("workers", marks=pytest.mark.nightly)], indirect=True
+    "server",
+    ["none", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("process", "workers"))],
+    indirect=True,
 )
 def test_eight_callers_get_texts_of_plain_model(server: RunningServer) -> None:
     """Greedy, with a seed, with a constraint, and with log probabilities."""

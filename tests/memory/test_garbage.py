@@ -38,6 +38,7 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[garbage._Collection
     gc.set_threshold(*thresholds)
 
 
+@pytest.mark.nightly
 def test_long_collection_excludes_survivors(collections: garbage._Collections, monkeypatch: pytest.MonkeyPatch) -> None:
     before = gc.get_freeze_count()
     gc.collect()

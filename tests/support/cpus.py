@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,15 +121,16 @@ def hogs(count: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
 def run(chosen: Sequence[Variant], command: Sequence[str], cores: int) -> list[str]:
     """Run a command in each variant, and return the names of those in which it failed.
 
-    One runs for each core, in one thread: libraries that compute in more wait for each other. Busy ones run last.
+    One runs for each core, in one thread: libraries that compute in more wait for each other. A busy one runs beside
+    them, which then are its load; without enough of them it has processes that only compute.
     """
     calm = [each for each in chosen if not each.is_busy]
-    with ThreadPoolExecutor(cores) as pool:
+    busy = [each for each in chosen if each.is_busy]
+    load = hogs(cores) if busy and len(calm) < cores else nullcontext()
+    with load, ThreadPoolExecutor(cores) as pool, ThreadPoolExecutor(1) as beside:
+        ended = [beside.submit(_run, each, command) for each in busy]
         codes = dict(pool.map(lambda each: (each.name, _run(each, command)), calm))
-    for each in chosen:
-        if each.is_busy:
-            with hogs(cores):
-                codes[each.name] = _run(each, command)
+        codes |= {each.name: code.result() for each, code in zip(busy, ended, strict=True)}
     return [each.name for each in chosen if codes[each.name]]
 
 

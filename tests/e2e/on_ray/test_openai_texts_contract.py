@@ -4,4 +4,4 @@ import pytest
 
 from tests.e2e.test_openai_texts import *  # noqa: F403
 
-pytestmark = [pytest.mark.ray, pytest.mark.extended]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]

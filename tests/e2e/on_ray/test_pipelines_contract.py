@@ -9,7 +9,7 @@ from tests.e2e.test_pipelines import PIPELINES, TestProtocols, model_entries
 
 __all__ = ["TestProtocols"]
 
-pytestmark = [pytest.mark.ray, pytest.mark.extended]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
