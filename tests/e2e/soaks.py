@@ -38,7 +38,7 @@ MAX_INTERVAL_S = 1.5
 MAX_CRASHES = 2
 """Crashes in a row of a model, after which an order loads it: later restarts would take most of the time."""
 
-SHORT = (15.0, 6)
+SHORT = (8.0, 3)
 LONG = (600.0, 200)
 """Seconds and kills of the default run and of the nightly run."""
 LONG_TIMEOUT_S = 3600
