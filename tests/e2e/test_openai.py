@@ -10,7 +10,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.e2e.server import RunningServer, wait_until
+from tests.e2e.server import RunningServer, check_disconnect_frees_sequence
 
 MODEL = "tiny-llama"
 PROMPT = "Once upon a time"
@@ -248,12 +248,8 @@ class TestChat:
         assert asyncio.run(all_of_them()) == alone
 
     def test_disconnect_frees_sequence(self, client: openai.OpenAI, server: RunningServer) -> None:
-        # As long as the context permits, and several: on a busy machine one text ends before the server is asked.
-        stream = chat(client, stream=True, max_tokens=400, n=16, extra_body={"ignore_eos": True})
-        next(iter(stream))
-        assert server.inflight(MODEL) == 1
-        stream.close()
-        wait_until(lambda: server.inflight(MODEL) == 0, 5)
+        options: dict[str, Any] = {"max_tokens": 400, "n": 16, "extra_body": {"ignore_eos": True}}
+        check_disconnect_frees_sequence(server, MODEL, lambda: chat(client, stream=True, **options))
 
 
 class TestStructure:

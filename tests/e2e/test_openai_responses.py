@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from tests.e2e.server import RunningServer, wait_until
+from tests.e2e.server import RunningServer, check_disconnect_frees_sequence
 
 MODEL = "tiny-llama"
 QUESTION = "Tell me a story."
@@ -147,11 +147,7 @@ class TestStream:
         # A text of this pattern cannot end before it has many tokens.
         schema = {"type": "array", "items": {"const": "word"}, "minItems": 200}
         text: Any = {"format": {"type": "json_schema", "name": "words", "schema": schema}}
-        stream = respond(client, stream=True, text=text)
-        next(iter(stream))
-        assert server.inflight(MODEL) == 1
-        stream.close()
-        wait_until(lambda: server.inflight(MODEL) == 0, 5)
+        check_disconnect_frees_sequence(server, MODEL, lambda: respond(client, stream=True, text=text))
 
 
 class TestRefusals:
