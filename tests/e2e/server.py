@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
