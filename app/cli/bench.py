@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli.parser import access_of, add_command, add_server_options
+
 if TYPE_CHECKING:
     from app.cli.client import TlsOptions
-    from app.cli.keys import AddCommand
     from app.load_test.command import Options
     from app.load_test.connection import Address, Pem
 
@@ -21,16 +22,8 @@ _PROTOCOLS = ("native", "openai-chat", "openai-completions", "openai-embeddings"
 _HTTP_URL, _GRPC_URL = "http://127.0.0.1:8080", "127.0.0.1:8081"
 
 
-def add_bench(
-    commands: Any,
-    add_command: "AddCommand",
-    add_server: Callable[..., None],
-    access: Callable[[argparse.Namespace], dict[str, Any]],
-) -> None:
-    """Add `roundhouse bench`.
-
-    `add_server(parser, default URL, help)`: adds the options of access, which `access` reads.
-    """
+def add_bench(commands: Any) -> None:
+    """Add `roundhouse bench`."""
     bench = add_command(
         commands,
         "bench",
@@ -50,8 +43,8 @@ def add_bench(
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     bench.add_argument("--html", type=Path, metavar="FILE", help="write the result as a page with plots")
     url_help = f"address of the server; default: {_HTTP_URL}, with --protocol grpc {_GRPC_URL}"
-    add_server(bench, None, url_help)
-    bench.set_defaults(run=lambda options: _run(options, access(options)))
+    add_server_options(bench, None, url_help)
+    bench.set_defaults(run=_run)
 
 
 def _add_load(bench: argparse.ArgumentParser) -> None:
@@ -160,11 +153,11 @@ def _words(text: str) -> tuple[int, int]:
     raise argparse.ArgumentTypeError(f'expected two numbers like 8-32, got "{text}"')
 
 
-def _run(options: argparse.Namespace, access: dict[str, Any]) -> int:
+def _run(options: argparse.Namespace) -> int:
     from app.load_test.command import run_command
 
     try:
-        return run_command(_options(options, access))
+        return run_command(_options(options, access_of(options)))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from app.load_test.failures import reason_of, refused_key, unusable
+from app.cli.failures import reason_of, refused_key, unusable
 
 # Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600

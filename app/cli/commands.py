@@ -19,15 +19,20 @@ from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
-from app.cli.parser import CommandParser, server_url
-from app.cli.run import INTERRUPTED, INTERRUPTED_STATUS, add_run
+from app.cli.parser import (
+    INTERRUPTED,
+    INTERRUPTED_STATUS,
+    CommandParser,
+    access_of,
+    add_command,
+    add_server_options,
+)
+from app.cli.run import add_run
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
-
-_DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,15 +73,15 @@ def _parser() -> CommandParser:
     _add_check(commands)
     _add_models(commands)
     _add_infer(commands)
-    add_run(commands, _command)
-    add_deploy(commands, _command)
-    add_keys(commands, _command)
-    add_bench(commands, _command, _add_server, _access)
+    add_run(commands)
+    add_deploy(commands)
+    add_keys(commands)
+    add_bench(commands)
     return parser
 
 
 def _add_serve(commands: Any) -> None:
-    serve = _command(
+    serve = add_command(
         commands,
         "serve",
         "Serve models until a signal ends it.",
@@ -106,7 +111,7 @@ def _add_serve(commands: Any) -> None:
 
 
 def _add_check(commands: Any) -> None:
-    check = _command(
+    check = add_command(
         commands, "check", "Report every error and warning of a config file.", "roundhouse check config.toml"
     )
     check.add_argument("file", type=Path)
@@ -115,16 +120,16 @@ def _add_check(commands: Any) -> None:
 
 
 def _add_models(commands: Any) -> None:
-    models = _command(
+    models = add_command(
         commands, "models", "List the models of a running server.", "roundhouse models --url http://127.0.0.1:8080"
     )
     models.add_argument("--json", action="store_true", help="print the whole response")
-    _add_server(models)
+    add_server_options(models)
     models.set_defaults(run=_models)
 
 
 def _add_infer(commands: Any) -> None:
-    infer = _command(
+    infer = add_command(
         commands,
         "infer",
         "Send one request to a running server.",
@@ -150,52 +155,8 @@ def _add_infer(commands: Any) -> None:
     )
     infer.add_argument("--top-k", type=int, metavar="N", help="with --text or --image: number of labels")
     infer.add_argument("--json", action="store_true", help="print errors as JSON too")
-    _add_server(infer)
+    add_server_options(infer)
     infer.set_defaults(run=_infer)
-
-
-def _command(commands: Any, name: str, description: str, example: str) -> CommandParser:
-    parser: CommandParser = commands.add_parser(
-        name,
-        help=description.partition(". ")[0].removesuffix(".") + ".",
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(parser=parser)
-    return parser
-
-
-def _add_server(
-    parser: argparse.ArgumentParser,
-    url: str | None = _DEFAULT_URL,
-    url_help: str = "address of the server; default: %(default)s",
-) -> None:
-    # Without a default the command reads the address itself: that of gRPC has no scheme.
-    parser.add_argument("--url", type=str if url is None else server_url, default=url, help=url_help)
-    parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
-    parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
-    parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
-    parser.add_argument("--api-key", metavar="KEY", help="default: ROUNDHOUSE_API_KEY, which other users cannot see")
-    parser.add_argument(
-        "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
-    )
-
-
-def _access(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `call` that give access to the server."""
-    from app.cli.client import TlsOptions
-
-    tls = TlsOptions(options.cacert, options.cert, options.cert_key)
-    return {"api_key": _api_key(options), "is_signed": options.sign, "tls": tls}
-
-
-def _api_key(options: argparse.Namespace) -> str:
-    if options.api_key is not None:
-        return str(options.api_key)
-    from app.config import API_KEY_VARIABLE
-
-    return os.environ.get(API_KEY_VARIABLE, "")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -288,7 +249,7 @@ def _models(options: argparse.Namespace) -> int:
     from app.cli.client import call, print_failure
     from memory.sizes import format_size
 
-    status, response = call(options.url, "GET", "/models", **_access(options))
+    status, response = call(options.url, "GET", "/models", **access_of(options))
     if status != 200:
         return print_failure(response, options.json)
     if options.json:
@@ -324,7 +285,7 @@ def _infer(options: argparse.Namespace) -> int:
         return 2
     if options.top_k is not None and (options.text is not None or options.image is not None):
         body["top_k"] = options.top_k
-    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, **_access(options))
+    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, **access_of(options))
     if status != 200:
         return print_failure(response, options.json)
     print(json.dumps(response))
@@ -340,7 +301,7 @@ def _generation(options: argparse.Namespace) -> dict[str, Any]:
 
 def _read(option: str, file: str, is_text: bool) -> str:
     """Return the text of a file, or its content in base64. Raises ValueError, which names the option."""
-    from app.load_test.failures import unusable
+    from app.cli.failures import unusable
 
     try:
         return Path(file).read_text(encoding="utf-8") if is_text else b64encode(Path(file).read_bytes()).decode("ascii")

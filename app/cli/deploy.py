@@ -3,11 +3,11 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli.parser import add_command
 from frameworks.extras import install_command
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ _MISSING = f"deploy: expected the extra ray, got none; {install_command('ray')}"
 _TIMEOUT_S = 1800.0
 
 
-def add_deploy(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add_deploy(commands: Any) -> None:
     """Add the command to the parser."""
-    deploy = command(commands, "deploy", "Deploy the server on a Ray cluster, or update it there.", _EXAMPLE)
+    deploy = add_command(commands, "deploy", "Deploy the server on a Ray cluster, or update it there.", _EXAMPLE)
     deploy.add_argument("config", type=Path, metavar="CONFIG", help="config.toml, with [ray] for the deployment")
     deploy.add_argument(
         "--address",

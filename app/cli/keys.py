@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
-from app.cli.parser import CommandParser
+from app.cli.parser import add_command
 from app.cli.tables import print_table
 
 if TYPE_CHECKING:
     from app.auth.keys import Key
     from app.auth.principal import Scope
     from app.config import AuthSettings
-
-AddCommand = Callable[[Any, str, str, str], CommandParser]
-"""Adds a command: subparsers, name, description, example."""
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_DURATION_S = 36_500 * 86_400
@@ -33,7 +30,7 @@ class _Failed(Exception):
     """The command cannot do it; the message has the reason."""
 
 
-def add_keys(commands: Any, add_command: AddCommand) -> None:
+def add_keys(commands: Any) -> None:
     """Add `roundhouse keys` with its four commands."""
     keys = add_command(
         commands,
@@ -42,7 +39,7 @@ def add_keys(commands: Any, add_command: AddCommand) -> None:
         "roundhouse keys create --tenant search --scopes infer,read\n  roundhouse keys list",
     )
     actions = keys.add_commands("ACTION")
-    _add_create(actions, add_command)
+    _add_create(actions)
     listing = add_command(actions, "list", "List the keys, without their secrets.", "roundhouse keys list --json")
     listing.add_argument("--json", action="store_true", help="print a JSON array")
     revoke = add_command(
@@ -63,7 +60,7 @@ def add_keys(commands: Any, add_command: AddCommand) -> None:
         _add_file(parser, run)
 
 
-def _add_create(actions: Any, add_command: AddCommand) -> None:
+def _add_create(actions: Any) -> None:
     create = add_command(
         actions,
         "create",

@@ -1,6 +1,10 @@
-"""The parser of the command line: a misspelt command or option names the nearest one, and shows the usage of it."""
+"""The parser of the command line, and the options that several commands have.
+
+A misspelt command or option names the nearest one, and shows the usage of it.
+"""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +12,10 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 WRONG_COMMAND_STATUS = 2
+INTERRUPTED_STATUS = 130
+INTERRUPTED = "interrupted; run the same command again to resume"
 
+_DEFAULT_URL = "http://127.0.0.1:8080"
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?(?:/|$)")
 
 
@@ -53,3 +60,49 @@ class CommandParser(argparse.ArgumentParser):
 def server_url(text: str) -> str:
     """Return the address of a server; host:port without a scheme is http."""
     return text if "://" in text or not _HOST_AND_PORT.match(text) else f"http://{text}"
+
+
+def add_command(commands: Any, name: str, description: str, example: str) -> CommandParser:
+    """Add a command to the parsers that `add_commands` returned, and return its parser."""
+    parser: CommandParser = commands.add_parser(
+        name,
+        help=description.partition(". ")[0].removesuffix(".") + ".",
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def add_server_options(
+    parser: argparse.ArgumentParser,
+    url: str | None = _DEFAULT_URL,
+    url_help: str = "address of the server; default: %(default)s",
+) -> None:
+    """Add the address of a running server, and what gives access to it: `access_of` reads them."""
+    # Without a default the command reads the address itself: that of gRPC has no scheme.
+    parser.add_argument("--url", type=str if url is None else server_url, default=url, help=url_help)
+    parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
+    parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
+    parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
+    parser.add_argument("--api-key", metavar="KEY", help="default: ROUNDHOUSE_API_KEY, which other users cannot see")
+    parser.add_argument(
+        "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
+    )
+
+
+def access_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `call` that give access to the server."""
+    from app.cli.client import TlsOptions
+
+    tls = TlsOptions(options.cacert, options.cert, options.cert_key)
+    return {"api_key": _api_key(options), "is_signed": options.sign, "tls": tls}
+
+
+def _api_key(options: argparse.Namespace) -> str:
+    if options.api_key is not None:
+        return str(options.api_key)
+    from app.config import API_KEY_VARIABLE
+
+    return os.environ.get(API_KEY_VARIABLE, "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
-from app.cli.parser import server_url
+from app.cli.parser import INTERRUPTED, INTERRUPTED_STATUS, add_command, server_url
 from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
 from frameworks.extras import install_command
 
@@ -27,14 +27,9 @@ if TYPE_CHECKING:
     from app.offline.requests import RowSource
     from app.offline.windows import Runner
 
-AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
-"""Adds a command: subparsers, name, description, example."""
-
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
-INTERRUPTED_STATUS = 130
 _MAX_NAMES = 10
-INTERRUPTED = "interrupted; run the same command again to resume"
 _FORBIDDEN = {
     "model_name",
     "version",
@@ -50,7 +45,7 @@ _FORBIDDEN = {
 }
 
 
-def add_run(commands: Any, add_command: AddCommand) -> None:
+def add_run(commands: Any) -> None:
     """Add `roundhouse run`."""
     run = add_command(
         commands,

@@ -6,10 +6,10 @@ import time
 
 import orjson
 
+from app.cli.failures import printable
 from app.load_test.client import BackOff, ConnectionCounts, Pause
 from app.load_test.connection import Connection, Failure, Response
 from app.load_test.events import BadStream, StreamedGeneration, generated_tokens
-from app.load_test.failures import printable
 from app.load_test.inputs import Body
 from app.load_test.tally import Outcome
 from app.load_test.target import RequestWriter, Target, error_code, error_message

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc.aio
 
+from app.cli.failures import grpc_reason_of, printable, refused_key
 from app.load_test.client import BackOff, ConnectionCounts, Pause
 from app.load_test.connection import MAX_BODY_BYTES, Address, Failure
-from app.load_test.failures import grpc_reason_of, printable, refused_key
 from app.load_test.grpc_channel import (
     CallOptions,
     NotConnected,

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.load_test.failures import unusable
+from app.cli.failures import unusable
 from app.load_test.images import image_request, reads_images
 from app.load_test.tensors import CannotMake, Made, inputs_of, native_tensor, text
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from app.load_test.failures import printable
+from app.cli.failures import printable
 from app.load_test.histogram import Histogram
 from app.load_test.report import limits
 from app.load_test.run import Plan, Run

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import orjson
 
+from app.cli.failures import printable, reason_of, refused_key
 from app.load_test.connection import Address, Connection, Failure
-from app.load_test.failures import printable, reason_of, refused_key
 
 Credentials = Callable[[str, str, bytes], dict[str, str]]
 """credentials(method, path, body) → headers that authenticate the request. `path`: with the prefix of the URL."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from app.load_test.failures import unusable
+from app.cli.failures import unusable
 from app.offline.errors import WrongCommand
 from app.offline.image_folder import ImageFolderReader
 from app.offline.readers import CsvReader, JsonLinesReader, ParquetReader, Reader

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import orjson
 
-from app.load_test.failures import is_lasting, reason_of, refused_key
+from app.cli.failures import is_lasting, reason_of, refused_key
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from frameworks.types import ClassifyAnswer, EmbedAnswer

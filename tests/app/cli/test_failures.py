@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.load_test.failures import grpc_reason_of, is_lasting, reason_of, refused_key, unusable
+from app.cli.failures import grpc_reason_of, is_lasting, reason_of, refused_key, unusable
 
 
 def certificate_error(code: int, message: str) -> ssl.SSLCertVerificationError:
