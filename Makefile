@@ -160,7 +160,7 @@ docs: dev models
 
 clean:
 	rm -rf $(VENV) build dist site .cache .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
-	find app frameworks memory tests -name __pycache__ -prune -exec rm -rf {} +
+	find app extensions frameworks memory tests -name __pycache__ -prune -exec rm -rf {} +
 
 dev: $(STAMPS)/dev $(STAMPS)/docs $(STAMPS)/prometheus
 

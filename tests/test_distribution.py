@@ -98,7 +98,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("wheel")
     source, wheels = folder / "source", folder / "dist"
     source.mkdir()
-    for name in ("app", "frameworks", "memory"):
+    for name in ("app", "extensions", "frameworks", "memory"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
@@ -117,7 +117,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 def test_wheel_serves_in_its_own_environment(tmp_path: Path, installed: Installation) -> None:
     programs, environ = installed
     assert run([str(programs / "roundhouse"), "--version"], environ, tmp_path) == "roundhouse 1.2.3\n"
-    code = "import app, frameworks, memory; print(app.__file__, frameworks.__file__, memory.__file__)"
+    code = "import app, extensions, memory; print(app.__file__, extensions.__file__, memory.__file__)"
     found = run([str(programs / "python"), "-c", code], environ, tmp_path).split()
     assert all(Path(each).is_relative_to(programs.parent) for each in found)
     graph = onnx_graphs.save(onnx_graphs.add(), tmp_path / "sums.onnx")

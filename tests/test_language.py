@@ -46,7 +46,19 @@ BANNED_IN_NAMES = frozenset({"anew", "asking", "door", "doors", "house", "journe
 MAX_WORDS_OF_A_TEST_NAME = 8
 
 CHECKED = (
-    *(".ci", "Makefile", "README.md", "app", "config.toml", "docker", "docs", "frameworks", "memory", "mkdocs.yml"),
+    *(
+        ".ci",
+        "Makefile",
+        "README.md",
+        "app",
+        "config.toml",
+        "docker",
+        "docs",
+        "extensions",
+        "frameworks",
+        "memory",
+        "mkdocs.yml",
+    ),
     *("pyproject.toml", "tests"),
 )
 """Files and folders below the root that follow the rules."""

@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, run, keys, bench."""
+"""Run the command line: serve, check, models, infer, deploy, keys, and the commands of extensions."""
 
 from app.cli.commands import main
 

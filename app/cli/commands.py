@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, run, deploy, keys, bench."""
+"""Run the command line: serve, check, models, infer, deploy, keys, and the commands of extensions."""
 
 import argparse
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import VERSION
-from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
@@ -27,9 +26,9 @@ from app.cli.parser import (
     add_command,
     add_server_options,
 )
-from app.cli.run import add_run
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
+from app.extension import extensions
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -73,10 +72,10 @@ def _parser() -> CommandParser:
     _add_check(commands)
     _add_models(commands)
     _add_infer(commands)
-    add_run(commands)
     add_deploy(commands)
     add_keys(commands)
-    add_bench(commands)
+    for extension in extensions():
+        extension.add_commands(commands)
     return parser
 
 

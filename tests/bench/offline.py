@@ -19,10 +19,10 @@ from sentence_transformers import SentenceTransformer
 
 from app.cli.model_paths import with_models
 from app.config import load_settings
-from app.offline.files import find_files
-from app.offline.job import Job, run_job
-from app.offline.local_model import LocalModel, open_local_model
-from app.offline.requests import RowSource
+from extensions.offline.files import find_files
+from extensions.offline.job import Job, run_job
+from extensions.offline.local_model import LocalModel, open_local_model
+from extensions.offline.requests import RowSource
 from memory.sizes import format_size
 from tests.bench.corpus import WORDS
 from tests.bench.rounds import in_turn, ratio

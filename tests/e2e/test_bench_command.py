@@ -225,7 +225,7 @@ def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.Ca
 def test_interrupt_before_run_exits_quietly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from app.load_test import command
+    from extensions.load_test import command
 
     async def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

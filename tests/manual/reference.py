@@ -32,7 +32,7 @@ from tests.manual.scrape import metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ("app", "frameworks", "memory")
+PACKAGES = ("app", "extensions", "frameworks", "memory")
 
 _TYPES_WITHOUT_SCHEMA = {
     "adapters": "list of tables",

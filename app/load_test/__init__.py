@@ -1,1 +1,0 @@
-"""Send load to a running server and report what a client measures: `roundhouse bench`."""

@@ -1,0 +1,1 @@
+"""Features at the edge of the server, a folder each. app/extension.py is their contract."""

@@ -1,0 +1,216 @@
+"""Run a model over all rows of the input files, and keep the results in the order of the input."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, TypeVar, TypeVarTuple
+
+import orjson
+
+from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
+from extensions.offline.files import InputFile
+from extensions.offline.images import FIELD, example_image
+from extensions.offline.into import Into
+from extensions.offline.model import RunModel
+from extensions.offline.open_reader import open_reader
+from extensions.offline.parts import Parts, open_parts
+from extensions.offline.progress import Progress
+from extensions.offline.readers import Reader
+from extensions.offline.requests import RowSource
+from extensions.offline.results import check_names, result_columns
+from extensions.offline.windows import LocalRunner, PendingFile, Runner
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+WINDOW_ROWS = 4096
+"""Rows that are sorted by length, and written as one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The command. `errors`: the file of bad rows; None: the first one ends the run. `prefix`: of result columns.
+
+    `window_rows`: see WINDOW_ROWS. `into`: the collection that gets the embeddings too; None: none.
+    """
+
+    files: list[InputFile]
+    parts: Path
+    source: RowSource
+    errors: Path | None = None
+    prefix: str = ""
+    restart: bool = False
+    window_rows: int = WINDOW_ROWS
+    into: Into | None = None
+
+    @property
+    def window_options(self) -> tuple[RowSource, str, int]:
+        """The source, the prefix and the rows of a window."""
+        return self.source, self.prefix, self.window_rows
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """`rows`: of the input, `bad` of them without a result."""
+
+    rows: int
+    bad: int
+
+
+async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | None = None) -> JobResult:
+    """Run or resume a job, and show its progress on `stream`. Raises WrongCommand, RunFailed.
+
+    `runner`: of the windows; None runs them in this process.
+    """
+    try:
+        readers = [await asyncio.to_thread(open_reader, file.path, file.format) for file in job.files]
+        await _check(job, model, readers)
+        with open_parts(job.parts, _identity(job, model), job.files, job.restart) as parts:
+            return await _run(job, model, readers, parts, stream, runner)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(f"{error.filename or job.parts}: the disk is full; free space and run it again") from error
+        if error.filename is None:
+            raise RunFailed(str(error)) from error
+        reason = f"got {error.strerror or type(error).__name__}; correct the path or its permissions"
+        raise RunFailed(f"{error.filename}: expected a path that can be read and written, {reason}") from error
+
+
+async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
+    """Raise WrongCommand where the columns or options fit no row at all, or no file of bad rows can be written."""
+    source, description = job.source, model.description
+    if job.errors is not None and (job.errors.is_dir() or not job.errors.absolute().parent.is_dir()):
+        raise WrongCommand(f"--errors: expected a file in an existing folder, got {job.errors}; correct the path")
+    if job.into is not None and description.task != "embed":
+        raise WrongCommand(f"--into: expected a model that embeds, got one whose task is {description.task}")
+    for reader in readers:
+        source.check(reader.schema)
+        if job.into is not None:
+            job.into.check(source.kept(reader.schema.empty_table()).schema)
+        check_names(reader.schema, result_columns(description, source.options.get("outputs"), job.prefix))
+    if not source.column:
+        _check_inputs(source, model)
+        return
+    if source.field == FIELD:
+        await _check_images(source, model)
+        return
+    options = {**source.options, "max_tokens": 1} if source.field == "prompt" else source.options
+    try:
+        await model.answer(orjson.dumps({source.field: "a", **options}))
+    except RequestRefused as error:
+        raise WrongCommand(str(error)) from error
+
+
+async def _check_images(source: RowSource, model: RunModel) -> None:
+    size = model.description.image_size
+    if size is None:
+        raise WrongCommand("MODEL: expected a model that reads images, got another; choose the rows with --column")
+    try:
+        await model.answer(orjson.dumps({FIELD: example_image(*size), **source.options}))
+    except RequestRefused as error:
+        raise WrongCommand(str(error)) from error
+
+
+def _check_inputs(source: RowSource, model: RunModel) -> None:
+    known = model.description.inputs
+    for name in source.inputs:
+        if name not in known:
+            raise WrongCommand(
+                f'--columns: expected inputs of the model, {", ".join(known)}, got "{name}"; say INPUT=COLUMN'
+            )
+    missing = model.description.required - set(source.inputs)
+    if missing:
+        raise WrongCommand(f"--columns: expected a column for {', '.join(sorted(missing))}, got none; say INPUT=COLUMN")
+
+
+def _identity(job: Job, model: RunModel) -> dict[str, object]:
+    """Return what a later command must have in common to resume this run."""
+    source = job.source
+    into = {} if job.into is None else {"into": job.into.identity}
+    return {
+        **into,
+        "format": 1,
+        "model": model.description.identity,
+        "input": [file.identity for file in job.files],
+        "output": [str(file.output.absolute()) for file in job.files],
+        "columns": [source.column, dict(source.inputs), job.prefix],
+        **({} if source.field != FIELD else {"images": source.image_root and str(source.image_root.resolve())}),
+        "options": dict(source.options),
+        "window_rows": job.window_rows,
+    }
+
+
+async def _run(
+    job: Job, model: RunModel, readers: list[Reader], parts: Parts, stream: TextIO, runner: Runner | None
+) -> JobResult:
+    total = sum(reader.num_rows for reader in readers)
+    resumed = sum(
+        reader.num_rows if part.is_merged else sum(_rows_of(reader, number, job.window_rows) for number in part.done)
+        for reader, part in zip(readers, parts.files, strict=True)
+    )
+    if resumed:
+        stream.write(f"resumed: {resumed:,} of {total:,} rows were done\n")
+    progress = Progress(total, resumed, stream)
+    try:
+        await _run_windows(job, readers, parts, runner or LocalRunner(model, *job.window_options), progress)
+        num_bad = await _to_the_end(parts.finish, job.errors)
+    finally:
+        progress.close()
+    return JobResult(total, num_bad)
+
+
+def _rows_of(reader: Reader, number: int, window_rows: int) -> int:
+    return max(0, min(window_rows, reader.num_rows - number * window_rows))
+
+
+async def _run_windows(job: Job, readers: list[Reader], parts: Parts, runner: Runner, progress: Progress) -> None:
+    """Write the parts of all windows that are not done, and each output file when it has all of them."""
+    counts = [-(-reader.num_rows // job.window_rows) for reader in readers]
+    pending = []
+    for index, (reader, part) in enumerate(zip(readers, parts.files, strict=True)):
+        if part.is_merged or len(part.done) == counts[index]:
+            await _to_the_end(part.merge)
+        else:
+            pending.append(PendingFile(index, reader, frozenset(part.done)))
+    if not pending:
+        return
+    async with aclosing(runner.run(pending, progress.add)) as finished:
+        async for index, number, table, bad in finished:
+            file, part = job.files[index], parts.files[index]
+            if bad and job.errors is None:
+                raise RunFailed(
+                    f"{file.path}, row {min(bad).row}: {min(bad).reason}; "
+                    "--errors FILE writes such rows to a file and goes on"
+                )
+            if job.into is not None:
+                # First: a window that is done is never read again.
+                await job.into.fill(table, job.prefix + "embedding")
+            await _to_the_end(part.add, number, table, bad)
+            if len(part.done) == counts[index]:
+                _check_unchanged(file)
+                await _to_the_end(part.merge)
+    for each in pending:
+        if not parts.files[each.index].is_merged:
+            raise _changed(job.files[each.index])
+
+
+def _check_unchanged(file: InputFile) -> None:
+    if file.has_changed:
+        raise _changed(file)
+
+
+def _changed(file: InputFile) -> RunFailed:
+    return RunFailed(f"{file.path}: the file has changed since the run began; say --restart to begin again")
+
+
+async def _to_the_end(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Run work that writes files on a thread. A cancelled caller waits for it: then the folder is released."""
+    future = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

@@ -1,0 +1,228 @@
+"""Load the model into this process, with the scheduler and engines of the server."""
+
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.config import LoadedSettings
+from app.inference.pipeline import FindSpec, Pipeline
+from app.observability.background import background_task
+from app.observability.bars import in_place
+from app.observability.metrics import Observer, RequestRecord
+from app.observability.progress import ProgressReporter
+from app.protocols.codec import Target
+from app.protocols.errors import ProtocolError
+from app.protocols.native.codec import NativeRequest, decode
+from app.server.build import Host, build_inference
+from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
+from extensions.offline.images import IMAGES_PER_REQUEST
+from extensions.offline.model import Generated, ModelDescription, RowAnswer, Shape
+from frameworks.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
+from frameworks.generation.types import GenerateAnswer
+from frameworks.models.processes import BACKGROUND_NICENESS
+from frameworks.models.slot import ModelSlot
+from frameworks.pipeline_settings import PipelineModelEntry
+from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
+
+QUEUED_ROWS = 512
+"""Texts that batches are chosen from. Texts of one length in characters differ in tokens: with 128 texts a batch of
+MiniLM had 3.5 % of padding, with 512 it has 0.9 %, and with 1,024 it has no less.
+"""
+
+_NO_BOUND = 2**31 - 1
+
+
+@asynccontextmanager
+async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["LocalModel"]:
+    """Load the model `name` of the settings, and unload it at the end. Raises RunFailed for a model that fails."""
+    loaded = _at_low_priority(_without_bounds(loaded))
+    observer = Observer("none", loaded.settings.logging.slow_ms)
+    limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
+    inference = build_inference(loaded, observer, Host(), limit)
+    _refuse_searches(inference.manager.slot(name))
+    async with inference.manager as manager:
+        try:
+            async with background_task(ProgressReporter(_show).run()):
+                for each in manager.slots:
+                    if name not in each.names:
+                        await manager.load(each.name)  # a model of a pipeline's steps
+                slot = await manager.load(name)
+        except (InvalidModel, ModelFailed, OutOfMemory) as error:
+            raise RunFailed(f"MODEL: {error.message}") from error
+        try:
+            yield LocalModel(inference.pipeline, slot, manager.slots)
+        finally:
+            await inference.shadowing.close()
+            inference.pipeline.close()
+
+
+def _show(line: str) -> None:
+    """Draw the progress of the load, where standard error is a terminal."""
+    sys.stderr.write(in_place(line))
+    sys.stderr.flush()
+
+
+def _refuse_searches(slot: ModelSlot) -> None:
+    """Raise RunFailed for a pipeline that searches a collection: the server has its files open."""
+    steps = slot.entry.pipeline.steps if isinstance(slot.entry, PipelineModelEntry) else ()
+    if any(step.collection is not None for step in steps):
+        message = "expected a pipeline without steps that search a collection, got one; send to the server with --url"
+        raise RunFailed(f"MODEL: {message}")
+
+
+class LocalModel:
+    """A RunModel. Bodies are decoded by the native API's decoder, answers stay arrays."""
+
+    def __init__(self, pipeline: Pipeline, slot: ModelSlot, slots: Sequence[ModelSlot]) -> None:
+        """`slots`: the model, and for a pipeline those of its steps."""
+        self._pipeline = pipeline
+        self.slot = slot
+        spec = slot.spec
+        assert spec is not None
+        self._target = Target(slot.name, slot.version)
+        self.rows_per_request = min(slot.limits.max_rows, 32)
+        self.concurrency = _concurrency(spec, slot.entry.instances, slot.limits.max_rows, self.rows_per_request)
+        self.description = ModelDescription(
+            slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec, slots),
+            frozenset(each.name for each in spec.inputs if each.required),
+            None if spec.image is None else (spec.image.height, spec.image.width),
+        )  # fmt: skip
+
+    async def answer(self, body: bytes) -> RowAnswer:
+        record = RequestRecord("offline", "POST", "/infer", time.perf_counter())
+        try:
+            context = self._pipeline.admit(record)
+            try:
+                answer: RowAnswer = await self._pipeline.run(context, _OfflineExchange(body, self._target))
+                return answer
+            finally:
+                context.permit.release()
+        except (FieldError, ProtocolError, OutOfMemory, RequestError) as error:
+            raise RequestRefused(error.message) from error
+        except RoundhouseError as error:
+            raise RunFailed(error.message) from error
+
+
+class _OfflineExchange:
+    """The pipeline's Exchange for one body of a run."""
+
+    __slots__ = ("_body", "_target")
+
+    keeps_body = False
+    is_long_to_decode = False
+
+    def __init__(self, body: bytes, target: Target) -> None:
+        self._body = body
+        self._target = target
+
+    def decode(self, find_spec: FindSpec) -> NativeRequest:
+        return decode(self._body, self._target, find_spec)
+
+    def drop_body(self) -> None:
+        self._body = b""
+
+    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
+        return False
+
+    def encode(self, decoded: Any, answer: Any) -> RowAnswer:
+        if isinstance(answer, GenerateAnswer):
+            choice = answer.choices[0]
+            return Generated(choice.text, choice.finish_reason, answer.usage.tokens_generated)
+        assert isinstance(answer, EmbedAnswer | ClassifyAnswer | dict)
+        return answer
+
+    def open_stream(self, decoded: Any) -> None:
+        raise WrongCommand("stream: expected a whole text, got a stream; leave the option out")
+
+    def watch(self) -> None:
+        pass
+
+    def unwatch(self) -> None:
+        pass
+
+
+def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
+    """Return the settings with this model only, or with this pipeline and the models of its steps."""
+    models = loaded.settings.models
+    names = models_of(loaded, name)
+    kept = {
+        table: tuple(entry for entry in getattr(models, table) if not names.isdisjoint(entry.names))
+        for table in ("onnx_models", "torch_models")
+    }
+    pipelines = tuple(each for each in loaded.settings.pipelines if name in each.names)
+    update = {"models": models.model_copy(update=kept), "pipelines": pipelines}
+    return replace(loaded, settings=loaded.settings.model_copy(update=update))
+
+
+def models_of(loaded: LoadedSettings, name: str) -> frozenset[str]:
+    """Return the names or aliases of the models that a pipeline runs; of a model the name that was given."""
+    steps = [step.model for each in loaded.settings.pipelines if name in each.names for step in each.steps]
+    return frozenset(step for step in steps if step is not None) if steps else frozenset([name])
+
+
+def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
+    """Return the settings without the queue bounds and deadline of a server: the run itself bounds its requests."""
+    settings = loaded.settings
+    models = {
+        table: tuple(
+            entry.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None})
+            for entry in getattr(settings.models, table)
+        )
+        for table in ("onnx_models", "torch_models")
+    }
+    pipelines = tuple(
+        each.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None}) for each in settings.pipelines
+    )
+    scheduling = {"max_queue_size": _NO_BOUND, "max_concurrent_requests": None, "default_timeout_ms": None}
+    update = {
+        "models": settings.models.model_copy(update=models),
+        "pipelines": pipelines,
+        "scheduling": settings.scheduling.model_copy(update=scheduling),
+    }
+    return replace(loaded, settings=settings.model_copy(update=update))
+
+
+def _at_low_priority(loaded: LoadedSettings) -> LoadedSettings:
+    """Return the settings with a low priority of engine processes, where the entry of a model names none."""
+    models = loaded.settings.models
+    update = {
+        table: tuple(
+            entry.model_copy(update={"niceness": BACKGROUND_NICENESS if entry.niceness is None else entry.niceness})
+            for entry in getattr(models, table)
+        )
+        for table in ("onnx_models", "torch_models")
+    }
+    lowered = loaded.settings.model_copy(update={"models": models.model_copy(update=update)})
+    return replace(loaded, settings=lowered)
+
+
+def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_request: int) -> int:
+    """Return how many requests are sent at a time."""
+    if spec.task == "generate":
+        return 2 * max_rows
+    # Two batches for each instance: one runs while the next one is formed.
+    batches = 2 * instances + 2
+    if spec.image:
+        batches = max(batches, -(-2 * instances * max_rows // IMAGES_PER_REQUEST))
+    # Tensors are large, and those of one shape need no padding.
+    return max(batches, QUEUED_ROWS // rows_per_request) if spec.text else batches
+
+
+def _shapes(values: tuple[ValueSpec, ...]) -> Mapping[str, Shape]:
+    return {value.name: value.shape for value in values}
+
+
+def _identity(slot: ModelSlot, spec: ModelSpec, slots: Sequence[ModelSlot]) -> dict[str, Any]:
+    """Return the files of the model with their sizes and times, and what else changes its results."""
+    if isinstance(slot.entry, PipelineModelEntry):
+        parts = [_identity(each, each.spec, ()) for each in slots if each is not slot and each.spec is not None]
+        return {"pipeline": slot.entry.pipeline.model_dump(mode="json"), "models": parts}
+    path: Path = slot.active.path
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    described = [[str(each.relative_to(path.parent)), each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+    return {"path": str(path.resolve()), "files": described, "dtype": spec.dtype}

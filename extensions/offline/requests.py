@@ -1,0 +1,171 @@
+"""Turn a window of rows into requests of the native API. Rows of similar length share a request."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from extensions.offline.columns import UNREADABLE, is_json, is_text, to_values
+from extensions.offline.errors import WrongCommand
+from extensions.offline.images import FIELD, ImageRows, check_column
+from extensions.offline.model import ModelDescription, Shape
+from extensions.offline.row_requests import PreparedRows, RowRequest
+from extensions.offline.writers import python_values
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """The columns that the model reads, and the options of all requests.
+
+    `column`: of texts or images; "" for tensors. `inputs`: input name → column of its tensor. `field`: of the body.
+    `image_root`: the folder of paths in the column; None for texts, and for a column with the images themselves.
+    """
+
+    column: str
+    inputs: Mapping[str, str]
+    field: str
+    options: Mapping[str, Any]
+    image_root: Path | None = None
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise WrongCommand for columns that are absent, or cannot hold texts."""
+        for name in [self.column] if self.column else self.inputs.values():
+            if name not in schema.names:
+                names = ", ".join(schema.names)
+                raise WrongCommand(f'column: expected one of {names}, got "{name}"; name a column of INPUT')
+        if self.field == FIELD:
+            check_column(schema, self.column, self.image_root)
+        elif self.column:
+            column = schema.field(self.column)
+            if not is_text(column):
+                raise WrongCommand(
+                    f'column: expected a column of texts, got "{self.column}" of {column.type}; name another column'
+                )
+
+    def prepare(self, table: pa.Table, description: ModelDescription) -> PreparedRows:
+        """Read the columns of a window."""
+        if self.field == FIELD:
+            return ImageRows(table, self.column, self.image_root, self.options)
+        if self.column:
+            return TextRows(to_values(table, self.column), self.field, self.options)
+        return TensorRows(table, self.inputs, description.inputs, self.options)
+
+    def explain(self, table: pa.Table, position: int, reason: str) -> str:
+        """Return the reason why a row is bad, with the path of its image."""
+        if self.image_root is None:
+            return reason
+        return f'{reason} ("{table.column(self.column)[position].as_py()}")'
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """Return the columns that the output repeats: all but one with whole images."""
+        holds_images = self.field == FIELD and self.image_root is None
+        return table.drop_columns([self.column]) if holds_images else table
+
+
+class TextRows:
+    """Texts, or prompts with one text for each request."""
+
+    def __init__(self, texts: list[Any], field: str, options: Mapping[str, Any]) -> None:
+        self._texts = texts
+        self._field = field
+        self._options = options
+        self.bad = [(i, _not_text(text)) for i, text in enumerate(texts) if type(text) is not str]
+
+    def requests(self, max_rows: int) -> Iterator[RowRequest]:
+        texts = self._texts
+        order = [i for i, text in enumerate(texts) if type(text) is str]
+        order.sort(key=lambda i: len(texts[i]), reverse=True)
+        rows = 1 if self._field == "prompt" else max_rows
+        for start in range(0, len(order), rows):
+            positions = order[start : start + rows]
+            yield RowRequest(positions, self.body(positions))
+
+    def body(self, positions: list[int]) -> bytes:
+        texts = [self._texts[i] for i in positions]
+        return orjson.dumps({self._field: texts if len(texts) > 1 else texts[0], **self._options})
+
+
+def _not_text(value: Any) -> str:
+    if value is UNREADABLE:
+        return "text: expected UTF-8, got other bytes"
+    return f"text: expected a text, got {'null' if value is None else type(value).__name__}"
+
+
+class TensorRows:
+    """Tensors from columns of numbers, lists or JSON. Rows of equal shapes share a request."""
+
+    def __init__(
+        self, table: pa.Table, inputs: Mapping[str, str], shapes: Mapping[str, Shape], options: Mapping[str, Any]
+    ) -> None:
+        self._options = options
+        self.bad: list[tuple[int, str]] = []
+        self._rows: dict[int, dict[str, np.ndarray[Any, Any]]] = {}
+        # A model with a batch dimension of 1 takes one row at a time.
+        self._max_rows = 1 if any((shape := shapes[name]) and shape[0] == 1 for name in inputs) else None
+        columns = {name: _column_values(table, column, shapes[name]) for name, column in inputs.items()}
+        for position in range(table.num_rows):
+            try:
+                self._rows[position] = {
+                    name: _to_tensor(values[position], inputs[name], shapes[name]) for name, values in columns.items()
+                }
+            except ValueError as error:
+                self.bad.append((position, str(error)))
+
+    def requests(self, max_rows: int) -> Iterator[RowRequest]:
+        max_rows = self._max_rows or max_rows
+        by_shape: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for position, tensors in self._rows.items():
+            by_shape.setdefault(tuple(tensor.shape for tensor in tensors.values()), []).append(position)
+        for _, positions in sorted(by_shape.items(), key=lambda item: sum(map(prod, item[0])), reverse=True):
+            for start in range(0, len(positions), max_rows):
+                chosen = positions[start : start + max_rows]
+                yield RowRequest(chosen, self.body(chosen))
+
+    def body(self, positions: list[int]) -> bytes:
+        rows = [self._rows[i] for i in positions]
+        tensors = {name: _to_json(np.stack([row[name] for row in rows])) for name in rows[0]}
+        return orjson.dumps({"inputs": tensors, **self._options}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _column_values(table: pa.Table, name: str, shape: Shape) -> list[Any]:
+    """Return the values of a column; cells of text are read as JSON, unless the input is one text for each row."""
+    field = table.schema.field(name)
+    if is_json(field):
+        return to_values(table, name)
+    values = python_values(table.column(name)) if not is_text(field) else to_values(table, name)
+    if is_text(field):
+        values = [_parse(value) for value in values]
+    return values
+
+
+def _parse(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def _to_tensor(value: Any, column: str, shape: Shape) -> np.ndarray[Any, Any]:
+    """Return one row as an array, in the shape that the model declares. Raises ValueError with the reason."""
+    if value is None or value is UNREADABLE:
+        raise ValueError(f"{column}: expected a tensor, got {'null' if value is None else 'bytes that are not UTF-8'}")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{column}: expected a tensor, got lists of different lengths") from None
+    if array.dtype.kind not in "biufU":
+        raise ValueError(f"{column}: expected numbers or texts, got null or an object among them")
+    if shape is not None and array.ndim < len(shape) - 1 and -1 not in shape[1:] and array.size == prod(shape[1:]):
+        return array.reshape(shape[1:])
+    return array
+
+
+def _to_json(array: np.ndarray[Any, Any]) -> Any:
+    return array.tolist() if array.dtype.kind == "U" else np.ascontiguousarray(array)

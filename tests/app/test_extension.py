@@ -1,0 +1,56 @@
+"""Extensions are found by the names of their folders; the core runs without them, and without their code."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from app.extension import extensions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, code: str) -> str:
+    """Run code that imports from this folder alone, beside the installed packages."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {code}"]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def copy_of_core(folder: Path) -> Path:
+    for name in ("app", "frameworks", "memory"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "web", "embedded"))
+    return folder
+
+
+def test_each_folder_is_an_extension() -> None:
+    folders = [each for each in (ROOT / "extensions").iterdir() if (each / "__init__.py").is_file()]
+    assert len(extensions()) == len(folders) > 1
+
+
+def test_packages_of_extensions_import_no_code() -> None:
+    found = run(ROOT, "import app.extension; app.extension.extensions(); print(*sys.modules)").split()
+    ours = {each for each in found if each.startswith("extensions.")}
+    assert ours == {f"extensions.{each.name}" for each in (ROOT / "extensions").glob("[a-z]*") if each.is_dir()}
+    assert not {"app.server", "app.cli", "fastapi", "numpy"} & set(found)
+
+
+def test_core_without_extensions_has_its_commands(tmp_path: Path) -> None:
+    (tmp_path / "extensions").mkdir()  # hides those that are installed
+    shown = run(copy_of_core(tmp_path), "sys.argv = ['roundhouse']; from app.cli import main; main()")
+    assert "serve " in shown
+    assert "bench " not in shown
+
+
+def test_folder_adds_command(tmp_path: Path) -> None:
+    package = tmp_path / "extensions" / "greeting"
+    package.mkdir(parents=True)
+    (tmp_path / "extensions" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "from app.extension import Extension\n"
+        "def add(commands):\n"
+        "    from app.cli.parser import add_command\n"
+        "    add_command(commands, 'greet', 'Greet.', 'roundhouse greet').set_defaults(run=lambda _: print('hello'))\n"
+        "EXTENSION = Extension(add_commands=add)\n"
+    )
+    shown = run(copy_of_core(tmp_path), "sys.argv = ['roundhouse', 'greet']; from app.cli import main; main()")
+    assert shown == "hello\n"
