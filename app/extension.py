@@ -4,19 +4,47 @@ The core imports no extension: it finds each by the name of its folder. The pack
 `__init__.py` imports nothing but this module; the functions of an Extension import what they need when they are called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from app.admin.views import Views
+    from app.auth.access import Access
+    from app.config import Settings
+    from app.protocols.routes import Route
 
 PACKAGE = "extensions"
 
 
-def _add_nothing(_: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """The parts of a server that the routes of an extension use."""
+
+    settings: "Settings"
+    views: "Views"
+
+
+def _add_no_commands(_: Any) -> None:
     return
+
+
+def _no_routes() -> "Sequence[Route]":
+    return ()
+
+
+def _no_routers(_: ServerParts) -> "Sequence[APIRouter]":
+    return ()
+
+
+def _no_access() -> "Mapping[str, Mapping[str, Access]]":
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +52,15 @@ class Extension:
     """The parts that an extension adds; a field that is left out adds nothing.
 
     `add_commands(commands)`: adds commands to the command line, by `app.cli.parser.add_command(commands, …)`.
+    `routes()`: inference routes with their codecs; requests find them after those of the core.
+    `routers(parts)`: routes that describe or change the server.
+    `access()`: the scope that each path of these routes needs, as in app/auth/access.py.
     """
 
-    add_commands: Callable[[Any], None] = _add_nothing
+    add_commands: Callable[[Any], None] = _add_no_commands
+    routes: "Callable[[], Sequence[Route]]" = _no_routes
+    routers: "Callable[[ServerParts], Sequence[APIRouter]]" = _no_routers
+    access: "Callable[[], Mapping[str, Mapping[str, Access]]]" = _no_access
 
 
 @cache
@@ -36,3 +70,20 @@ def extensions() -> tuple[Extension, ...]:
     folders = None if found is None else found.submodule_search_locations
     names = sorted(each.name for each in iter_modules(folders)) if folders else []
     return tuple(import_module(f"{PACKAGE}.{name}").EXTENSION for name in names)
+
+
+def http_access() -> "Mapping[str, Mapping[str, Access]]":
+    """Return the table of permissions of all HTTP routes. Two parts of the server can have methods of one path.
+
+    Raises ValueError for a method of a path that two of them have.
+    """
+    from app.auth.access import HTTP_ACCESS
+
+    table = {path: dict(methods) for path, methods in HTTP_ACCESS.items()}
+    for extension in extensions():
+        for path, methods in extension.access().items():
+            known = table.setdefault(path, {})
+            if twice := known.keys() & methods.keys():
+                raise ValueError(f"{path}: expected one entry of {min(twice)}, got two; remove one")
+            known.update(methods)
+    return table

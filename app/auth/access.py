@@ -1,6 +1,7 @@
-"""The written table of permissions: the scope that each HTTP route and each gRPC method needs.
+"""The written table of permissions: the scope that each HTTP route and each gRPC method of the core needs.
 
-On a server with keys a route or method that is absent here is denied to every key.
+An extension has such a table of its routes. On a server with keys a route or method that is in no table is denied to
+every key.
 """
 
 import re
@@ -45,7 +46,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/health/ready": {"GET": EXEMPT},
     "/v2/health/live": {"GET": EXEMPT},
     "/v2/health/ready": {"GET": EXEMPT},
-    "/": {"GET": READ, "POST": INFER},
+    "/": _GET,
     # A browser sends no key with a page. It describes the routes, which are the same everywhere; its calls need a key.
     "/docs": {"GET": EXEMPT},
     "/docs/{file}": {"GET": EXEMPT},
@@ -64,14 +65,6 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/models/{name}/rollback": {"POST": ROLL_BACK},
     "/models/{name}/files": _GET,
     "/models/{name}/files/{rest:path}": _GET,
-    "/api/tags": _GET,
-    "/api/ps": _GET,
-    "/api/version": _GET,
-    "/api/show": {"POST": READ},
-    "/api/chat": _INFER,
-    "/api/generate": _INFER,
-    "/api/embed": _INFER,
-    "/api/embeddings": _INFER,
     "/infer": _INFER,
     "/inference": _INFER,
     "/models/{name}/infer": _INFER,
@@ -83,8 +76,6 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/chat/completions": _INFER,
     "/v1/responses": _INFER,
     "/v1/responses/input_tokens": _INFER,
-    "/v1/messages": _INFER,
-    "/v1/messages/count_tokens": _INFER,
     "/v1/embeddings": _INFER,
     "/v1/rerank": _INFER,
     "/v1/score": _INFER,
@@ -105,15 +96,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/tokenize": _INFER,
     "/detokenize": _INFER,
     "/pooling": _INFER,
-    "/embed": _INFER,
-    "/predict": _INFER,
-    "/similarity": _INFER,
-    "/generate": _INFER,
-    "/generate_stream": _INFER,
-    "/info": _GET,
     "/v2": _GET,
-    "/v2/embed": _INFER,
-    "/v2/rerank": _INFER,
     "/v2/models/stats": _GET,
     "/v2/models/{name}": _GET,
     "/v2/models/{name}/ready": _GET,
@@ -198,9 +181,10 @@ class MatchedPath(NamedTuple):
 
 
 class HttpAccess:
-    """Find the entries of HTTP_ACCESS."""
+    """Find the entries of a table such as HTTP_ACCESS."""
 
     def __init__(self, table: Mapping[str, Mapping[str, Access]] = HTTP_ACCESS) -> None:
+        self.table = table
         entries = {path: _with_head(methods) for path, methods in table.items()}
         self._exact = {path: MatchedPath(methods, "") for path, methods in entries.items() if "{" not in path}
         self._patterns = [(compile_path(path), methods) for path, methods in entries.items() if "{" in path]

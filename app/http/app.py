@@ -52,10 +52,10 @@ def build_app(
     origins, byte_limit = OriginPolicy(rules), pipeline.bounds.requests.byte_limit
     if site is not None:
         admin = WebPage(site, admin)
-    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins, byte_limit)
+    middleware = AdminMiddleware(admin, pipeline.observer, table, origins, byte_limit)
     gate = None
     if authenticator is not None:
-        gate = HttpGate(authenticator, pipeline.observer, table.error_writer, origins, site is not None)
+        gate = HttpGate(authenticator, pipeline.observer, table, origins, site is not None)
     return Endpoint(
         pipeline, table, middleware, origins, gate, PathPrefixes(prefixes) if prefixes and any(prefixes) else None
     )
@@ -87,7 +87,7 @@ def build_admin(
     admin.state.routes = [route for router in routers for route in router.routes]
     admin.state.error_writer = table.error_writer
     admin.state.byte_limit = byte_limit
-    admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
+    admin.openapi = lambda: build_document(admin, table)  # type: ignore[method-assign]
     return admin
 
 

@@ -4,11 +4,10 @@ A path or method that the table of permissions omits is denied, also where a rou
 """
 
 import time
-from collections.abc import Callable
 
 from starlette.types import Scope, Send
 
-from app.auth.access import EXEMPT, INFER, HttpAccess
+from app.auth.access import EXEMPT, INFER
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
@@ -19,8 +18,8 @@ from app.http.responses import send_error
 from app.http.web_page import is_page
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord
-from app.protocols.codec import ErrorWriter
 from app.protocols.errors import MethodNotAllowed, NotFound
+from app.protocols.routes import RouteTable
 from frameworks.errors import RoundhouseError
 
 
@@ -31,11 +30,11 @@ class HttpGate:
         self,
         authenticator: Authenticator,
         observer: Observer,
-        error_writer: Callable[[str], ErrorWriter],
+        table: RouteTable,
         origins: OriginPolicy,
         has_page: bool = False,
     ) -> None:
-        """`error_writer`: for a path. `has_page`: whether the web page is served, which needs no key."""
+        """`has_page`: whether the web page is served, which needs no key."""
         self.keys = authenticator.keys
         """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
         self.shares_nonces = authenticator.signatures.shares_nonces
@@ -43,10 +42,10 @@ class HttpGate:
         self._authenticator = authenticator
         self._certificates = authenticator.certificates or None
         self._observer = observer
-        self._error_writer = error_writer
+        self._error_writer = table.error_writer
         self._origins = origins
         self._has_page = has_page
-        self._find = HttpAccess().find
+        self._find = table.access.find
 
     def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
         """Set the principal of the record; return the error that refuses the request. Only if keys are required.

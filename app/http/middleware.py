@@ -2,18 +2,16 @@
 
 import time
 from asyncio import CancelledError
-from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.auth.access import HttpAccess
 from app.http.digests import receive_checked
 from app.http.origins import OriginPolicy
 from app.http.responses import send_error
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
-from app.protocols.codec import ErrorWriter
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone
+from app.protocols.routes import RouteTable
 from frameworks.errors import Draining
 from frameworks.scheduling.byte_limit import ByteLimit
 
@@ -25,16 +23,16 @@ class AdminMiddleware:
         self,
         app: ASGIApp,
         observer: Observer,
-        error_writer: Callable[[str], ErrorWriter],
+        table: RouteTable,
         origins: OriginPolicy,
         byte_limit: ByteLimit,
     ) -> None:
-        """`error_writer`: for a path. `byte_limit`: counts the bodies of signed requests."""
+        """`byte_limit`: counts the bodies of signed requests."""
         self._app = app
         self._observer = observer
-        self._error_writer = error_writer
+        self._error_writer = table.error_writer
         self._origins = origins
-        self._access = HttpAccess()
+        self._access = table.access
         self._byte_limit = byte_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

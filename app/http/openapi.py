@@ -1,17 +1,17 @@
 """Build the OpenAPI document: FastAPI's routes, and the inference routes that are served in front of FastAPI."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from app.auth.access import EXEMPT, HTTP_ACCESS
+from app.auth.access import EXEMPT, Access
 from app.protocols.errors import ERROR_CODES
 from app.protocols.image_fields import MEDIA_TYPES
-from app.protocols.routes import Route
+from app.protocols.routes import Route, RouteTable
 
 # Codes that only the routes of the models, or no route at all, answer with.
 _NOT_OF_INFERENCE = {
@@ -65,14 +65,14 @@ def describe_responses(
     return {status: _Description(model, is_list), **failures}
 
 
-def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
+def build_document(admin: FastAPI, table: RouteTable) -> dict[str, Any]:
     """Return the document. It is built at the first call and kept in the application."""
     if admin.openapi_schema is None:
         document = get_openapi(
             title=admin.title, version=admin.version, description=admin.description, routes=admin.routes
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for route in routes:
+        for route in table.routes:
             for model in (route.description.request, route.description.response, route.description.error):
                 _add_schema(schemas, model)
             if route.description.form is not None:
@@ -82,22 +82,22 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
                 _add_schema(schemas, described.model)
         described_paths = document["paths"]
         by_path: dict[str, list[Route]] = {}
-        for route in routes:
+        for route in table.routes:
             by_path.setdefault(route.path, []).append(route)
         document["paths"] = {
             path: described_paths.pop(path, {}) | {"post": _operation(*shared)} for path, shared in by_path.items()
         } | described_paths
         document["components"]["securitySchemes"] = _KEYS
         document["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
-        _mark_open_operations(document["paths"])
+        _mark_open_operations(document["paths"], table.access.table)
         admin.openapi_schema = document
     return admin.openapi_schema
 
 
-def _mark_open_operations(paths: dict[str, Any]) -> None:
+def _mark_open_operations(paths: dict[str, Any], permissions: Mapping[str, Mapping[str, Access]]) -> None:
     """Say which operations need no key."""
-    for path in paths.keys() & HTTP_ACCESS.keys():
-        for method in (method for method, access in HTTP_ACCESS[path].items() if access is EXEMPT):
+    for path in paths.keys() & permissions.keys():
+        for method in (method for method, access in permissions[path].items() if access is EXEMPT):
             paths[path][method.lower()]["security"] = []
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from app.auth.access import compile_path
+from app.auth.access import HttpAccess, compile_path
 from app.protocols.codec import Codec, ErrorWriter, Target
 from app.protocols.shared_path import SharedPathCodec
 
@@ -58,11 +58,15 @@ class ResolvedRoute(NamedTuple):
 
 
 class RouteTable:
-    """All inference routes of all protocols."""
+    """All inference routes of all protocols, and the permissions of all routes."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        """The first route's codec writes the errors of paths that belong to no protocol."""
+    def __init__(self, routes: Sequence[Route], access: HttpAccess | None = None) -> None:
+        """The first route's codec writes the errors of paths that belong to no protocol.
+
+        `access`: None: that of the core.
+        """
         self.routes = tuple(routes)
+        self.access = access or HttpAccess()
         self._exact: dict[str, ResolvedRoute] = {}
         for route in routes:
             if "{" not in route.path:

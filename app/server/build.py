@@ -17,20 +17,20 @@ from app.admin.folders import FoldersApi
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.models import ModelsApi
-from app.admin.ollama import OllamaApi
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
 from app.admin.process_parts import ProcessParts
-from app.admin.tei import TeiApi
 from app.admin.views import Views
+from app.auth.access import HttpAccess
 from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.config.collection_settings import COLLECTIONS_FOLDER
+from app.extension import ServerParts, extensions, http_access
 from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
@@ -54,20 +54,13 @@ from app.observability.progress import ProgressReporter
 from app.observability.tallies import RequestTallies
 from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
-from app.protocols.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
-from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
 from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
-from app.protocols.ollama.routes import ROUTES as OLLAMA_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
 from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
-from app.protocols.tei.routes import ROUTES as TEI_ROUTES
-from app.protocols.tei.routes import root_routes
-from app.protocols.tgi.generate import ROOT_CODEC
-from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
 from app.server.live import Live, Shown, build_live
@@ -300,10 +293,9 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes() -> RouteTable:
     infer_routes = open_inference_routes()
-    kserve_routes = (*GENERATE_ROUTES, *PREDICT_ROUTES)
-    hub_routes = (*TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
-    others = (*kserve_routes, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
-    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *others])
+    core = (*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *GENERATE_ROUTES, *PREDICT_ROUTES)
+    others = [route for extension in extensions() for route in extension.routes()]
+    return RouteTable([*core, *others], HttpAccess(http_access()))
 
 
 def build_routers(
@@ -337,12 +329,11 @@ def build_routers(
         FoldersApi(views, paths).router(),
         AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),
-        OllamaApi(views, max_body_bytes).router(),
-        TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections, connections).router(),
         MetricsApi(sources, views).router(),
         CollectionsApi(pipeline.collections, views, lifecycle, max_body_bytes).router(),
+        *(router for extension in extensions() for router in extension.routers(ServerParts(loaded.settings, views))),
     ]
 
 

@@ -180,13 +180,14 @@ class _Supervisor:
             await status.applied()
 
         live = build_live(shown_of(inference, counting), inference.pipeline, self._keys, {}, self._workers)
+        table = build_routes()
         admin = build_admin(
-            build_routes(),
+            table,
             [*build_routers(loaded, inference, counting, connections, self._keys), *live.routers],
             connections.byte_limit,
             build_lifespan(inference, monitors, self._keys, connections.tls, live, None),
         )
-        admin_server = AdminServer(admin, applied)
+        admin_server = AdminServer(admin, table.access, applied)
         self._workers.on_connect(admin_server.serve)
         if self._inherited.grpc_port:
             from app.workers.forwarded_calls import CallServer

@@ -214,11 +214,12 @@ class _Worker:
     def config(self) -> uvicorn.Config:
         """Return the configuration of uvicorn. The application starts and stops the parts."""
         settings = self._inherited.loaded.settings
-        forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, self._lifespan)
+        table = build_routes()
+        forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, table.access, self._lifespan)
         admin = WorkerRoutes(self._viewers, ModelFiles(self._replica), forwarded)
         rules, site = origin_rules(settings.server), self._inherited.site
         prefixes = prefix_rules(settings.server)
-        app = build_app(self._pipeline, build_routes(), admin, rules, self._authenticator, site, prefixes)
+        app = build_app(self._pipeline, table, admin, rules, self._authenticator, site, prefixes)
         return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)
 
     def supervisor_lost(self, _: object) -> None:

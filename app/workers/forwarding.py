@@ -84,13 +84,14 @@ class ForwardedAdmin:
         self,
         link: ControlLink,
         byte_limit: ByteLimit,
+        access: HttpAccess,
         lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
     ) -> None:
-        """`byte_limit`: counts the bodies. `lifespan` starts and stops all parts of the worker."""
+        """`byte_limit`: counts the bodies. `access`: of all routes. `lifespan`: starts and stops the worker's parts."""
         self._link = link
         self._byte_limit = byte_limit
         self._other = Starlette(lifespan=lifespan)
-        self._access = HttpAccess()
+        self._access = access
         self._watcher = DisconnectWatcher()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,11 +141,11 @@ class AdminServer:
     Owned by the event loop.
     """
 
-    def __init__(self, app: ASGIApp, applied: Applied) -> None:
-        """`app`: that of `build_admin`."""
+    def __init__(self, app: ASGIApp, access: HttpAccess, applied: Applied) -> None:
+        """`app`: that of `build_admin`. `access`: of all routes."""
         self._app = app
         self._applied = applied
-        self._access = HttpAccess()
+        self._access = access
         self._places = Places(MAX_CALLS)
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._orders: set[asyncio.Task[AdminAnswer]] = set()

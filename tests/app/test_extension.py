@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.extension import extensions
+import pytest
+
+from app import extension
+from app.auth.access import INFER, READ
+from app.extension import Extension, extensions, http_access
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,3 +58,18 @@ def test_folder_adds_command(tmp_path: Path) -> None:
     )
     shown = run(copy_of_core(tmp_path), "sys.argv = ['roundhouse', 'greet']; from app.cli import main; main()")
     assert shown == "hello\n"
+
+
+def test_permissions_of_extensions_join_those_of_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = Extension(access=lambda: {"/": {"POST": INFER}, "/greet": {"GET": READ}})
+    monkeypatch.setattr(extension, "extensions", lambda: (added,))
+    table = http_access()
+    assert table["/"] == {"GET": READ, "POST": INFER}
+    assert table["/greet"] == {"GET": READ}
+
+
+def test_second_permission_of_route_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = Extension(access=lambda: {"/infer": {"POST": READ}})
+    monkeypatch.setattr(extension, "extensions", lambda: (added,))
+    with pytest.raises(ValueError, match="/infer: expected one entry of POST, got two"):
+        http_access()

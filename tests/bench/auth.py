@@ -11,7 +11,6 @@ from itertools import cycle, islice
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
 
 import orjson
 
@@ -22,6 +21,7 @@ from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, OriginRules
 from app.http.responses import begin_record
 from app.observability.metrics import Observer
+from app.server.build import build_routes
 from tests.bench import wrk
 from tests.bench.rounds import in_turn
 from tests.bench.servers import RunningServer, free_port, roundhouse, started
@@ -108,7 +108,7 @@ def _check_row(many: list[MadeKey], folder: Path) -> Row:
     store = KeyStore(folder / "many.toml", AuthSettings(mode="required"))
     write_keys(folder / "many.toml", *many)
     store.load()
-    gate = HttpGate(Authenticator(store), Observer("none", 1000), cast(Any, None), OriginPolicy(OriginRules()))
+    gate = HttpGate(Authenticator(store), Observer("none", 1000), build_routes(), OriginPolicy(OriginRules()))
     scopes = [
         {
             "method": "POST",

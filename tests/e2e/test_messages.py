@@ -11,8 +11,8 @@ import pytest
 from app.auth.principal import Scope
 from app.protocols.codec import NamedEvent
 from frameworks.settings import ToolFormat
-from tests.app.protocols.anthropic.messages import collect
 from tests.e2e.server import RunningServer, serving
+from tests.extensions.clients.anthropic.messages import collect
 from tests.support.keyring import make_key, write_keys
 from tests.support.models.causal_folders import save_tool_model
 from tests.support.models.tool_templates import ALWAYS_THINKING, TEMPLATES

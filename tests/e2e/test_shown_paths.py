@@ -9,13 +9,16 @@ from typing import Any
 import grpc
 import pytest
 
-from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
+from app.auth.access import GRPC_ACCESS
 from app.auth.principal import Scope
+from app.extension import http_access
 from app.grpc import messages
 from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
 from tests.e2e.tenant_requests import GRPC_CALLS, HTTP_REQUESTS, LATE, SERVICE
 from tests.support.keyring import make_key, write_keys
 from tests.support.models import onnx_graphs
+
+HTTP_ACCESS = http_access()
 
 OPERATOR = make_key("ops")
 PLAIN = make_key("ops", Scope.INFER, Scope.READ, Scope.WRITE)

@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from app.auth.access import HTTP_ACCESS
+from app.extension import http_access
 from frameworks.errors import ModelNotFound
 from frameworks.names import WORDS_BEHIND_NAMES, checked_name, meant_names
+
+HTTP_ACCESS = http_access()
 
 
 @pytest.mark.parametrize("name", ["a", "BAAI/bge-m3", "org/a.b-c_1", "load", "load/a", "a" * 128])

@@ -16,12 +16,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import app.protocols.errors as wire_errors
-from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
+from app.auth.access import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.collection_settings import CollectionEntry
 from app.config.loading import Settings
 from app.config.ray_settings import RayGroupSettings
+from app.extension import http_access
 from frameworks.adapter_settings import AdapterEntry
 from frameworks.errors import RoundhouseError
 from frameworks.image_settings import ImageSettings
@@ -29,6 +30,8 @@ from frameworks.pipeline_settings import PipelineEntry, StepEntry
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
+
+HTTP_ACCESS = http_access()
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

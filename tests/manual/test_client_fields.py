@@ -7,19 +7,19 @@ import orjson
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import Target
-from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
-from app.protocols.ollama.routes import ROUTES as OLLAMA_ROUTES
 from app.protocols.open_inference.infer_codec import routes as infer_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
-from app.protocols.tei.routes import ROUTES as TEI_ROUTES
-from app.protocols.tei.routes import root_routes
-from app.protocols.tgi.generate import ROOT_CODEC
-from app.protocols.tgi.routes import ROUTES as TGI_ROUTES
+from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
+from extensions.clients.cohere.routes import ROUTES as COHERE_ROUTES
+from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
+from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
+from extensions.clients.tei.routes import root_routes
+from extensions.clients.tgi.generate import ROOT_CODEC
+from extensions.clients.tgi.routes import ROUTES as TGI_ROUTES
 from frameworks.errors import RoundhouseError
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import SPECS as TENSOR_SPECS

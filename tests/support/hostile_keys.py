@@ -13,9 +13,12 @@ import grpc
 import grpc.aio
 import httpx
 
-from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
+from app.auth.access import GRPC_ACCESS
+from app.extension import http_access
 from tests.support.keyring import MadeKey, make_key
 from tests.support.signing import signed_headers
+
+HTTP_ACCESS = http_access()
 
 HEALTH_BODIES = (b'{"status":"live"}', b'{"status":"ready"}', b'{"live":true}', b'{"ready":true}')
 HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")

@@ -2,9 +2,12 @@
 
 import pytest
 
-from app.auth.access import EXEMPT, GRPC_ACCESS, HTTP_ACCESS, INFER, READ, HttpAccess
+from app.auth.access import EXEMPT, GRPC_ACCESS, INFER, READ, HttpAccess
+from app.extension import http_access
 
-FIND = HttpAccess().find
+HTTP_ACCESS = http_access()
+
+FIND = HttpAccess(HTTP_ACCESS).find
 
 
 @pytest.mark.parametrize("name", ["a", "org/a"])
@@ -49,7 +52,7 @@ def test_only_health_and_documents_are_exempt() -> None:
 
 
 def test_long_paths_are_not_kept() -> None:
-    access = HttpAccess()
+    access = HttpAccess(HTTP_ACCESS)
     for number in range(10):
         assert access.find(f"/models/{'a' * 300}{number}/infer") is not None
         assert access.find("/models/a/infer") is not None

@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from app.auth.access import HTTP_ACCESS
 from app.config.loading import ServerSettings
 from app.config.web_names import OWN_FIRST_PARTS
+from app.extension import http_access
 from app.http.prefixes import PathPrefixes, PrefixRules, prefix_of
+
+HTTP_ACCESS = http_access()
 
 PROXY = "10.1.2.3"
 RULES = PrefixRules("/llm", ("10.0.0.0/8", "fd00::1"))

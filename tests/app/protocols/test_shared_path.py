@@ -7,8 +7,8 @@ from app.protocols.codec import Target
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.scoring import RERANK_CODEC
 from app.protocols.shared_path import SEARCHED_BYTES, SharedPathCodec
-from app.protocols.tei.rerank import RERANK_CODEC as TEI_CODEC
-from app.protocols.tei.texts import EMBED_CODEC
+from extensions.clients.tei.rerank import RERANK_CODEC as TEI_CODEC
+from extensions.clients.tei.texts import EMBED_CODEC
 from frameworks.types import PairRequest
 from tests.app.protocols.openai.decoding import find_spec
 

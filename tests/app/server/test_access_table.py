@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
+from app.auth.access import GRPC_ACCESS
 from app.auth.authenticator import Authenticator
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
+from app.extension import http_access
 from app.grpc.call import GrpcError
 from app.grpc.gate import CallGate
 from app.grpc.management import management_methods
@@ -19,6 +20,8 @@ from app.observability.metrics import Observer
 from app.server.build import Host, build, build_routes
 from frameworks.tenants import Tenant
 from tests.support.fake_probe import FakeProbe
+
+HTTP_ACCESS = http_access()
 
 
 @pytest.fixture

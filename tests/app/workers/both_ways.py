@@ -79,7 +79,7 @@ async def both_ways(folder: Path, config: str, applied: Callable[[], Awaitable[o
     async with AsyncExitStack() as stack:
         application = admin._app._admin  # below the page
         await stack.enter_async_context(application.router.lifespan_context(application))
-        served = await stack.enter_async_context(AdminServer(admin._app, applied))
+        served = await stack.enter_async_context(AdminServer(admin._app, build_routes().access, applied))
         served.serve(links.supervisor)
         worker = worker_endpoint(loaded, endpoint._pipeline, links.worker, keys)
         await open_both(links.supervisor, links.worker)
@@ -91,8 +91,9 @@ async def both_ways(folder: Path, config: str, applied: Callable[[], Awaitable[o
 def worker_endpoint(loaded: LoadedSettings, pipeline: Pipeline, link: ControlLink, keys: KeyStore) -> Endpoint:
     """Return the application of a worker that runs requests in `pipeline`."""
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
-    admin = ForwardedAdmin(link, ByteLimit(None), no_lifespan)
-    return build_app(pipeline, build_routes(), admin, origin_rules(loaded.settings.server), authenticator)
+    table = build_routes()
+    admin = ForwardedAdmin(link, ByteLimit(None), table.access, no_lifespan)
+    return build_app(pipeline, table, admin, origin_rules(loaded.settings.server), authenticator)
 
 
 @asynccontextmanager

@@ -12,14 +12,17 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from app.auth.access import HTTP_ACCESS, INFER
+from app.auth.access import INFER
 from app.auth.principal import Scope
+from app.extension import http_access
 from app.protocols.errors import MAX_MANAGEMENT_BYTES
 from tests.app.workers.both_ways import KEYS_FILE, BothWays, both_ways
 from tests.support.keyring import make_key, write_keys
 from tests.support.loops import in_loop
 from tests.support.models import onnx_graphs
 from tests.support.signing import signed_headers
+
+HTTP_ACCESS = http_access()
 
 ORIGIN = "https://pages.example"
 CONFIG = f"""

@@ -11,6 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from app.auth.access import HttpAccess
 from app.http.clocks import ConnectionBounds
 from app.workers import forwarding
 from app.workers.forwarding import AdminServer
@@ -67,7 +68,7 @@ async def gated(
 ) -> AsyncIterator[tuple[Gated, Links, httpx.AsyncClient]]:
     app = Gated()
     async with (
-        AdminServer(app, app.applied) as served,
+        AdminServer(app, HttpAccess(), app.applied) as served,
         forwarding_to(served, folder, bounds) as (links, url),
         httpx.AsyncClient(
             base_url=url, timeout=HANGS_AFTER_S, trust_env=False, limits=httpx.Limits(max_connections=None)
@@ -219,7 +220,7 @@ async def test_withdrawn_order_is_cancelled(tmp_path: Path) -> None:
 @in_loop
 async def test_end_of_server_cancels_orders(tmp_path: Path) -> None:
     app = Gated()
-    async with AdminServer(app, app.applied) as served, forwarding_to(served, tmp_path) as (links, url):
+    async with AdminServer(app, HttpAccess(), app.applied) as served, forwarding_to(served, tmp_path) as (links, url):
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=HANGS_AFTER_S) as client:
             asked = task(client.post(ORDER))
             await soon(lambda: app.running == [ORDER])
@@ -276,7 +277,7 @@ async def test_application_without_response_is_internal_error(tmp_path: Path) ->
         pass
 
     async with (
-        AdminServer(broken, at_once) as served,
+        AdminServer(broken, HttpAccess(), at_once) as served,
         forwarding_to(served, tmp_path) as (_, url),
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):

@@ -9,16 +9,17 @@ from typing import Any
 import grpc
 import httpx
 
-from app.auth.access import EXEMPT, GRPC_ACCESS, HTTP_ACCESS
+from app.auth.access import EXEMPT, GRPC_ACCESS
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Scope
 from app.auth.store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
+from app.extension import http_access
 from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
 from app.grpc.gate import CallGate
 from app.http.gate import HttpGate
-from app.server.build import Host, build
+from app.server.build import Host, build, build_routes
 from app.workers.shared_nonces import SharedNonces, WorkerNonces
 from frameworks.replicas.control import ControlLink, Workers
 from tests.app.workers.links import linked
@@ -26,6 +27,8 @@ from tests.support.fake_probe import FakeProbe
 from tests.support.keyring import make_key, write_keys
 from tests.support.loops import HANGS_AFTER_S, in_loop
 from tests.support.signing import signed_headers
+
+HTTP_ACCESS = http_access()
 
 FULL = make_key("search", is_signed=True)
 READER = make_key("search", Scope.READ, is_signed=True)
@@ -73,7 +76,7 @@ class Worker:
         self.observer = self.endpoint._pipeline.observer
         gate = self.endpoint._gate
         assert gate is not None
-        self.endpoint._gate = HttpGate(self._authenticator, self.observer, gate._error_writer, gate._origins)
+        self.endpoint._gate = HttpGate(self._authenticator, self.observer, build_routes(), gate._origins)
         self.link = link
         self.num_calls = 0
         """Calls over gRPC that a handler has answered."""

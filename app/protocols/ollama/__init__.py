@@ -1,1 +1,0 @@
-"""Ollama's API: /api/chat, /api/generate, /api/embed and /api/embeddings; app/admin/ollama.py lists the models."""

@@ -1,0 +1,47 @@
+"""APIs of other servers, for their clients: Anthropic, Cohere, Ollama, TEI and TGI; a folder each.
+
+A request is decoded by the codec of its route (`routes.py` of the folder) into a request of `app/inference`, which runs
+it as any other; the same codec writes the answer. Codecs take their common parts from `app/protocols`.
+Manual: docs/messages-api.md, docs/ollama.md, docs/text-clients.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.extension import Extension, ServerParts
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from app.auth.access import Access
+    from app.protocols.routes import Route
+
+
+def _routes() -> "Sequence[Route]":
+    from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
+    from extensions.clients.cohere.routes import ROUTES as COHERE_ROUTES
+    from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
+    from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
+    from extensions.clients.tei.routes import root_routes
+    from extensions.clients.tgi.generate import ROOT_CODEC
+    from extensions.clients.tgi.routes import ROUTES as TGI_ROUTES
+
+    # A body of TGI on a path of TEI has a field that TEI's bodies have not: TEI's routes are the first of a path.
+    hub_routes = (*TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
+    return (*ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
+
+
+def _routers(parts: ServerParts) -> "Sequence[APIRouter]":
+    from extensions.clients.ollama.models import OllamaApi
+    from extensions.clients.tei.info import TeiApi
+
+    return (OllamaApi(parts.views, parts.settings.server.max_body_bytes).router(), TeiApi(parts.views).router())
+
+
+def _access() -> "Mapping[str, Mapping[str, Access]]":
+    from extensions.clients.access import HTTP_ACCESS
+
+    return HTTP_ACCESS
+
+
+EXTENSION = Extension(routes=_routes, routers=_routers, access=_access)

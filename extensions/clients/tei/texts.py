@@ -1,0 +1,213 @@
+"""/embed, /predict, /similarity, and POST / for all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.protocols.bodies import got
+from app.protocols.body_codec import BodyRequest
+from app.protocols.codec import AnswerContext
+from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
+from app.protocols.json_output import array_to_json, list_to_json
+from app.protocols.ranking import rename_pair
+from app.protocols.text_fields import check_dimensions, rename_text, texts_or_ids, truncation_of
+from extensions.clients.tei.codec import POLICY, TeiCodec
+from extensions.clients.tei.requests import (
+    RootParameters,
+    SimilarityInput,
+    TeiEmbedRequest,
+    TeiPredictRequest,
+    TeiRootRequest,
+    TeiSimilarityRequest,
+)
+from frameworks.errors import InvalidInput
+from frameworks.types import (
+    ClassifyAnswer,
+    EmbedAnswer,
+    ModelSpec,
+    PairRequest,
+    ScoreAnswer,
+    TextRequest,
+    TextSpec,
+    Truncation,
+)
+
+_MAX_NAMES = 20
+_EMBED = FieldPolicy({"encoding_format": Refusal("vectors are written as numbers", ("float",))})
+# Older clients of Hugging Face send options of its hub, as wait_for_model.
+_ROOT = FieldPolicy({**_EMBED.refusals, "options": Ignored(neutral=({},))})
+
+
+def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> TextRequest:
+    assert spec.text is not None
+    texts, token_ids = texts_or_ids(_embedded(body.inputs))
+    return TextRequest(
+        texts,
+        normalize=body.normalize is not False,
+        truncate=truncation_of(body.truncate, body.truncation_direction),
+        dimensions=check_dimensions(body.dimensions, spec.text),
+        token_ids=token_ids,
+        prompt=_prompt_of(body.prompt_name, token_ids is None, spec.text),
+    )
+
+
+def _prompt_of(name: str | None, has_texts: bool, text: TextSpec) -> str | None:
+    """Return the prompt of this name; None: that of the model's files for all texts. Raises InvalidInput."""
+    if name is None or (has_texts and name in text.prompts):
+        return None if name is None else text.prompts[name]
+    known = ", ".join(sorted(text.prompts)[:_MAX_NAMES]) if has_texts else ""
+    expected = f"one of {known}" if known else "null"
+    raise InvalidInput("prompt_name", f"expected {expected}, got {got(name)}; or put the prompt before each text")
+
+
+def _embedded(inputs: Any) -> Any:
+    if isinstance(inputs, list) and inputs and isinstance(inputs[0], list) and isinstance(inputs[0][0], str):
+        raise InvalidInput("inputs", "expected a text or a list of texts, got lists of texts; send one list")
+    return inputs
+
+
+def _write_embed(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps(array_to_json(np.ascontiguousarray(answer.embeddings)), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _build_predict(body: TeiPredictRequest, spec: ModelSpec) -> TextRequest | PairRequest:
+    truncate = truncation_of(body.truncate, body.truncation_direction)
+    return _classified(body.inputs, truncate, bool(body.raw_scores), None)
+
+
+def _classified(inputs: Any, truncate: Truncation, raw_scores: bool, top_k: int | None) -> TextRequest | PairRequest:
+    """Return the request for the labels of texts, or of pairs of texts."""
+    sequences = _sequences_of(inputs)
+    lengths = set(map(len, sequences))
+    if lengths == {1}:
+        return TextRequest([text for (text,) in sequences], truncate=truncate, top_k=top_k, raw_scores=raw_scores)
+    if lengths == {2}:
+        return PairRequest([(one, other) for one, other in sequences], truncate, raw_scores, with_labels=True)
+    raise InvalidInput("inputs", "expected texts or pairs of texts, got both; send a request for each kind")
+
+
+def _sequences_of(inputs: Any) -> Sequence[Sequence[str]]:
+    if isinstance(inputs, str):
+        return [[inputs]]
+    if isinstance(inputs[0], int) or (isinstance(inputs[0], list) and not isinstance(inputs[0][0], str)):
+        raise InvalidInput("inputs", "expected texts, got token ids; send text")
+    if isinstance(inputs[0], str):
+        if len(inputs) > 2:
+            raise InvalidInput(
+                "inputs", f"expected a text or a pair of texts, got {len(inputs)} texts; send each text in a list"
+            )
+        return [inputs]
+    if max(map(len, inputs)) > 2:
+        raise InvalidInput("inputs", "expected lists of one or two texts, got more texts; send each text in a list")
+    return inputs  # type: ignore[no-any-return]
+
+
+def _is_batch(inputs: Any) -> bool:
+    return isinstance(inputs, list) and isinstance(inputs[0], list)
+
+
+def _write_predict(decoded: BodyRequest, answer: ClassifyAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps(_predictions(answer, _is_batch(decoded.body.inputs)))
+
+
+def _predictions(answer: ClassifyAnswer, is_batch: bool) -> Any:
+    rows = list_to_json(answer.predictions, lambda row: [{"score": score, "label": label} for label, score in row])
+    return rows if is_batch else rows[0]
+
+
+def _build_similarity(body: TeiSimilarityRequest | TeiRootRequest, spec: ModelSpec) -> PairRequest:
+    assert isinstance(body.inputs, SimilarityInput)
+    options = body.parameters
+    source = body.inputs.source_sentence
+    pairs = [(source, each) for each in body.inputs.sentences]
+    return PairRequest(
+        pairs, True if options is None else truncation_of(options.truncate, options.truncation_direction)
+    )
+
+
+def _write_similarity(decoded: BodyRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps(answer.scores)
+
+
+def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequest:
+    if isinstance(body.inputs, SimilarityInput):
+        if spec.task != "embed":
+            raise InvalidInput("inputs", f"expected texts for a model whose task is {spec.task}, got an object")
+        return _build_similarity(body, spec)
+    options = body.parameters
+    is_cut = body.truncate is not False and (options is None or options.truncate is not False)
+    side = body.truncation_direction or (None if options is None else options.truncation_direction)
+    if spec.task == "embed":
+        return _build_embed(body.model_copy(update={"truncate": is_cut, "truncation_direction": side}), spec)
+    if body.prompt_name is not None:
+        raise InvalidInput(
+            "prompt_name", f"expected null, got {got(body.prompt_name)}; put the prompt before each text"
+        )
+    top_k, function = (None, None) if options is None else (options.top_k, _function_of(options, spec))
+    inputs = _as_hugging_face(body.inputs) if options is not None else body.inputs
+    truncate = truncation_of(is_cut, side)
+    return _classified(inputs, truncate, bool(body.raw_scores) or function == "none", top_k)
+
+
+def _function_of(options: RootParameters, spec: ModelSpec) -> str | None:
+    """Return the function that makes scores of logits. Raises InvalidInput for one that the model does not have."""
+    assert spec.text is not None
+    own = "sigmoid" if spec.text.multi_label else "softmax"
+    if options.function_to_apply in (None, "none", own):
+        return options.function_to_apply
+    raise InvalidInput(
+        "parameters.function_to_apply",
+        f'expected "none" or "{own}", which the model\'s files say, got {got(options.function_to_apply)}; omit it',
+    )
+
+
+def _as_hugging_face(inputs: Any) -> Any:
+    """Return the batch that huggingface_hub means: to its pipelines, a list of texts is no pair."""
+    return [[text] for text in inputs] if isinstance(inputs, list) and isinstance(inputs[0], str) else inputs
+
+
+def _write_root(decoded: BodyRequest, answer: Any, context: AnswerContext) -> bytes:
+    if isinstance(answer, EmbedAnswer):
+        return _write_embed(decoded, answer, context)
+    if isinstance(answer, ScoreAnswer):
+        return _write_similarity(decoded, answer, context)
+    is_batch = decoded.body.parameters is not None or _is_batch(decoded.body.inputs)
+    return orjson.dumps(_predictions(answer, is_batch))
+
+
+def _rename(field: str) -> str:
+    """Return the field of a text as the bodies name it."""
+    return rename_pair(rename_text(field, "inputs"), "inputs.source_sentence", "inputs.sentences")
+
+
+def _rename_in_predict(field: str) -> str:
+    return rename_text(field.replace("pairs", "text", 1), "inputs") if field.startswith("pairs") else _rename(field)
+
+
+def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Refuse options that would change the response. Those of huggingface_hub may be null."""
+    options = fields.get("parameters")
+    if isinstance(options, dict):
+        fields["parameters"] = options = {name: value for name, value in options.items() if value is not None}
+        POLICY.apply(options, "parameters.")
+
+
+EMBED_CODEC = TeiCodec(
+    "/embed", ("embed",), TeiEmbedRequest, _build_embed, _write_embed, _EMBED, rename=_rename,
+)  # fmt: skip
+PREDICT_CODEC = TeiCodec(
+    "/predict", ("classify",), TeiPredictRequest, _build_predict, _write_predict, POLICY, rename=_rename_in_predict
+)
+SIMILARITY_CODEC = TeiCodec(
+    "/similarity", ("embed",), TeiSimilarityRequest, _build_similarity, _write_similarity, rename=_rename,
+    check=_check_parameters,
+)  # fmt: skip
+ROOT_CODEC = TeiCodec(
+    "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _ROOT, rename=_rename,
+    check=_check_parameters,
+)  # fmt: skip
+# Of texts with `parameters`, which are those of a classifier.
+LABELS_CODEC = replace(ROOT_CODEC, kinds=("classify", "rerank", "embed"))
