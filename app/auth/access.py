@@ -74,8 +74,6 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/models/{name}": _GET,
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
-    "/v1/responses": _INFER,
-    "/v1/responses/input_tokens": _INFER,
     "/v1/embeddings": _INFER,
     "/v1/rerank": _INFER,
     "/v1/score": _INFER,

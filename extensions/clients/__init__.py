@@ -1,8 +1,8 @@
-"""APIs of other servers, for their clients: Anthropic, Cohere, Ollama, TEI and TGI; a folder each.
+"""APIs beside the core's, for their clients: Anthropic, Cohere, Ollama, OpenAI Responses, TEI, TGI; a folder each.
 
 A request is decoded by the codec of its route (`routes.py` of the folder) into a request of `app/inference`, which runs
 it as any other; the same codec writes the answer. Codecs take their common parts from `app/protocols`.
-Manual: docs/messages-api.md, docs/ollama.md, docs/text-clients.md.
+Manual: docs/responses-api.md, docs/messages-api.md, docs/ollama.md, docs/text-clients.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ def _routes() -> "Sequence[Route]":
     from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
     from extensions.clients.cohere.routes import ROUTES as COHERE_ROUTES
     from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
+    from extensions.clients.responses.routes import ROUTES as RESPONSES_ROUTES
     from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
     from extensions.clients.tei.routes import root_routes
     from extensions.clients.tgi.generate import ROOT_CODEC
@@ -28,7 +29,7 @@ def _routes() -> "Sequence[Route]":
 
     # A body of TGI on a path of TEI has a field that TEI's bodies have not: TEI's routes are the first of a path.
     hub_routes = (*TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
-    return (*ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
+    return (*RESPONSES_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
 
 
 def _routers(parts: ServerParts) -> "Sequence[APIRouter]":

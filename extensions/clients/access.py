@@ -17,6 +17,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/generate": _INFER,
     "/api/embed": _INFER,
     "/api/embeddings": _INFER,
+    "/v1/responses": _INFER,
+    "/v1/responses/input_tokens": _INFER,
     "/v1/messages": _INFER,
     "/v1/messages/count_tokens": _INFER,
     "/embed": _INFER,

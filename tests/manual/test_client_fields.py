@@ -9,17 +9,7 @@ import pytest
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.body_codec import BodyRequest
 from app.protocols.codec import Target
-from app.protocols.open_inference.infer_codec import routes as infer_routes
-from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
-from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
-from app.protocols.routes import RouteTable
-from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
-from extensions.clients.cohere.routes import ROUTES as COHERE_ROUTES
-from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
-from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
-from extensions.clients.tei.routes import root_routes
-from extensions.clients.tgi.generate import ROOT_CODEC
-from extensions.clients.tgi.routes import ROUTES as TGI_ROUTES
+from app.server.build import build_routes
 from frameworks.errors import RoundhouseError
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import SPECS as TENSOR_SPECS
@@ -27,12 +17,7 @@ from tests.app.protocols.openai.decoding import SPECS
 from tests.manual.pages import ROOT
 
 PAGE = (ROOT / "docs" / "client-fields.md").read_text(encoding="utf-8")
-TABLE = RouteTable(
-    [
-        *OPENAI_ROUTES, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES, *COHERE_ROUTES, *root_routes(ROOT_CODEC), *TEI_ROUTES,
-        *TGI_ROUTES, *PREDICT_ROUTES, *infer_routes(),
-    ]
-)  # fmt: skip
+TABLE = build_routes()
 _USER = [{"role": "user", "content": "a"}]
 _RANKED = {"model": "cross-encoder", "query": "q"}
 BASES: dict[str, dict[str, Any]] = {

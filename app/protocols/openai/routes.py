@@ -10,15 +10,13 @@ from app.protocols.openai.classify import CLASSIFY_CODEC, POOLING_CODEC
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
-from app.protocols.openai.respond.codec import RESPONSES_CODEC
-from app.protocols.openai.respond.input_tokens import INPUT_TOKENS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
 from app.protocols.routes import Route, RouteDescription
 
 
-def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: str | None = None) -> Route:
-    """`path`: another one than the codec's."""
+def openai_route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: str | None = None) -> Route:
+    """Return a route whose errors have OpenAI's form. `path`: another one than the codec's."""
     codec = codec if path is None else replace(codec, path=path)
     streams = codec.stream is not None
     text = RouteDescription("openai", summary, codec.body, response, responses.OpenAiErrorResponse, streams)
@@ -26,12 +24,10 @@ def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: st
 
 
 ROUTES = (
-    _route(COMPLETIONS_CODEC, "Continue prompts", responses.CompletionsResponse),
-    _route(CHAT_CODEC, "Answer a conversation", responses.ChatResponse),
-    _route(RESPONSES_CODEC, "Answer a conversation with typed items", responses.ResponseObject),
-    _route(INPUT_TOKENS_CODEC, "Count the tokens of a conversation", responses.InputTokens),
+    openai_route(COMPLETIONS_CODEC, "Continue prompts", responses.CompletionsResponse),
+    openai_route(CHAT_CODEC, "Answer a conversation", responses.ChatResponse),
     *(
-        _route(codec, summary, response, path)
+        openai_route(codec, summary, response, path)
         for codec, summary, response in (
             (EMBEDDINGS_CODEC, "Embed texts", responses.EmbeddingsResponse),
             (RERANK_CODEC, "Rank documents by a query", responses.RerankResponse),
@@ -43,5 +39,5 @@ ROUTES = (
         # vLLM and Infinity have these routes at the root too.
         for path in (None, codec.path.removeprefix("/v1"))
     ),
-    _route(POOLING_CODEC, "Run a text model", responses.PoolingResponse),
+    openai_route(POOLING_CODEC, "Run a text model", responses.PoolingResponse),
 )

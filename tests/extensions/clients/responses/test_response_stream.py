@@ -15,7 +15,7 @@ from openai.types.responses import ResponseStreamEvent
 from app.protocols.codec import Payload
 from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
-from app.protocols.openai.respond.codec import RESPONSES_CODEC as CODEC
+from extensions.clients.responses.codec import RESPONSES_CODEC as CODEC
 from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, check_is, decode, encode, events
 

@@ -14,9 +14,9 @@ from app.protocols.constraint_fields import (
     to_constraint,
 )
 from app.protocols.openai.field_policy import RESPONSES_REASONING, RESPONSES_TEXT, RESPONSES_TOOL
-from app.protocols.openai.respond.items import to_messages
-from app.protocols.openai.respond.requests import ConversationBody, NamedFunctionTool, TextOptions
 from app.protocols.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
+from extensions.clients.responses.items import to_messages
+from extensions.clients.responses.requests import ConversationBody, NamedFunctionTool, TextOptions
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint, Conversation, GenerationSpec, Message
 from frameworks.types import ModelSpec

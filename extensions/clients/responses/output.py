@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 
 from app.protocols.chat_turns import TurnText
-from app.protocols.openai.respond.content_tokens import ContentTokens
-from app.protocols.openai.respond.output_items import CallItem, MessageItem, OutputItem, ReasoningItem
 from app.protocols.tools import new_call_id
+from extensions.clients.responses.content_tokens import ContentTokens
+from extensions.clients.responses.output_items import CallItem, MessageItem, OutputItem, ReasoningItem
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event
 from frameworks.generation.types import TokenText
 

@@ -9,8 +9,8 @@ from app.protocols.body_codec import RequestBody
 from app.protocols.constraint_fields import JsonObjectFormat, TextFormat
 from app.protocols.generation_fields import IgnoreEos, MaxTokens, SamplingFields, Stream, TopLogprobs
 from app.protocols.openai.requests import Effort, FunctionName, StreamPadding
-from app.protocols.openai.respond.items import InputItems, Label
 from app.protocols.tools import MAX_TOOLS
+from extensions.clients.responses.items import InputItems, Label
 
 _MAX_LABELS = 16
 

@@ -6,14 +6,14 @@ from app.protocols.chat_turns import generation_of
 from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import INPUT_TOKENS
-from app.protocols.openai.respond.conversation import (
+from extensions.clients.responses.conversation import (
     check_fields,
     conversation_of,
     ignored_fields,
     rename_field,
     tool_use_of,
 )
-from app.protocols.openai.respond.requests import InputTokensRequest
+from extensions.clients.responses.requests import InputTokensRequest
 from frameworks.errors import InvalidInput
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec

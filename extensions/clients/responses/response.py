@@ -4,7 +4,7 @@ from typing import Any
 
 from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiRequest
-from app.protocols.openai.respond.requests import FunctionTool, ResponsesRequest
+from extensions.clients.responses.requests import FunctionTool, ResponsesRequest
 from frameworks.generation.types import Usage
 
 Shown = dict[str, Any]

@@ -11,17 +11,17 @@ from app.protocols.generation_fields import StoppingFields, to_sampling, to_stop
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RESPONSES
 from app.protocols.openai.generation import ignored_stream_options
-from app.protocols.openai.respond import response
-from app.protocols.openai.respond.content_tokens import ContentTokens
-from app.protocols.openai.respond.conversation import (
+from extensions.clients.responses import response
+from extensions.clients.responses.content_tokens import ContentTokens
+from extensions.clients.responses.conversation import (
     check_fields,
     conversation_of,
     ignored_fields,
     rename_field,
     tool_use_of,
 )
-from app.protocols.openai.respond.output import Output
-from app.protocols.openai.respond.requests import NamedFunctionTool, ResponsesRequest
+from extensions.clients.responses.output import Output
+from extensions.clients.responses.requests import NamedFunctionTool, ResponsesRequest
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.types import ModelSpec
