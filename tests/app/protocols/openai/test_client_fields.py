@@ -6,9 +6,9 @@ import pytest
 
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
-from app.protocols.openai.routes import ROUTES
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import TOKENIZE_CODEC
+from app.server.build import build_routes
 from frameworks.errors import UnknownField
 from frameworks.types import PairRequest, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error
@@ -21,7 +21,7 @@ BASES: dict[str, dict[str, object]] = {
     "/pooling": {"model": "embed", "input": "a"},
     "/v1/tokenize": {"model": "embed", "prompt": "a"},
 }
-CODECS = {route.path: route.codec for route in ROUTES if isinstance(route.codec, OpenAiCodec)}
+CODECS = {route.path: route.codec for route in build_routes().routes if isinstance(route.codec, OpenAiCodec)}
 
 OF_VLLM: dict[str, object] = {
     "truncate_prompt_tokens": None, "truncation_side": None, "padding": None, "priority": 0, "cache_salt": None,
