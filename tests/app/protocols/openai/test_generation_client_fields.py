@@ -3,7 +3,7 @@
 import pytest
 
 from app.protocols.openai.codec import OpenAiCodec
-from app.protocols.openai.routes import ROUTES
+from app.server.build import build_routes
 from frameworks.errors import UnknownField
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error
 
@@ -13,7 +13,7 @@ BASES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"model": "llama", "messages": MESSAGES},
     "/v1/responses": {"model": "llama", "input": "a"},
 }
-CODECS = {route.path: route.codec for route in ROUTES if isinstance(route.codec, OpenAiCodec)}
+CODECS = {route.path: route.codec for route in build_routes().routes if isinstance(route.codec, OpenAiCodec)}
 
 # The defaults of vLLM's request models, which its own clients send.
 OF_VLLM: dict[str, object] = {
