@@ -139,7 +139,7 @@ gpu-kit: dev models
 	@$(BIN)/python -m tests.gpu_kit.build $(KIT) --python $(KIT_PYTHON)
 
 bench: dev models
-	@$(BIN)/python -m tests.bench $(PARTS)
+	@$(BIN)/python -m tools.bench $(PARTS)
 
 # At the versions and hashes in tests/web/vendor.py.
 web: $(STAMPS)/dev
@@ -160,7 +160,7 @@ docs: dev models
 
 clean:
 	rm -rf $(VENV) build dist site .cache .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
-	find app extensions frameworks memory tests -name __pycache__ -prune -exec rm -rf {} +
+	find app extensions frameworks memory tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 dev: $(STAMPS)/dev $(STAMPS)/docs $(STAMPS)/prometheus
 

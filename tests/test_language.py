@@ -46,20 +46,8 @@ BANNED_IN_NAMES = frozenset({"anew", "asking", "door", "doors", "house", "journe
 MAX_WORDS_OF_A_TEST_NAME = 8
 
 CHECKED = (
-    *(
-        ".ci",
-        "Makefile",
-        "README.md",
-        "app",
-        "config.toml",
-        "docker",
-        "docs",
-        "extensions",
-        "frameworks",
-        "memory",
-        "mkdocs.yml",
-    ),
-    *("pyproject.toml", "tests"),
+    *(".ci", "Makefile", "README.md", "app", "config.toml", "docker", "docs", "extensions", "frameworks", "memory"),
+    *("mkdocs.yml", "pyproject.toml", "tests", "tools"),
 )
 """Files and folders below the root that follow the rules."""
 
@@ -84,8 +72,7 @@ _SKIPPED = (
     "app/embedded/training/prose.py",
     "app/embedded/training/tool_tasks.py",
     "frameworks/quantization/warm_up_texts.py",
-    "tests/bench/corpus.py",
-    "tests/bench/tiny_llama",
+    "tools/bench/corpus.py",
 )
 _DASHBOARDS = "docker/grafana/"
 _TEXT_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".sh", ".proto", ".cfg"}

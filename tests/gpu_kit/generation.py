@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tests.bench.batching_in_process import batching_in_process
-from tests.bench.generation import serving
-from tests.bench.language_models import BILLION, LARGE, SEVEN_BILLION, SMALL, LlamaShape, mixed_prompts, save_llama
-from tests.bench.load import closed_loop
-from tests.bench.rounds import in_turn, ratio
-from tests.bench.streaming import completion
-from tests.bench.table import Row
+from tools.bench.batching_in_process import batching_in_process
+from tools.bench.generation import serving
+from tools.bench.language_models import BILLION, LARGE, SEVEN_BILLION, SMALL, LlamaShape, mixed_prompts, save_llama
+from tools.bench.load import closed_loop
+from tools.bench.rounds import in_turn, ratio
+from tools.bench.streaming import completion
+from tools.bench.table import Row
 
 _LIMIT_S = 440.0
 

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.bench.table import Row, table_lines
 from tests.gpu_kit.generation import measure_generation
 from tests.gpu_kit.gpu_memory import measure_memory
 from tests.gpu_kit.gpu_tests import run_tests
 from tests.gpu_kit.texts import measure_texts
+from tools.bench.table import Row, table_lines
 
 
 def main() -> int:

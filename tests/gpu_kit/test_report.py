@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.bench.table import Row
 from tests.gpu_kit.measure import Report
+from tools.bench.table import Row
 
 MACHINE = {"gpu": "X", "torch": "2"}
 

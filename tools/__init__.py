@@ -1,0 +1,1 @@
+"""Programs of developers: the server imports none of them, and no distribution has them."""
