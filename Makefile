@@ -136,7 +136,7 @@ check: dev
 	@$(TYPES)
 
 gpu-kit: dev models
-	@$(BIN)/python -m tests.gpu_kit.build $(KIT) --python $(KIT_PYTHON)
+	@$(BIN)/python -m tools.gpu_kit.build $(KIT) --python $(KIT_PYTHON)
 
 bench: dev models
 	@$(BIN)/python -m tools.bench $(PARTS)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import check_marks_as_text
-from tests.gpu_kit.gpu_tests import files_with_gpu_tests
 from tests.support.cpus import isa_files
+from tools.gpu_kit.gpu_tests import files_with_gpu_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 

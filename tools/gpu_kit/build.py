@@ -1,6 +1,6 @@
 """Build a folder that checks Roundhouse on a machine with a GPU and without a network.
 
-`python -m tests.gpu_kit.build FOLDER [--python 3.12]` packs the files of this checkout, the wheels that such a machine
+`python -m tools.gpu_kit.build FOLDER [--python 3.12]` packs the files of this checkout, the wheels that such a machine
 lacks, MiniLM's files without its weights, and `gpu-check.sh`. The machine is Linux on x86-64 with a Python that has
 torch, transformers, tokenizers, safetensors, numpy and onnxruntime: those and their CUDA libraries are gigabytes.
 """
@@ -39,7 +39,7 @@ class KitError(Exception):
 
 def main() -> int:
     """Build the folder and print its size. Return 1, with a message, if it cannot be built."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu_kit.build", description="Build a GPU kit.")
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_kit.build", description="Build a GPU kit.")
     parser.add_argument("folder", type=Path, help="it is made, or replaced if it is an older kit")
     parser.add_argument("--python", default="3.12", help="version of the machine's Python; default 3.12")
     arguments = parser.parse_args()

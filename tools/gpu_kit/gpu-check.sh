@@ -50,7 +50,7 @@ cd "$work/roundhouse"
 status=0
 for part in "${parts[@]}"; do
     echo "== $part"
-    timeout --kill-after=10 "$part_limit_s" "$work/venv/bin/python" -m tests.gpu_kit.measure "$part" \
+    timeout --kill-after=10 "$part_limit_s" "$work/venv/bin/python" -m tools.gpu_kit.measure "$part" \
         --device "$device" --minilm "$kit/minilm" --work "$work" --results "$results" || {
         echo "gpu-check.sh: $part failed with status $? (124: not done within $part_limit_s s)" >&2
         status=1

@@ -1,6 +1,6 @@
 """Run one part of the GPU kit and add its figures to `results.json` and `results.md`.
 
-`python -m tests.gpu_kit.measure PART --device cuda|cpu --minilm FOLDER --work FOLDER --results FOLDER`
+`python -m tools.gpu_kit.measure PART --device cuda|cpu --minilm FOLDER --work FOLDER --results FOLDER`
 """
 
 import argparse
@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.gpu_kit.generation import measure_generation
-from tests.gpu_kit.gpu_memory import measure_memory
-from tests.gpu_kit.gpu_tests import run_tests
-from tests.gpu_kit.texts import measure_texts
 from tools.bench.table import Row, table_lines
+from tools.gpu_kit.generation import measure_generation
+from tools.gpu_kit.gpu_memory import measure_memory
+from tools.gpu_kit.gpu_tests import run_tests
+from tools.gpu_kit.texts import measure_texts
 
 
 def main() -> int:
     """Return 1 if a test failed, or no figure could be measured. Rows are written as soon as they are measured."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu_kit.measure")
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_kit.measure")
     parser.add_argument("part", choices=["tests", "generation", "texts", "memory"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     for folder in ("minilm", "work", "results"):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from memory.sizes import format_size
-from tests.gpu_kit.minilm import write_minilm
 from tools.bench.language_models import BILLION, SMALL, save_llama
 from tools.bench.servers import RunningServer, roundhouse
 from tools.bench.table import Row
+from tools.gpu_kit.minilm import write_minilm
 
 _CYCLES = 5
 _ROOM_BYTES = 768 * 1024 * 1024

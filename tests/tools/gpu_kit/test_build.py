@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.embedded.copy_minilm import TEXT_FILES
-from tests.gpu_kit import build
-from tests.gpu_kit.build import GIVEN, KitError, requirements
+from tools.gpu_kit import build
+from tools.gpu_kit.build import GIVEN, KitError, requirements
 
 pytestmark = pytest.mark.extended
 
@@ -49,7 +49,7 @@ def test_kit_holds_project_and_model_files(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):  # an older kit is replaced
         assert build.build(folder, "3.12", write_text_files(tmp_path)) < build.MAX_KIT_BYTES
     listed = subprocess.run(["tar", "-tzf", folder / "roundhouse.tar.gz"], capture_output=True, text=True, check=True)
-    assert {"app/__main__.py", "pyproject.toml", "tests/gpu_kit/measure.py"} <= set(listed.stdout.splitlines())
+    assert {"app/__main__.py", "pyproject.toml", "tools/gpu_kit/measure.py"} <= set(listed.stdout.splitlines())
     assert (folder / "minilm" / "tokenizer.json").is_file()
     assert (folder / "gpu-check.sh").stat().st_mode & 0o111
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.gpu_kit.measure import Report
 from tools.bench.table import Row
+from tools.gpu_kit.measure import Report
 
 MACHINE = {"gpu": "X", "torch": "2"}
 
