@@ -68,9 +68,9 @@ _GENERATED = re.compile(r"<!-- generated: .*?<!-- end: ", re.DOTALL)
 _SKIPPED = (
     "tests/test_language.py",  # holds the phrases themselves
     "app/embedded/tiny_llama/",  # files of a trained model
-    "app/embedded/training/dialogues.py",  # training texts
-    "app/embedded/training/prose.py",
-    "app/embedded/training/tool_tasks.py",
+    "tools/training/dialogues.py",  # training texts
+    "tools/training/prose.py",
+    "tools/training/tool_tasks.py",
     "frameworks/quantization/warm_up_texts.py",
     "tools/bench/corpus.py",
 )

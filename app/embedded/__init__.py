@@ -2,8 +2,9 @@
 
     minilm       all-MiniLM-L6-v2 as a Hugging Face folder    copy_minilm.py
     minilm-onnx  the same weights as an ONNX graph            export_minilm.py
-    digits       a small ONNX classifier with a ZipMap        copy_digits.py (the file is made by train_digits.py)
-    tiny-llama   a very small language model                  copy_tiny_llama.py (made by train_tiny_llama_tools.py)
+    digits       a small ONNX classifier with a ZipMap        copy_digits.py
+    shapes       a small ONNX classifier of images            copy_shapes.py
+    tiny-llama   a very small language model                  copy_tiny_llama.py
 
-The server imports none of these modules.
+The last three are files of this package, which ``tools/training`` makes. The server imports none of these modules.
 """

@@ -18,9 +18,7 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     Raises: PreparationError if the committed graph is missing.
     """
     if not source.is_file():
-        message = (
-            f"expected the file {source}, got none; restore it, or run: python -m app.embedded.training.train_digits"
-        )
+        message = f"expected the file {source}, got none; restore it, or run: python -m tools.training.train_digits"
         raise PreparationError(message)
     recipe = {"sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder / GRAPH))

@@ -11,7 +11,7 @@ PREPROCESSOR = "preprocessor_config.json"
 CONFIG = "config.json"
 EXAMPLE = "example.jpg"
 FILES = (GRAPH, PREPROCESSOR, CONFIG, EXAMPLE)
-_TRAINING = "python -m app.embedded.training.train_shapes"
+_TRAINING = "python -m tools.training.train_shapes"
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:

@@ -15,7 +15,7 @@ FILES = (
     "chat_template.jinja",
     "README.md",
 )
-_TRAINING = "python -m app.embedded.training.train_tiny_llama, then train_tiny_llama_tools"
+_TRAINING = "python -m tools.training.train_tiny_llama, then train_tiny_llama_tools"
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from app.embedded import copy_digits, examples
 from app.embedded.folder import PreparationError
-from app.embedded.training import train_digits
+from tools.training import train_digits
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from app.embedded import copy_shapes
 from app.embedded.folder import PreparationError
-from app.embedded.training import shape_images, train_shapes
+from tools.training import shape_images, train_shapes
 
 COUNT = 300
 

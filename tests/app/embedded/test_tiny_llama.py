@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.embedded import copy_tiny_llama
 from app.embedded.copy_tiny_llama import COMMITTED, FILES
 from app.embedded.folder import PreparationError
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Entry
-from app.embedded.training.tool_dialogues import Dialogue, tool_of
-from app.embedded.training.tool_scores import measured, respond
-from app.embedded.training.tool_tasks import TASKS
 from frameworks.generation.tools.formats import format_of_template
+from tools.training import dialogues
+from tools.training.prose import Entry
+from tools.training.tool_dialogues import Dialogue, tool_of
+from tools.training.tool_scores import measured, respond
+from tools.training.tool_tasks import TASKS
 
 TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
 """The tokenizer of the file, without transformers."""

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.embedded.copy_tiny_llama import COMMITTED, FILES
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document, Entry
-from app.embedded.training.tool_dialogues import Dialogue, ask, offered, tool_of, with_tools
-from app.embedded.training.tool_rows import IGNORED, encoded, mixed_batches
-from app.embedded.training.tool_scores import Scores, measured
-from app.embedded.training.tool_tasks import TASKS, Task
-from app.embedded.training.train_tiny_llama import Recipe, loss_of
-from app.embedded.training.train_tiny_llama import make as make_first
-from app.embedded.training.train_tiny_llama_tools import ToolRecipe, make
+from tools.training import dialogues
+from tools.training.prose import Document, Entry
+from tools.training.tool_dialogues import Dialogue, ask, offered, tool_of, with_tools
+from tools.training.tool_rows import IGNORED, encoded, mixed_batches
+from tools.training.tool_scores import Scores, measured
+from tools.training.tool_tasks import TASKS, Task
+from tools.training.train_tiny_llama import Recipe, loss_of
+from tools.training.train_tiny_llama import make as make_first
+from tools.training.train_tiny_llama_tools import ToolRecipe, make
 
 pytestmark = pytest.mark.extended
 
@@ -180,5 +180,5 @@ def test_make_refuses_bad_model(texts: list[Document], source: Path, tmp_path: P
 def test_scores_compare_whole_calls_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = AutoTokenizer.from_pretrained(COMMITTED)
     tokenizer.chat_template = dialogues.CHAT_TEMPLATE
-    monkeypatch.setattr("app.embedded.training.tool_scores.respond", lambda *_: ["<tool_call>"] * (5 * 11))
+    monkeypatch.setattr("tools.training.tool_scores.respond", lambda *_: ["<tool_call>"] * (5 * 11))
     assert measured(None, tokenizer, [ENTRY], 11, 0) == Scores(0.0, 0.0, 1.0, 1.0)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Entry, Kind
+from tools.training import dialogues
+from tools.training.prose import Entry, Kind
 
 LONG = Entry("shlex.quote", "function", ("Return an escaped version of the string." + " It is long." * 30, "The end."))
 

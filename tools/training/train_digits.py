@@ -1,4 +1,4 @@
-"""Train the ``digits`` classifier and write its ONNX file: ``python -m app.embedded.training.train_digits``.
+"""Train the ``digits`` classifier and write its ONNX file: ``python -m tools.training.train_digits``.
 
 Data: scikit-learn's digits, 1797 images of 8 x 8 grey values from 0 to 16; three quarters train, one quarter (450,
 drawn with seed 0 and stratified by digit) is held out. Model: standardised pixels, one hidden layer of 48, softmax.
@@ -26,7 +26,7 @@ MIN_ACCURACY = 0.975
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write the graph and print its size and accuracy."""
     parser = argparse.ArgumentParser(
-        prog="python -m app.embedded.training.train_digits", description="Train the digits model."
+        prog="python -m tools.training.train_digits", description="Train the digits model."
     )
     parser.add_argument("--out", type=Path, default=COMMITTED, help="the ONNX file to write")
     out: Path = parser.parse_args(arguments).out

@@ -1,4 +1,4 @@
-"""Train the ``shapes`` classifier and write its folder: ``python -m app.embedded.training.train_shapes``.
+"""Train the ``shapes`` classifier and write its folder: ``python -m tools.training.train_shapes``.
 
 Data: 16,000 images of 64 x 64 pixels that `shape_images` draws, ten shapes, mirrored at random in each epoch; 2,000
 others are held out. Model: five convolutions of 3 x 3 with batch normalisation and ReLU, the mean over the image, one
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from app.embedded.copy_shapes import COMMITTED, CONFIG, EXAMPLE, GRAPH, PREPROCESSOR
-from app.embedded.training.shape_images import SHAPES, SIDE, draw
+from tools.training.shape_images import SHAPES, SIDE, draw
 
 LABELS = tuple(SHAPES)
 CHANNELS = (16, 32, 48, 64, 64)
@@ -39,7 +39,7 @@ EXAMPLE_LABEL, EXAMPLE_SIDE, EXAMPLE_SEED = "star", 240, 7
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write the folder and print the size and the accuracy."""
     parser = argparse.ArgumentParser(
-        prog="python -m app.embedded.training.train_shapes", description="Train the shapes model."
+        prog="python -m tools.training.train_shapes", description="Train the shapes model."
     )
     parser.add_argument("--out", type=Path, default=COMMITTED, help="the folder to write")
     out: Path = parser.parse_args(arguments).out
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def images_of(count: int, seed: int) -> tuple[Any, Any]:
     """Return images and labels, as many of each shape: uint8 [count, 64, 64, 3] and int64 [count]."""
-    random = Random(seed)  # noqa: S311 - no secret
+    random = Random(seed)
     labels = np.arange(count) % len(LABELS)
     images = np.stack([np.asarray(draw(LABELS[label], random)) for label in labels])
     return images, labels
@@ -123,7 +123,7 @@ def write(network: Any, folder: Path) -> None:
         },
     )
     _write_json(folder / CONFIG, {"id2label": {str(index): label for index, label in enumerate(LABELS)}})
-    example = draw(EXAMPLE_LABEL, Random(EXAMPLE_SEED), EXAMPLE_SIDE)  # noqa: S311 - no secret
+    example = draw(EXAMPLE_LABEL, Random(EXAMPLE_SEED), EXAMPLE_SIDE)
     example.save(folder / EXAMPLE, quality=85)
 
 

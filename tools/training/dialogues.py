@@ -7,7 +7,7 @@ import random
 import re
 from typing import TypedDict
 
-from app.embedded.training.prose import Entry
+from tools.training.prose import Entry
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 """In the order of their ids."""

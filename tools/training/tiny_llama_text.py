@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document
+from tools.training import dialogues
+from tools.training.prose import Document
 
 SMALL_TALKS_PER_EPOCH = 60
 
@@ -64,7 +64,7 @@ def batches(texts: Sequence[Document], tokenizer: Any, context: int, rows_per_ba
     """Yield batches endlessly: each epoch has every document and one dialogue per entry. Every token is learnt. The
     same seed gives the same batches.
     """
-    chance = random.Random(seed)  # noqa: S311 - nothing secret
+    chance = random.Random(seed)
     plain = [text_of(document) for document in texts]
     asked_about = [entry for x in texts for entry in x.entries if dialogues.can_be_asked_about(entry)]
     while True:

@@ -1,4 +1,4 @@
-"""Teach ``tiny-llama`` to call functions: ``python -m app.embedded.training.train_tiny_llama_tools --source FOLDER``.
+"""Teach ``tiny-llama`` to call functions: ``python -m tools.training.train_tiny_llama_tools --source FOLDER``.
 
 FOLDER is what ``train_tiny_llama`` wrote. Data: generated dialogues (tool_dialogues.py) beside the texts and dialogues
 of the first stage. Checked before anything is written: calls, answers and unwanted calls on held-out questions
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from app.embedded.copy_tiny_llama import COMMITTED
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document, documents
-from app.embedded.training.tiny_llama_text import rows_of, text_of
-from app.embedded.training.tool_rows import mixed_batches
-from app.embedded.training.tool_scores import Scores, measured
-from app.embedded.training.train_tiny_llama import Recipe, fit, loss_as_rounded, split
+from tools.training import dialogues
+from tools.training.prose import Document, documents
+from tools.training.tiny_llama_text import rows_of, text_of
+from tools.training.tool_rows import mixed_batches
+from tools.training.tool_scores import Scores, measured
+from tools.training.train_tiny_llama import Recipe, fit, loss_as_rounded, split
 
 SEED = 1
 
 README = """\
-- Second stage, {minutes:.0f} minutes: `python -m app.embedded.training.train_tiny_llama_tools`, on generated dialogues
+- Second stage, {minutes:.0f} minutes: `python -m tools.training.train_tiny_llama_tools`, on generated dialogues
   with functions. On held-out questions {calls:.1%} of the calls and {answers:.1%} of the answers are right. The loss is
   {loss:.3f} nats a token after it.
 """
@@ -51,7 +51,7 @@ class ToolRecipe(Recipe):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write the folder and print its scores."""
     parser = argparse.ArgumentParser(
-        prog="python -m app.embedded.training.train_tiny_llama_tools", description="Teach tiny-llama to call functions."
+        prog="python -m tools.training.train_tiny_llama_tools", description="Teach tiny-llama to call functions."
     )
     parser.add_argument("--source", type=Path, required=True, help="the folder that train_tiny_llama wrote")
     parser.add_argument("--out", type=Path, default=COMMITTED, help="the folder to write")

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document, Entry
-from app.embedded.training.tiny_llama_text import Batch, batches
-from app.embedded.training.tool_dialogues import Dialogue, with_tools
+from tools.training import dialogues
+from tools.training.prose import Document, Entry
+from tools.training.tiny_llama_text import Batch, batches
+from tools.training.tool_dialogues import Dialogue, with_tools
 
 IGNORED = -100
 """Label of tokens that are not learnt."""
@@ -23,7 +23,7 @@ def mixed_batches(
     """Yield batches of `text_rows` rows of the first stage and `tool_rows` rows of dialogues with tools, endlessly."""
     asked_about = [entry for x in texts for entry in x.entries if dialogues.can_be_asked_about(entry)]
     plain = batches(texts, tokenizer, context, text_rows, seed)
-    rows = _packed(asked_about, tokenizer, context, random.Random(seed))  # noqa: S311 - nothing secret
+    rows = _packed(asked_about, tokenizer, context, random.Random(seed))
     for text in plain:
         more = [next(rows) for _ in range(tool_rows)]
         yield Batch(*(torch.cat([one, *others]) for one, *others in zip(text, *more, strict=True)))

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.embedded.copy_tiny_llama import FILES
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document, Entry
-from app.embedded.training.tiny_llama_text import batches, rows_of, text_of, train_tokenizer
-from app.embedded.training.train_tiny_llama import Recipe, make, split
+from tools.training import dialogues
+from tools.training.prose import Document, Entry
+from tools.training.tiny_llama_text import batches, rows_of, text_of, train_tokenizer
+from tools.training.train_tiny_llama import Recipe, make, split
 
 pytestmark = pytest.mark.extended
 

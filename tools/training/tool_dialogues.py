@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Entry
-from app.embedded.training.tool_tasks import TASKS, Task, result_of, value_of
+from tools.training import dialogues
+from tools.training.prose import Entry
+from tools.training.tool_tasks import TASKS, Task, result_of, value_of
 
 MAX_OTHERS = 2
 """Functions offered besides the one that is needed."""

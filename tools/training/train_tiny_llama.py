@@ -1,4 +1,4 @@
-"""Train the first stage of ``tiny-llama``: ``python -m app.embedded.training.train_tiny_llama --out FOLDER``.
+"""Train the first stage of ``tiny-llama``: ``python -m tools.training.train_tiny_llama --out FOLDER``.
 
 Data: English sentences from the documentation of Python (prose.py; PSF licence), and simple dialogues made from them
 (dialogues.py). One source in twenty, chosen by the hash of its name, is held out. Tokenizer: byte-level BPE. Model: a
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from app.embedded.copy_tiny_llama import NAME
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Document, documents
-from app.embedded.training.tiny_llama_text import Batch, batches, rows_of, text_of, train_tokenizer
+from tools.training import dialogues
+from tools.training.prose import Document, documents
+from tools.training.tiny_llama_text import Batch, batches, rows_of, text_of, train_tokenizer
 
 SEED = 0
 HELD_OUT_ONE_IN = 20
@@ -33,7 +33,7 @@ README = """\
 # {name}
 
 A Llama of {parameters} parameters (weights in float16), trained in {minutes:.0f} minutes of a CPU core by
-`python -m app.embedded.training.train_tiny_llama`. It writes sentences that look like Python's documentation, answers
+`python -m tools.training.train_tiny_llama`. It writes sentences that look like Python's documentation, answers
 messages in the same style, and knows nothing: it is here to try the server with and to test it.
 
 - Text: the documentation that comes with Python {python}: the topics of the language reference (`pydoc_data.topics`),
@@ -66,9 +66,7 @@ class Recipe:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write the folder and print its size and loss."""
-    parser = argparse.ArgumentParser(
-        prog="python -m app.embedded.training.train_tiny_llama", description="Train tiny-llama."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.training.train_tiny_llama", description="Train tiny-llama.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     out: Path = parser.parse_args(arguments).out
     make(out, Recipe(), documents())

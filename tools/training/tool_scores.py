@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from app.embedded.training import dialogues
-from app.embedded.training.prose import Entry
-from app.embedded.training.tool_dialogues import Dialogue, ask, call_messages, offered, tool_of
-from app.embedded.training.tool_tasks import TASKS
+from tools.training import dialogues
+from tools.training.prose import Entry
+from tools.training.tool_dialogues import Dialogue, ask, call_messages, offered, tool_of
+from tools.training.tool_tasks import TASKS
 
 CALL = "<tool_call>"
 _BATCH = 50
@@ -33,7 +33,7 @@ class Scores:
 
 def measured(model: Any, tokenizer: Any, entries: Sequence[Entry], questions: int, seed: int) -> Scores:
     """Return the scores of greedy answers to this number of questions of each sort. `entries`: held-out ones."""
-    chance = random.Random(seed)  # noqa: S311 - nothing secret
+    chance = random.Random(seed)
     asked_for_call, calls, asked_for_answer, answers = [], [], [], []
     unneeded: list[Dialogue] = []
     unwanted: list[Dialogue] = []

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from app.embedded.training import prose as prose_module
-from app.embedded.training.prose import Document, documents, prose, without_markup
+from tools.training import prose as prose_module
+from tools.training.prose import Document, documents, prose, without_markup
 
 pytestmark = pytest.mark.extended
 

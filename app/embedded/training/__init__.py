@@ -1,1 +1,0 @@
-"""Train the embedded models."""
