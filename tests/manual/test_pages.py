@@ -62,7 +62,7 @@ def test_alert_table_has_every_alert() -> None:
 
 
 def test_architecture_names_existing_files() -> None:
-    names = re.findall(r"`((?:app|frameworks|memory|tests|docker|docs)/[\w./]*)`", _text("docs/architecture.md"))
+    names = re.findall(r"`((?:app|frameworks|memory|tests|tools|docker|docs)/[\w./]*)`", _text("docs/architecture.md"))
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
 
