@@ -72,7 +72,7 @@ _SKIPPED = (
     "tools/training/prose.py",
     "tools/training/tool_tasks.py",
     "frameworks/quantization/warm_up_texts.py",
-    "tools/bench/corpus.py",
+    "tools/bench/shared/corpus.py",
 )
 _DASHBOARDS = "docker/grafana/"
 _TEXT_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".sh", ".proto", ".cfg"}

@@ -14,50 +14,50 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench.auth import measure_keys, measure_refusals
-from tools.bench.calls import measure_calls
-from tools.bench.connections import measure_connections
-from tools.bench.cores import ALL_CORES
-from tools.bench.crowded import measure_crowded
-from tools.bench.engines import measure_engines
-from tools.bench.fairness import measure_fairness
-from tools.bench.fairness_generation import measure_fairness_generation
-from tools.bench.generation import measure_generation
-from tools.bench.generation_adapters import measure_generation_adapters
-from tools.bench.generation_llama_cpp import measure_generation_llama_cpp
-from tools.bench.generation_on_gpu import measure_generation_on_gpu
-from tools.bench.generation_prefill import measure_generation_prefill
-from tools.bench.generation_speculation import measure_draft_model, measure_speculation
-from tools.bench.grpc_requests import measure_grpc
-from tools.bench.hostile import measure_hostile
-from tools.bench.images import measure_images
-from tools.bench.isolation import measure_isolation
-from tools.bench.isolation_generation import measure_isolation_generation
-from tools.bench.lending import measure_lending
-from tools.bench.loads import measure_loads
-from tools.bench.models import write_image_model, write_vector_model
-from tools.bench.neighbours import measure_neighbours
-from tools.bench.offline import measure_offline
-from tools.bench.open_inference import measure_open_inference
-from tools.bench.overload import measure_overload
-from tools.bench.page import measure_page
-from tools.bench.pipelines import measure_pipelines
-from tools.bench.quantization import measure_quantization
-from tools.bench.ray_data import measure_ray_data
-from tools.bench.ray_serve import measure_ray
-from tools.bench.requests_cpu import measure_requests
-from tools.bench.search import measure_search
-from tools.bench.servers import ROOT
-from tools.bench.signatures import measure_signatures
-from tools.bench.soak import measure_soak
-from tools.bench.startup import measure_startup
-from tools.bench.streams import measure_streams
-from tools.bench.swaps import measure_swaps
-from tools.bench.table import Row, print_table
-from tools.bench.text_throughput import measure_text_throughput
-from tools.bench.texts import measure_texts
-from tools.bench.throughput import measure_throughput
-from tools.bench.tracing import measure_tracing
+from tools.bench.extensions.offline import measure_offline
+from tools.bench.extensions.pipelines import measure_pipelines
+from tools.bench.extensions.ray_data import measure_ray_data
+from tools.bench.extensions.ray_serve import measure_ray
+from tools.bench.extensions.search import measure_search
+from tools.bench.limits.connections import measure_connections
+from tools.bench.limits.crowded import measure_crowded
+from tools.bench.limits.fairness import measure_fairness
+from tools.bench.limits.fairness_generation import measure_fairness_generation
+from tools.bench.limits.hostile import measure_hostile
+from tools.bench.limits.lending import measure_lending
+from tools.bench.limits.loads import measure_loads
+from tools.bench.limits.overload import measure_overload
+from tools.bench.limits.soak import measure_soak
+from tools.bench.limits.swaps import measure_swaps
+from tools.bench.processes.engines import measure_engines
+from tools.bench.processes.isolation import measure_isolation
+from tools.bench.processes.isolation_generation import measure_isolation_generation
+from tools.bench.processes.neighbours import measure_neighbours
+from tools.bench.requests.auth import measure_keys, measure_refusals
+from tools.bench.requests.calls import measure_calls
+from tools.bench.requests.grpc_requests import measure_grpc
+from tools.bench.requests.images import measure_images
+from tools.bench.requests.page import measure_page
+from tools.bench.requests.requests_cpu import measure_requests
+from tools.bench.requests.signatures import measure_signatures
+from tools.bench.requests.startup import measure_startup
+from tools.bench.requests.text_throughput import measure_text_throughput
+from tools.bench.requests.texts import measure_texts
+from tools.bench.requests.throughput import measure_throughput
+from tools.bench.requests.tracing import measure_tracing
+from tools.bench.shared.cores import ALL_CORES
+from tools.bench.shared.models import write_image_model, write_vector_model
+from tools.bench.shared.open_inference import measure_open_inference
+from tools.bench.shared.servers import ROOT
+from tools.bench.shared.table import Row, print_table
+from tools.bench.text_generation.generation import measure_generation
+from tools.bench.text_generation.generation_adapters import measure_generation_adapters
+from tools.bench.text_generation.generation_llama_cpp import measure_generation_llama_cpp
+from tools.bench.text_generation.generation_on_gpu import measure_generation_on_gpu
+from tools.bench.text_generation.generation_prefill import measure_generation_prefill
+from tools.bench.text_generation.generation_speculation import measure_draft_model, measure_speculation
+from tools.bench.text_generation.quantization import measure_quantization
+from tools.bench.text_generation.streams import measure_streams
 
 _MODELS = ROOT / "models"
 

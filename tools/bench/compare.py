@@ -19,17 +19,17 @@ from statistics import median
 import grpc
 import orjson
 
-from tools.bench import wrk
-from tools.bench.cores import LOAD_CORES, on_cores
-from tools.bench.corpus import mixed_texts, short_texts
-from tools.bench.generation import llama_config
-from tools.bench.grpc_requests import CALLS, call_cpu_us, grpc_requests
-from tools.bench.language_models import LARGE, SMALL, mixed_prompts, save_llama
-from tools.bench.load import closed_loop, request_of
-from tools.bench.models import write_image_model, write_vector_model
-from tools.bench.open_inference import Way, image_ways, vector_ways
-from tools.bench.rounds import in_turn, ratio
-from tools.bench.servers import ROOT, RunningServer, free_port, roundhouse
+from tools.bench.requests.grpc_requests import CALLS, call_cpu_us, grpc_requests
+from tools.bench.shared import wrk
+from tools.bench.shared.cores import LOAD_CORES, on_cores
+from tools.bench.shared.corpus import mixed_texts, short_texts
+from tools.bench.shared.language_models import LARGE, SMALL, mixed_prompts, save_llama
+from tools.bench.shared.load import closed_loop, request_of
+from tools.bench.shared.models import write_image_model, write_vector_model
+from tools.bench.shared.open_inference import Way, image_ways, vector_ways
+from tools.bench.shared.rounds import in_turn, ratio
+from tools.bench.shared.servers import ROOT, RunningServer, free_port, roundhouse
+from tools.bench.text_generation.generation import llama_config
 
 _NEW_TOKENS = 32
 _MODELS = ROOT / "models"

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tools.bench.batching_in_process import batching_in_process
-from tools.bench.generation import serving
-from tools.bench.language_models import BILLION, LARGE, SEVEN_BILLION, SMALL, LlamaShape, mixed_prompts, save_llama
-from tools.bench.load import closed_loop
-from tools.bench.rounds import in_turn, ratio
-from tools.bench.streaming import completion
-from tools.bench.table import Row
+from tools.bench.shared.language_models import (
+    BILLION,
+    LARGE,
+    SEVEN_BILLION,
+    SMALL,
+    LlamaShape,
+    mixed_prompts,
+    save_llama,
+)
+from tools.bench.shared.load import closed_loop
+from tools.bench.shared.rounds import in_turn, ratio
+from tools.bench.shared.streaming import completion
+from tools.bench.shared.table import Row
+from tools.bench.text_generation.batching_in_process import batching_in_process
+from tools.bench.text_generation.generation import serving
 
 _LIMIT_S = 440.0
 

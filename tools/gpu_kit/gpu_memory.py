@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memory.sizes import format_size
-from tools.bench.language_models import BILLION, SMALL, save_llama
-from tools.bench.servers import RunningServer, roundhouse
-from tools.bench.table import Row
+from tools.bench.shared.language_models import BILLION, SMALL, save_llama
+from tools.bench.shared.servers import RunningServer, roundhouse
+from tools.bench.shared.table import Row
 from tools.gpu_kit.minilm import write_minilm
 
 _CYCLES = 5

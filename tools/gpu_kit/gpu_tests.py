@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tools.bench.table import Row
+from tools.bench.shared.table import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "pytest.mark.gpu"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tools.bench.table import Row, table_lines
+from tools.bench.shared.table import Row, table_lines
 from tools.gpu_kit.generation import measure_generation
 from tools.gpu_kit.gpu_memory import measure_memory
 from tools.gpu_kit.gpu_tests import run_tests

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tools.bench.corpus import mixed_texts, short_texts
-from tools.bench.encoders import TorchEncoder
-from tools.bench.load import closed_loop, request_of
-from tools.bench.rounds import in_turn, ratio
-from tools.bench.servers import RunningServer, roundhouse
-from tools.bench.table import Row
+from tools.bench.shared.corpus import mixed_texts, short_texts
+from tools.bench.shared.encoders import TorchEncoder
+from tools.bench.shared.load import closed_loop, request_of
+from tools.bench.shared.rounds import in_turn, ratio
+from tools.bench.shared.servers import RunningServer, roundhouse
+from tools.bench.shared.table import Row
 from tools.gpu_kit.minilm import write_minilm
 
 _BATCH = 64

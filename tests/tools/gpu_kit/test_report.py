@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tools.bench.table import Row
+from tools.bench.shared.table import Row
 from tools.gpu_kit.measure import Report
 
 MACHINE = {"gpu": "X", "torch": "2"}

@@ -7,7 +7,7 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench.servers import ROOT
+from tools.bench.shared.servers import ROOT
 
 _FOLDER = ROOT / ".bench"
 _REQUIREMENTS = Path(__file__).parent

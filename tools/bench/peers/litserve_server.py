@@ -11,7 +11,7 @@ import litserve as ls  # type: ignore[import-not-found]
 import numpy as np
 import onnxruntime as ort
 
-from tools.bench.encoders import Encoder, load_encoder
+from tools.bench.shared.encoders import Encoder, load_encoder
 
 _BATCH_SIZE = 32
 _BATCH_TIMEOUT_S = 0.01

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.bench.cores import SERVER_CORES
-from tools.bench.instruction_sets import is_masked
-from tools.bench.servers import ROOT, RunningServer, started
+from tools.bench.shared.cores import SERVER_CORES
+from tools.bench.shared.instruction_sets import is_masked
+from tools.bench.shared.servers import ROOT, RunningServer, started
 
 VERSION = "0.3.36"
 """Of `llama-cpp-python`."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.bench.instruction_sets import mask
 from tools.bench.peers.install import python_of
 from tools.bench.peers.llama_cpp import quantized
-from tools.bench.servers import ROOT, RunningServer, started
+from tools.bench.shared.instruction_sets import mask
+from tools.bench.shared.servers import ROOT, RunningServer, started
 
 _TOKENIZER = "tokenizer.json"
 

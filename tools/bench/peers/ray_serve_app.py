@@ -55,7 +55,7 @@ class Texts:
     """Embed texts on one thread, beside the event loop."""
 
     def __init__(self, folder: str) -> None:
-        from tools.bench.encoders import load_encoder
+        from tools.bench.shared.encoders import load_encoder
 
         self._encoder = load_encoder("onnx", folder, 1)
 

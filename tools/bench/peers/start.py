@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from tools.bench.peers.install import python_of
-from tools.bench.servers import RunningServer, started
+from tools.bench.shared.servers import RunningServer, started
 
 
 def plain_fastapi(model: Path) -> AbstractContextManager[RunningServer]:

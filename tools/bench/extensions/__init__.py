@@ -1,0 +1,1 @@
+"""Measure search, pipelines, `roundhouse run` and deployments on Ray."""

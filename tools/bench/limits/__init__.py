@@ -1,0 +1,1 @@
+"""Measure the server at its limits: overload, tenants, many connections, hostile requests, loads, roll-outs, soaks."""

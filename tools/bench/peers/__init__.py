@@ -1,0 +1,1 @@
+"""Servers of other projects, each started in an environment of its own by ``start.py``."""

@@ -1,0 +1,1 @@
+"""Measure requests: CPU time, latency and rate of each protocol, keys and signatures, texts, images and the page."""

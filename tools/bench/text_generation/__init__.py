@@ -1,0 +1,1 @@
+"""Measure language models: tokens per second, prefill, speculation, adapters, quantization, and peers."""
