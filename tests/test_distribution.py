@@ -99,7 +99,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     source, wheels = folder / "source", folder / "dist"
     source.mkdir()
     for name in ("app", "extensions", "frameworks", "memory"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", source / "docs")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     tagged(source, "v1.2.3")
@@ -130,6 +131,10 @@ def test_wheel_serves_in_its_own_environment(tmp_path: Path, installed: Installa
         page = server.client.get("/", headers={"accept": "text/html"})
         assert page.status_code == 200
         assert "text/html" in page.headers["content-type"]
+        base = page.text.split('<script type="module" src="')[1].partition("/main.js")[0]
+        for each in (ROOT / "docs").glob("*.md"):
+            assert server.client.get(f"/{base}/manual/{each.name}").text == each.read_text(encoding="utf-8")
+    assert list(programs.parent.rglob("page-overview.png")) == []
     assert [each.name for each in tmp_path.iterdir()] == ["sums.onnx"]
 
 

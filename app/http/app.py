@@ -31,7 +31,7 @@ from frameworks.scheduling.byte_limit import ByteLimit
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _DESCRIPTION = (
     "One server for ONNX and PyTorch models. Every response carries x-request-id and Server-Timing. "
-    "[The page of the server](./) shows its models and requests."
+    "[The page of the server](./) shows its models and requests. [The manual](./#/manual) is a part of it."
 )
 
 

@@ -63,6 +63,7 @@ class WebSite:
     def read(cls, folder: Path = WEB_FOLDER) -> Self | None:
         """Read a folder with `index.html`; None without one. Names that begin with a dot are left out.
 
+        Of a linked folder only its files are read, not its folders: in a checkout `manual` is a link to the manual.
         `{{base}}` in `index.html` becomes the path of the files, relative to `/`. Raises OSError.
         """
         if not (folder / _INDEX).is_file():
@@ -94,8 +95,8 @@ class WebSite:
 
 
 def _paths(folder: Path) -> Iterator[tuple[str, Path]]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [] if Path(parent).is_symlink() else [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(parent, name)
             if not name.startswith(".") and path.is_file():

@@ -15,8 +15,9 @@ const LOADERS = {
   playground: () => import("./playground/playground.js").then((module) => module.Playground),
   collections: () => import("./views/collections.js").then((module) => module.Collections),
   requests: () => import("./views/requests.js").then((module) => module.Requests),
+  manual: () => import("./views/manual.js").then((module) => module.Manual),
 };
-const TITLES = { overview: "Overview", models: "Models", playground: "Playground", collections: "Collections", requests: "Requests" };
+const TITLES = { overview: "Overview", models: "Models", playground: "Playground", collections: "Collections", requests: "Requests", manual: "Manual" };
 const loaded = new Map();
 
 function App() {
@@ -32,7 +33,9 @@ function App() {
     if (!isFirst.current) main.current.focus({ preventScroll: true });
     isFirst.current = false;
   }, [route.view, route.name]);
-  useEffect(() => { if (phase === REFUSED) setAsksForKey(true); }, [phase, error]);
+  // The manual needs no key.
+  const needsKey = phase === REFUSED && route.view !== "manual";
+  useEffect(() => { if (needsKey) setAsksForKey(true); }, [needsKey, error]);
   return html`
     <${Header} route=${route} onEnterKey=${() => setAsksForKey(true)} />
     <main id="content" tabindex="-1" ref=${main}>

@@ -1,11 +1,13 @@
 """Write the generated parts of the manual: configuration keys, errors, metrics, scopes, the tree of the code,
 and the figures of the README.
 
-`python -m tests.manual.reference` rewrites them in docs/ and README.md; a test compares them with the code.
+`python -m tests.manual.reference` rewrites them in docs/ and README.md, and the list of pages in the web page; a test
+compares them with the code.
 """
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +38,8 @@ HTTP_ACCESS = http_access()
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PACKAGES = ("app", "extensions", "frameworks", "memory")
+PAGE_LIST = ROOT / "app" / "web" / "lib" / "manual-pages.js"
+"""The module of the web page that lists the pages of the manual."""
 
 _TYPES_WITHOUT_SCHEMA = {
     "adapters": "list of tables",
@@ -301,8 +305,22 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def page_list() -> str:
+    """Return the module that lists the pages of the manual, in the order of mkdocs.yml."""
+    sections: list[dict[str, Any]] = [{"title": "", "pages": []}]
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    for title, page in re.findall(r"^ +- ([^:\n]+):(?: ([\w-]+)\.md)?$", nav, flags=re.MULTILINE):
+        if page:
+            sections[-1]["pages"].append([page, title])
+        else:
+            sections.append({"title": title, "pages": []})
+    head = "// Generated from mkdocs.yml by tests/manual/reference.py: the pages of the manual as [name, title].\n"
+    return f"{head}export const SECTIONS = [\n{''.join(f'  {json.dumps(each)},{chr(10)}' for each in sections)}];\n"
+
+
 def main() -> None:
-    """Rewrite the generated parts of all pages."""
+    """Rewrite the generated parts of all pages, and the list of the pages."""
+    PAGE_LIST.write_text(page_list(), encoding="utf-8")
     for part, (name, write) in PARTS.items():
         page = DOCS / name
         page.write_text(replaced(page.read_text(encoding="utf-8"), part, write()), encoding="utf-8")

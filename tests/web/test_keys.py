@@ -90,6 +90,17 @@ def test_documentation_opens_and_calls_with_key(open_tab: Open, keyed: RunningSe
     operation.get_by_role("button", name="Execute").click()
     expect(status).to_contain_text("200")
     expect(page.get_by_role("link", name="The page of the server")).to_have_js_property("href", f"{keyed.url}/")
+    expect(page.get_by_role("link", name="The manual")).to_have_js_property("href", f"{keyed.url}/#/manual")
+
+
+def test_manual_is_shown_without_key(open_tab: Open, keyed: RunningServer) -> None:
+    tab = open_tab(f"{keyed.url}/#/manual/security", is_fresh=True)
+    tab.allowed = ("401",)
+    expect(tab.phase()).to_have_text("Key needed")
+    expect(tab.heading("Security")).to_be_visible()
+    expect(tab.page.get_by_role("dialog")).to_have_count(0)
+    tab.show("#/models")
+    expect(tab.page.get_by_role("dialog", name="API key")).to_be_visible()
 
 
 def test_key_to_read_shows_no_orders(open_tab: Open, keyed: RunningServer) -> None:

@@ -20,4 +20,8 @@ def test_page_below_prefix_reads_server(open_tab: Open, tmp_path: Path) -> None:
         expect(page.locator("h1")).to_have_text("digits")
         page.goto(f"{server.url}/llm/docs")
         expect(page.get_by_text("/models/{name}/infer").first).to_be_visible()
+        page.goto(page.get_by_role("link", name="The manual").evaluate("link => link.href"))
+        expect(page).to_have_url(f"{server.url}/llm/#/manual")
+        page.get_by_role("article").get_by_role("link", name="Security").click()
+        expect(page.locator("h1")).to_have_text("Security")
         server.check_log()

@@ -14,6 +14,7 @@ from tests.web.tabs import LONG_WITHOUT_SERVER, Open, Tab
 NARROW, WIDE = 360, 1440
 VIEWS = {"#/overview": "Overview", "#/models": "Models", "#/models/digits": "digits", "#/requests": "Requests"}
 VIEWS |= {"#/collections": "Collections", "#/collections/vectors": "vectors"}
+VIEWS |= {"#/manual": "Roundhouse", "#/manual/kubernetes": "Kubernetes"}
 
 
 @pytest.mark.parametrize(

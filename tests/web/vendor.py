@@ -69,6 +69,14 @@ LIBRARIES = (
         # Its module is published without minification only.
         appended="export default uPlot;\n",
     ),
+    Package(
+        "marked",
+        "18.2.1",
+        "MIT",
+        "sha512-ii4bxCTCqqwpT86XZWgJNs+ZnAIZksmLGYMViWA7PDIXYIeNo1x6cDdX3JOip9NM/cI6p8z57FxliACboTruMA==",
+        {"lib/marked.esm.js": "marked.js", "LICENSE": "marked.LICENSE"},
+        (("//# sourceMappingURL=marked.esm.js.map\n", ""),),
+    ),
 )
 
 

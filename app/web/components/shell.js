@@ -8,7 +8,7 @@ import { link } from "../lib/router.js";
 import { connection } from "../lib/server.js";
 import { THEMES, currentTheme, setTheme } from "../lib/theme.js";
 
-const TABS = [["overview", "Overview"], ["models", "Models"], ["playground", "Playground"], ["collections", "Collections"], ["requests", "Requests"]];
+const TABS = [["overview", "Overview"], ["models", "Models"], ["playground", "Playground"], ["collections", "Collections"], ["requests", "Requests"], ["manual", "Manual"]];
 
 const PHASES = {
   [CONNECTING]: ["Connecting", "wait"],

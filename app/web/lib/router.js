@@ -1,7 +1,8 @@
-// Views by the part of the address after "#": #/overview, #/models/<name>, #/requests?model=<name>, #/requests/<id>.
+// Views by the part of the address after "#": #/overview, #/models/<name>, #/requests?model=<name>, #/requests/<id>,
+// #/manual/<page>?heading=<id>.
 import { useEffect, useMemo, useState } from "./html.js";
 
-export const VIEWS = ["overview", "models", "playground", "collections", "requests"];
+export const VIEWS = ["overview", "models", "playground", "collections", "requests", "manual"];
 
 /** Return {view, name, query, known} of a hash. `name`: null without one. */
 export function parseHash(hash) {
@@ -13,7 +14,7 @@ export function parseHash(hash) {
   return { view, name, query, known: VIEWS.includes(view) };
 }
 
-/** Return the hash of a view. `name`: of a model or collection, or the id of a request. `query`: empty values are left out. */
+/** Return the hash of a view. `name`: of a model, collection or page of the manual, or the id of a request. `query`: empty values are left out. */
 export function link(view, name = null, query = {}) {
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const search = kept.length ? `?${new URLSearchParams(kept)}` : "";
