@@ -84,12 +84,13 @@ class Image:
         assert "roundhouse keys create" in done.stderr, done.stderr
 
     def check_contents(self) -> None:
-        """Check that the image holds no build tools and no caches, and that its modules are compiled."""
+        """Check that the image holds the manual, no build tools and no caches, and that its modules are compiled."""
         paths = [path for each in self.environment if each.startswith("PATH=") for path in each[5:].split(":")]
         there = [word for word in NOT_IN_AN_IMAGE for path in paths if (self.root / path.lstrip("/") / word).exists()]
         caches = [folder for folder in ("root/.cache", "app/.cache", "build") if (self.root / folder).exists()]
         lists = list((self.root / "var/lib/apt/lists").glob("*_Packages*"))
         assert [there, caches, lists] == [[], [], []], (there, caches, lists)
+        assert (self.packages() / "app/web/manual/index.md").is_file(), "expected the manual, a link to docs"
         compiled = list(self.packages().rglob("*.pyc"))
         stale = [path for path in compiled if not is_compiled(path)]
         assert compiled

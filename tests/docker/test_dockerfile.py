@@ -115,6 +115,10 @@ def test_dockerignore_admits_only_copied_paths() -> None:
     assert seen == wanted
     assert ignored[1] == "*"
     assert all((ROOT / path).exists() for path in seen)
+    tracked = run("git", "ls-files", "-s", *sorted(wanted)).stdout
+    links = [ROOT / path for path in re.findall(r"^120000 .*\t(.+)$", tracked, flags=re.MULTILINE)]
+    assert ROOT / "app" / "web" / "manual" in links
+    assert {link.resolve().relative_to(ROOT).as_posix() for link in links} <= wanted
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
