@@ -111,6 +111,19 @@ def test_encoding_follows_the_header(get: Get, site: WebSite, accepted: str, enc
         assert int(response.headers["content-length"]) == len(gzip.compress(SCRIPT, mtime=0)) < len(SCRIPT)
 
 
+def test_linked_folder_adds_only_its_files(folder: Path, tmp_path: Path) -> None:
+    manual = tmp_path / "docs"
+    (manual / "images").mkdir(parents=True)
+    (manual / "images" / "page.png").write_bytes(b"picture")
+    (manual / "index.md").write_text("# Manual")
+    (manual / "circle").symlink_to(folder)
+    (folder / "manual").symlink_to("../docs")
+    site = WebSite.read(folder)
+    assert site is not None
+    assert site.files.keys() == {"main.js", "lib/large.wasm", "manual/index.md"}
+    assert site.files["manual/index.md"].content == b"# Manual"
+
+
 def test_large_file_is_read_from_disk(get: Get, site: WebSite) -> None:
     found = site.find(f"{site.base}/lib/large.wasm")
     assert found is not None
