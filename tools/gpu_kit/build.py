@@ -122,7 +122,8 @@ def _pack_project(archive: Path) -> None:
         raise KitError(f"{ROOT}: expected a git checkout; {listed.stderr.decode().strip()}")
     with tarfile.open(archive, "w:gz") as packed:
         for name in sorted(set(listed.stdout.decode().split("\0")) - {""}):
-            if (ROOT / name).is_file():  # a file may be deleted and not committed
+            # A file may be deleted and not committed. The manual of the page is a link to a folder.
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 packed.add(ROOT / name, name)
 
 

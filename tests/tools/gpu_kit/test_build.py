@@ -49,8 +49,9 @@ def test_kit_holds_project_and_model_files(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):  # an older kit is replaced
         assert build.build(folder, "3.12", write_text_files(tmp_path)) < build.MAX_KIT_BYTES
     listed = subprocess.run(["tar", "-tzf", folder / "roundhouse.tar.gz"], capture_output=True, text=True, check=True)
-    needed = {"app/__main__.py", "pyproject.toml", "tests/conftest.py", "tools/gpu_kit/measure.py"}
-    assert needed | {"tools/bench/shared/table.py"} <= set(listed.stdout.splitlines())
+    needed = {"app/__main__.py", "app/web/manual", "docs/index.md", "pyproject.toml", "tests/conftest.py"}
+    needed |= {"tools/bench/shared/table.py", "tools/gpu_kit/measure.py"}
+    assert needed <= set(listed.stdout.splitlines())
     assert (folder / "minilm" / "tokenizer.json").is_file()
     assert (folder / "gpu-check.sh").stat().st_mode & 0o111
 
