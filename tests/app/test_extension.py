@@ -39,7 +39,8 @@ def test_packages_of_extensions_import_no_code() -> None:
 
 
 def test_core_without_extensions_has_its_commands(tmp_path: Path) -> None:
-    (tmp_path / "extensions").mkdir()  # hides those that are installed
+    (tmp_path / "extensions").mkdir()
+    (tmp_path / "extensions" / "__init__.py").touch()  # hides those that are installed
     shown = run(copy_of_core(tmp_path), "sys.argv = ['roundhouse']; from app.cli import main; main()")
     assert "serve " in shown
     assert "bench " not in shown
