@@ -95,6 +95,14 @@ class FairClock:
             share.pending = share.pending - cost / share.tenant.weight if share.running else 0.0
             self._forget_inactive(share)
 
+    def ran(self, costs: Mapping[TenantShare, float]) -> None:
+        """Note a run that has ended, and charge each tenant of it its cost: `start` and `finish` at once."""
+        self._num_runs += 1
+        for share, cost in costs.items():
+            share.last_run = self._num_runs
+            share.time += cost / share.tenant.weight
+            self._latest = max(self._latest, share.time)
+
     def charge(self, share: TenantShare, cost: float) -> None:
         """Charge a tenant a cost; a negative one corrects an estimate."""
         share.time += cost / share.tenant.weight

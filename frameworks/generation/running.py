@@ -18,7 +18,8 @@ class RunningSequences:
         self.preemptions = 0
         self.prompt_tokens = 0
         self.prefix_hit_tokens = 0
-        self._copies: list[Copy] = []
+        self.copies: list[Copy] = []
+        """Those to make before the next step, in this order."""
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest prefix of a sequence that is cached for its tenant and adapter.
@@ -51,7 +52,7 @@ class RunningSequences:
 
     def start(self, plan: StepPlan, sequence: Sequence, cached: list[int]) -> None:
         """Add a sequence whose blocks are reserved; `cached` are copied into the first of them."""
-        self._copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
+        self.copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
         sequence.num_computed_tokens = len(cached) * self.pool.block_tokens
         self.cache_full_blocks(sequence)
         self.pool.mark_pending(sequence.chain, sequence.token_ids)
@@ -92,7 +93,7 @@ class RunningSequences:
         """Remove a sequence and release its blocks."""
         self.sequences.remove(sequence)
         self.pool.unmark_pending(sequence.chain)
-        self._copies += self.pool.release(sequence.blocks)
+        self.copies += self.pool.release(sequence.blocks)
         sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
         sequence.cache = None
 
@@ -113,12 +114,12 @@ class RunningSequences:
 
     def take_copies(self) -> list[Copy]:
         """Return the copies to make before the next step; each is returned once."""
-        copies, self._copies = self._copies, []
+        copies, self.copies = self.copies, []
         return copies
 
     def clear_cache(self) -> None:
         """Drop all cached content and the copies that are due."""
-        self._copies.clear()
+        self.copies.clear()
         self.pool.clear_cache()
 
     def check_integrity(self) -> None:

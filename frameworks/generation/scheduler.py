@@ -48,12 +48,9 @@ class StepScheduler:
         self._max_scored_tokens = max_scored_tokens
         self._has_paused = False
         self._running = RunningSequences(pool)
-        self._queues = TenantQueues()
-
-    @property
-    def running(self) -> list[Sequence]:
+        self.running = self._running.sequences
         """The sequences that hold blocks, the oldest first. A step may pause some of them."""
-        return self._running.sequences
+        self._queues = TenantQueues()
 
     @property
     def num_waiting(self) -> int:
@@ -99,8 +96,10 @@ class StepScheduler:
             limited = self._fair_step(plan).schedule(held)
             self._queues.charge(plan.costs)
             self._queues.level(limited)
-        _sort(plan)
-        plan.copies = self._running.take_copies()
+        if len(plan.parts) > 1:
+            _sort(plan)
+        if self._running.copies:
+            plan.copies = self._running.take_copies()
         return plan
 
     def add_proposals(self, plan: StepPlan, proposals: Mapping[int, tuple[int, ...]]) -> None:
@@ -144,7 +143,8 @@ class StepScheduler:
                 # A preempted sequence computes some of its tokens again.
                 scored = min(sequence.num_computed_tokens, sequence.num_to_score)
                 sequence.num_scored = max(sequence.num_scored, scored)
-            self._running.cache_full_blocks(sequence)
+            if sequence.num_computed_tokens - sequence.chain.tokens >= self.pool.block_tokens:
+                self._running.cache_full_blocks(sequence)
             if not part.completes:
                 self.pool.unmark_pending(sequence.chain)
                 self.pool.mark_pending(sequence.chain, sequence.token_ids)
@@ -159,20 +159,26 @@ class StepScheduler:
         self._queues.check_integrity()
 
     def _plan_of_one_tenant(self, plan: StepPlan, queue: TenantQueue) -> None:
-        num_decodes = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
-        budget = self._budget_in_pause(queue, num_decodes)
-        if budget:
-            self._plan_prompts(plan, queue, budget, num_decodes)
+        """Plan the decodes, and prompts beside them. A step of decodes alone estimates no costs."""
+        queue.blocked = None
+        decodes = [sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1]
+        if queue.waiting or len(decodes) < len(self.running):
+            budget = self._budget_in_pause(queue, len(decodes))
+            if budget:
+                self._plan_prompts(plan, queue, budget, len(decodes))
         # Without a block for the prompt nothing is planned, and the decodes continue.
         self._has_paused = bool(plan.parts)
         if self._has_paused:
             return
-        for sequence in list(self.running):
-            if sequence.num_uncomputed_tokens == 1 and sequence.blocks and self._has_block_for_next(sequence, queue):
+        for sequence in decodes:
+            # A sequence without blocks was preempted for an earlier one.
+            if sequence.blocks and (self._running.extend(sequence) or self._preempt_for(sequence, queue)):
                 plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
         num_decodes = len(plan.parts)
-        budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
-        self._plan_prompts(plan, queue, budget, num_decodes)
+        plan.costs[queue.share] = num_decodes
+        if queue.waiting or num_decodes < len(self.running):
+            budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
+            self._plan_prompts(plan, queue, budget, num_decodes)
 
     def _budget_in_pause(self, queue: TenantQueue, num_decodes: int) -> int:
         """Return the prompt tokens of a step in which the decodes pause; 0: they do not pause.
@@ -203,7 +209,6 @@ class StepScheduler:
 
     def _plan_prompts(self, plan: StepPlan, queue: TenantQueue, budget: int, num_decodes: int) -> None:
         """Plan parts of running prompts, and start waiting ones. `num_decodes`: in this step, or that pause for it."""
-        queue.blocked = None
         most = budget
         num_parts = len(plan.parts)
         for sequence in self.running:
@@ -223,14 +228,17 @@ class StepScheduler:
         each = self.cost.prompt_token_cost(num_decodes)
         return FairStep(plan, self._running, self._queues.all(), self._max_sequences, budget, each)
 
-    def _has_block_for_next(self, sequence: Sequence, queue: TenantQueue) -> bool:
-        """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""
-        while not self._running.extend(sequence):
+    def _preempt_for(self, sequence: Sequence, queue: TenantQueue) -> bool:
+        """Preempt the youngest sequences until there is a block for the next token of this one. Return False if the
+        sequence itself was preempted.
+        """
+        while True:
             youngest = max(self.running)
             self._running.preempt(youngest, queue.waiting)
             if youngest is sequence:
                 return False
-        return True
+            if self._running.extend(sequence):
+                return True
 
     def _schedule_waiting(self, plan: StepPlan, queue: TenantQueue, budget: int) -> int:
         """Start waiting sequences in order, as far as the budget goes; return the rest of it. A sequence whose next

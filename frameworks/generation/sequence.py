@@ -29,12 +29,14 @@ class Sequence:
         "num_to_score",
         "order",
         "request",
+        "sequence_id",
         "token_ids",
         "was_displaced",
     )
 
     def __init__(self, request: SequenceRequest, order: float) -> None:
         self.request = request
+        self.sequence_id = request.sequence_id
         self.order = order
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
@@ -46,10 +48,6 @@ class Sequence:
         # The logits after the last token of the prompt belong to the next one.
         self.num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_ids) - 1
         self.num_scored = 0
-
-    @property
-    def sequence_id(self) -> int:
-        return self.request.sequence_id
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -64,11 +62,11 @@ class Sequence:
         return (self.order, self.sequence_id) < (other.order, other.sequence_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPart:
     """A step's share of one sequence: `num_tokens` tokens from `start` on. `is_scored`: the logits of all of them are
     computed, for the log probabilities of the prompt. `proposed`: the last of the tokens, which are no part of the
-    sequence yet.
+    sequence yet. A part does not change: what follows from its fields is computed once, before the step adds a token.
     """
 
     sequence: Sequence
@@ -76,27 +74,24 @@ class StepPart:
     num_tokens: int
     is_scored: bool = False
     proposed: tuple[int, ...] = ()
+    completes: bool = field(init=False, compare=False)
+    """Whether the next token can be sampled after this part."""
+    num_sampled: int = field(init=False, compare=False)
+    """Number of its last tokens after each of which a token is sampled."""
+    num_logits: int = field(init=False, compare=False)
+    """Number of its last tokens whose logits are computed."""
+
+    def __post_init__(self) -> None:
+        num_proposed = len(self.proposed)
+        self.completes = self.start + self.num_tokens - num_proposed == len(self.sequence.token_ids)
+        self.num_sampled = 1 + num_proposed if self.completes else 0
+        self.num_logits = self.num_tokens if self.is_scored else self.num_sampled
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens to compute."""
         own = self.sequence.token_ids[self.start : self.start + self.num_tokens - len(self.proposed)]
         return [*own, *self.proposed] if self.proposed else own
-
-    @property
-    def completes(self) -> bool:
-        """Whether the next token can be sampled after this part."""
-        return self.start + self.num_tokens - len(self.proposed) == len(self.sequence.token_ids)
-
-    @property
-    def num_sampled(self) -> int:
-        """Number of its last tokens after each of which a token is sampled."""
-        return 1 + len(self.proposed) if self.completes else 0
-
-    @property
-    def num_logits(self) -> int:
-        """Number of its last tokens whose logits are computed."""
-        return self.num_tokens if self.is_scored else self.num_sampled
 
 
 @dataclass(slots=True)

@@ -47,7 +47,8 @@ class StepCost:
             return  # the clock did not advance: such a step would make the quotients infinite
         if prompt_tokens == 0:
             bucket = texts.bit_length()
-            self._texts_s[bucket] = _moving_average(self._texts_s.get(bucket), seconds)
+            before_s = self._texts_s.setdefault(bucket, seconds)
+            self._texts_s[bucket] += _NEWEST_SHARE * (min(seconds, before_s * _MAX_OUTLIER) - before_s)
             return
         without_s = (self.seconds_of(texts) or 0.0) if texts else 0.0
         # A step of few tokens is mostly fixed cost, which further tokens do not add.
@@ -67,9 +68,3 @@ class StepCost:
         """Return how many tokens of one prompt take as long as so many steps of the decodes; 0 before measurements."""
         without_s = self.seconds_of(texts)
         return 0 if without_s is None else self._prompts.fitting_tokens(steps * without_s)
-
-
-def _moving_average(before: float | None, seen: float) -> float:
-    if before is None:
-        return seen
-    return before + _NEWEST_SHARE * (min(seen, before * _MAX_OUTLIER) - before)

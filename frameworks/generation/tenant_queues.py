@@ -77,8 +77,7 @@ class TenantQueues:
 
     def charge(self, costs: Mapping[TenantShare, float]) -> None:
         """Charge the tenants of a step."""
-        self._clock.start(costs)
-        self._clock.finish(costs, costs)
+        self._clock.ran(costs)
 
     def level(self, limited: Collection[TenantShare]) -> None:
         """Raise the tenants that were fully served to the least time of the `limited` ones, after a charge.

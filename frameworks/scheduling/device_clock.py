@@ -26,6 +26,11 @@ class DeviceClock(FairClock):
         """Call `wake` once, at the next change that may end a hold."""
         self._held.add(wake)
 
+    def ran(self, costs: Mapping[TenantShare, float]) -> None:
+        super().ran(costs)
+        if self._held:
+            self._wake_held()
+
     def charge(self, share: TenantShare, cost: float) -> None:
         super().charge(share, cost)
         self._wake_held()
