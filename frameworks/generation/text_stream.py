@@ -7,8 +7,6 @@ from frameworks.generation.stop_strings import StopMatch, StopStrings
 from frameworks.generation.tokenizer import TokenStream, TokenTexts, partial_bytes
 from frameworks.generation.types import NO_TOKEN, GeneratedToken, TextDelta, TokenText
 
-_NO_MATCH = StopMatch(0)
-
 
 class ChoiceText:
     """The part of a choice's text that can be delivered, token by token.
@@ -33,7 +31,7 @@ class ChoiceText:
         """
         self._index = index
         self._stream = stream
-        self._stops = stops
+        self._stops = stops or None
         self._texts = texts
         self._min_tokens = min_tokens
         self._reasoning = reasoning
@@ -70,22 +68,22 @@ class ChoiceText:
         if self._texts is not None:
             self._note(token, len(text))
         self._length += len(text)
-        found = self._search(text)
-        if found.end is not None:
-            return self._stopped(len(self._held) + found.end - found.length, found.length, text)
-        held = self._stops.held(found.state) if token.finish_reason is None else 0
-        text = self._held + text
+        held = 0
+        if self._stops is not None:
+            found = self._search(self._stops, text)
+            if found.end is not None:
+                return self._stopped(len(self._held) + found.end - found.length, found.length, text)
+            held = self._stops.held(found.state) if token.finish_reason is None else 0
+            text = self._held + text
+            self._state = found.state
         sent = len(text) - held
         self._held = text[sent:]
-        self._state = found.state
         self.is_over = token.finish_reason is not None
         tokens = self._sent(self._length - held) if self._waiting else ()
         return TextDelta(self._index, text[:sent], token.finish_reason, tokens, num_generated=self._num_generated)
 
-    def _search(self, text: str) -> StopMatch:
-        if not self._stops:
-            return _NO_MATCH
-        return self._stops.skip(self._state, text) if self._min_tokens >= 0 else self._stops.search(self._state, text)
+    def _search(self, stops: StopStrings, text: str) -> StopMatch:
+        return stops.skip(self._state, text) if self._min_tokens >= 0 else stops.search(self._state, text)
 
     def _stopped(self, cut: int, stop_length: int, text: str) -> TextDelta:
         """Return the last piece: the first `cut` characters of the held and the new text. The stop string is next."""
