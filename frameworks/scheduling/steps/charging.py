@@ -1,7 +1,7 @@
 """Charge tenants for the steps of one model: on the clock of its device, and in the counts of its version."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.request import BatchCounts
@@ -50,20 +50,23 @@ class StepCharges:
             self._deactivate({share} & self._active)
             self._update()
 
-    def charge(self, costs: Iterable[tuple[Tenant, float]], seconds: float) -> None:
+    def charge(self, costs: Sequence[tuple[Tenant, float]], seconds: float) -> None:
         """Divide the seconds of a step by its costs, also among tenants whose sequences have ended since."""
-        shares = {self._clock.share(tenant): cost for tenant, cost in costs}
-        total = sum(shares.values())
+        total = 0.0
+        for _, cost in costs:
+            total += cost
         if not total:
             return
-        paid = {share: seconds * cost / total for share, cost in shares.items()}
-        for share in paid:
+        paid: dict[TenantShare, float] = {}
+        for tenant, cost in costs:
+            share = self._clock.share(tenant)
+            paid[share] = seconds * cost / total
             if share in self._num_sequences and share not in self._active:
                 self._active.add(share)
                 self._clock.queue(share)
-        self._clock.start(paid)
-        self._clock.finish(paid, paid)
-        self._deactivate({share for share in self._active - paid.keys() if share.tenant.name not in self._held})
+        self._clock.ran(paid)
+        if unpaid := self._active - paid.keys():
+            self._deactivate({share for share in unpaid if share.tenant.name not in self._held})
         self._counts.charge(paid)
         self._step_s += (_NEWEST_WEIGHT if self._step_s else 1.0) * (seconds - self._step_s)
         if self._held or self._clock.num_active > 1:

@@ -31,10 +31,11 @@ class StepCounts:
     def add(self, result: StepResult, before: StepStats, compute_s: float) -> None:
         """Add the result of a step. `before`: the stats of the step before it."""
         after = result.stats
-        texts = len(result.ended) + sum(token.finish_reason is not None for token in result.tokens)
         if result.num_sequences:
             self.steps.ran(result.num_sequences, compute_s)
-        self.texts += texts
+        self.texts += len(result.ended)
+        for token in result.tokens:
+            self.texts += token.finish_reason is not None
         self.tokens += len(result.tokens)
         self.prompt_tokens += after.prompt_tokens - before.prompt_tokens
         self.prefix_hit_tokens += after.prefix_hit_tokens - before.prefix_hit_tokens

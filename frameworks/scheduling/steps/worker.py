@@ -121,27 +121,23 @@ class StepWorker:
 
     def _deliver(self, steps: Iterable[CompletedStep]) -> None:
         """Put the results of steps into the feeds, in order."""
-        for step in steps:
-            self._deliver_step(step)
-
-    def _deliver_step(self, step: CompletedStep) -> None:
-        result, started_s, ended_s, self._num_processed = step
-        # The totals before the first step belong to the warm-up.
-        self._counts.add(result, self.stats if self._has_stats else result.stats, ended_s - started_s)
-        self.stats, self._has_stats = result.stats, True
-        self._charges.charge(result.costs, ended_s - started_s)
-        feeds = self._feeds
-        for sequence_id, num_cached_tokens in result.begun:
-            if (feed := feeds.get(sequence_id)) is not None:
-                if feed.tenant_tokens is not None:
-                    feed.tenant_tokens.prompt += self._prompt_lengths.pop(sequence_id)
-                feed.mark_begun(sequence_id, num_cached_tokens, started_s)
-        self._note_speculated(result)
-        self._deliver_tokens(result, ended_s)
-        for sequence_id, error in result.failed:
-            if (feed := feeds.pop(sequence_id, None)) is not None:
-                self._forget(sequence_id)
-                feed.fail_sequence(sequence_id, error)
+        for result, started_s, ended_s, self._num_processed in steps:
+            # The totals before the first step belong to the warm-up.
+            self._counts.add(result, self.stats if self._has_stats else result.stats, ended_s - started_s)
+            self.stats, self._has_stats = result.stats, True
+            self._charges.charge(result.costs, ended_s - started_s)
+            for sequence_id, num_cached_tokens in result.begun:
+                if (feed := self._feeds.get(sequence_id)) is not None:
+                    if feed.tenant_tokens is not None:
+                        feed.tenant_tokens.prompt += self._prompt_lengths.pop(sequence_id)
+                    feed.mark_begun(sequence_id, num_cached_tokens, started_s)
+            if result.speculated:
+                self._note_speculated(result)
+            self._deliver_tokens(result, ended_s)
+            for sequence_id, error in result.failed:
+                if (feed := self._feeds.pop(sequence_id, None)) is not None:
+                    self._forget(sequence_id)
+                    feed.fail_sequence(sequence_id, error)
 
     def _note_speculated(self, result: StepResult) -> None:
         for sequence_id, proposed, accepted in result.speculated:
@@ -302,13 +298,17 @@ class _StepThread:
         try:
             result = self._model.step(self._held)
             ended_s = time.perf_counter()
-            ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
-            ended.update(sequence_id for sequence_id, _ in result.failed)
-            ended.update(result.ended)
+            ended = set(result.ended)
+            for token in result.tokens:
+                if token.finish_reason is not None:
+                    ended.add(token.sequence_id)
+            for sequence_id, _ in result.failed:
+                ended.add(sequence_id)
         except Exception as error:  # noqa: BLE001 - handed to the readers
             self._fail(list(self._active), error)
             return
-        self._forget(ended)
+        if ended:
+            self._forget(ended)
         self._undelivered.append(CompletedStep(result, started_s, ended_s, self._num_processed))
         is_urgent = self._streamed or ended or result.begun or self._held or not self._active
         if is_urgent or ended_s - self._undelivered[0].ended_s > _MAX_DELIVERY_DELAY_S:
