@@ -14,7 +14,7 @@ from frameworks.generation.running import RunningSequences
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
 from frameworks.generation.tenant_queues import TenantQueue, TenantQueues
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.types import SequenceRequest, StepStats
 
 
 class StepScheduler:
@@ -54,7 +54,7 @@ class StepScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._queues.num_waiting
+        return self._queues.num_sequences - len(self.running)
 
     @property
     def preemptions(self) -> int:
@@ -67,6 +67,20 @@ class StepScheduler:
     @property
     def prefix_hit_tokens(self) -> int:
         return self._running.prefix_hit_tokens
+
+    def stats(self, block_bytes: int) -> StepStats:
+        """Return the state after a step. `block_bytes`: of a block of the pool."""
+        pool, totals = self.pool, self._running
+        return StepStats(
+            running=len(self.running),
+            waiting=self._queues.num_sequences - len(self.running),
+            kv_used_bytes=(pool.num_blocks - pool.num_free) * block_bytes,
+            kv_cached_bytes=pool.num_cached * block_bytes,
+            kv_total_bytes=pool.num_blocks * block_bytes,
+            prefix_hit_tokens=totals.prefix_hit_tokens,
+            prompt_tokens=totals.prompt_tokens,
+            preemptions=totals.preemptions,
+        )
 
     def add(self, request: SequenceRequest) -> Sequence:
         sequence = Sequence(request, request.arrived_s + request.priority * self._ageing_s)
@@ -162,7 +176,7 @@ class StepScheduler:
         """Plan the decodes, and prompts beside them. A step of decodes alone estimates no costs."""
         queue.blocked = None
         decodes = [sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1]
-        if queue.waiting or len(decodes) < len(self.running):
+        if len(decodes) < queue.share.queued:
             budget = self._budget_in_pause(queue, len(decodes))
             if budget:
                 self._plan_prompts(plan, queue, budget, len(decodes))
@@ -176,7 +190,7 @@ class StepScheduler:
                 plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
         num_decodes = len(plan.parts)
         plan.costs[queue.share] = num_decodes
-        if queue.waiting or num_decodes < len(self.running):
+        if num_decodes < queue.share.queued:
             budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
             self._plan_prompts(plan, queue, budget, num_decodes)
 

@@ -39,10 +39,8 @@ class TenantQueues:
     def __init__(self) -> None:
         self._clock = FairClock()
         self._by_name: dict[str, TenantQueue] = {}
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(len(queue.waiting) for queue in self._by_name.values())
+        self.num_sequences = 0
+        """Waiting ones and running ones."""
 
     @property
     def only(self) -> TenantQueue | None:
@@ -65,6 +63,7 @@ class TenantQueues:
             queue = self._by_name[tenant.name] = TenantQueue(self._clock.share(tenant))
         self._clock.queue(queue.share)
         queue.waiting.add(sequence)
+        self.num_sequences += 1
 
     def forget(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended and is in no waiting queue."""
@@ -72,6 +71,7 @@ class TenantQueues:
         if queue.blocked is sequence:
             queue.blocked = None
         self._clock.unqueue(queue.share)
+        self.num_sequences -= 1
         if not queue.share.queued:
             del self._by_name[sequence.request.tenant.name]
 

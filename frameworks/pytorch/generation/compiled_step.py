@@ -5,12 +5,14 @@ products. A step of many tokens is computed in pieces, one after the other: thei
 buffers small.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from frameworks.generation.sequence import Sequence as TextInProgress
 from frameworks.generation.sequence import StepPart
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.generation.decoder import Decoder
@@ -76,7 +78,6 @@ class CompiledStep:
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
         self._step, self._products, self._operations = step_arguments, products, elementwise
-        self._tile_tokens = step.tile_tokens
         self._columns, self._registers, self._part_bytes = step_table, tile_registers, row_blocks.PART_BYTES
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
@@ -103,6 +104,11 @@ class CompiledStep:
         self._room_bytes = step.room_bytes(first.head_size, self._cache_kind)
         self._key_heads = first.key_heads
         self._group, self._most_heads = first.query_heads // first.key_heads, attention.MAX_TILE_ROWS
+        # Tokens of a tile, by its heads.
+        self._tile_tokens = [0] + [
+            step.tile_tokens(heads + 1, first.head_size, self._cache_kind)
+            for heads in range(min(self._group, self._most_heads))
+        ]
         self._logits = torch.empty(0, self._vocabulary)
         self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
         self._norms = _Norms()
@@ -117,16 +123,22 @@ class CompiledStep:
 
         Raises IndexError.
         """
-        pieces = _pieces([_Rows(part, 0, part.num_tokens) for part in parts], self.most_rows)
         vocabulary = self._decoder.embed.num_embeddings
-        token_ids = [part.token_ids for part in parts]
-        lowest, highest = min(map(min, token_ids)), max(map(max, token_ids))
+        rows: list[_Rows] = []
+        lowest = num_rows = count = 0
+        highest = vocabulary - 1
+        for part in parts:
+            token_ids = part.token_ids
+            rows.append(_Rows(part.sequence, token_ids, part.start, part.num_logits))
+            lowest, highest = min(lowest, *token_ids), max(highest, *token_ids)
+            num_rows += len(token_ids)
+            count += part.num_logits
         if lowest < 0 or highest >= vocabulary:
             # Compiled code would read beyond the table.
             raise IndexError(f"expected tokens from 0 to {vocabulary - 1}, got {lowest} to {highest}")
-        count = sum(part.num_logits for part in parts)
         if count > len(self._logits):
             self._logits = torch.empty(count, self._vocabulary)
+        pieces = [rows] if num_rows <= self.most_rows else _pieces(rows, num_rows, self.most_rows)
         done = 0
         for piece in pieces:
             done += self._compute(piece, done)
@@ -148,16 +160,20 @@ class CompiledStep:
         # The head, and what is behind the attention of the last layer.
         products[-self._columns.PRODUCTS_OF_LAYER :, self._products.ROWS] = count
         products[-1, self._products.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
-        adapters = self.adapters.prepare(
-            [rows.part.sequence.request.adapter_id for rows in piece],
-            [rows.num_rows for rows in piece],
-            [rows.num_logits for rows in piece],
-        )
+        adapters = self._prepare_adapters(piece)
         self._region.prepare(threads)
         products[:, : self._num_reserved] = arguments[: self._num_reserved]
         self._region.run(threads)
         del adapters, numbers  # they were read until here
         return count
+
+    def _prepare_adapters(self, piece: "Sequence[_Rows]") -> Any:
+        """Write the adapters of the rows to the table. Return what has addresses in it."""
+        adapter_ids = [rows.sequence.request.adapter_id for rows in piece]
+        if not self.adapters.are_set and not any(adapter_ids):
+            return None
+        num_rows = [len(rows.token_ids) for rows in piece]
+        return self.adapters.prepare(adapter_ids, num_rows, [rows.num_logits for rows in piece])
 
     def _set_rows(self, piece: "Sequence[_Rows]", threads: int) -> tuple[Any, Any, Any]:
         """Set the arguments that say which rows are computed. Return numbers that they have addresses of, cosines and
@@ -169,10 +185,11 @@ class CompiledStep:
         logit_rows: list[int] = []
         blocks: list[int] = []
         for rows in piece:
+            num_rows = len(rows.token_ids)
             token_ids += rows.token_ids
-            positions += rows.positions
-            first_blocks += [len(blocks)] * rows.num_rows
-            blocks += rows.part.sequence.blocks
+            positions += range(rows.start, rows.start + num_rows)
+            first_blocks += [len(blocks)] * num_rows
+            blocks += rows.sequence.blocks
             logit_rows += range(len(token_ids) - rows.num_logits, len(token_ids))
         if self._embedding is None:
             self._write_states(self._decoder.embed(torch.tensor(token_ids)).float().numpy())
@@ -184,7 +201,7 @@ class CompiledStep:
         arguments[step.TILE_HEADS] = heads
         arguments[step.NUM_TILES], arguments[step.NUM_LAST_TILES] = len(tiles) // 2, len(last_tiles) // 2
         lists = (token_ids, positions, first_blocks, logit_rows, tiles, last_tiles, blocks)
-        numbers = np.array([number for each in lists for number in each], dtype=np.int64)
+        numbers = np.array(list(itertools.chain(*lists)), dtype=np.int64)
         address = numbers.ctypes.data
         names = (step.TOKEN_IDS, step.POSITIONS, step.FIRST_BLOCKS, step.LOGIT_ROWS)
         for name, each in zip((*names, step.TILES, step.LAST_TILES, step.BLOCKS), lists, strict=True):
@@ -238,12 +255,12 @@ class CompiledStep:
 
     def _tiles(self, piece: "Sequence[_Rows]", heads: int) -> tuple[list[int], list[int]]:
         """Return first row and tokens of each tile, and of those of the last layer."""
-        tokens = self._tile_tokens(heads, self._head_size, self._cache_kind)
+        tokens = self._tile_tokens[heads]
         tiles: list[int] = []
         last_tiles: list[int] = []
         end = 0
         for rows in piece:
-            start, end = end, end + rows.num_rows
+            start, end = end, end + len(rows.token_ids)
             for row in range(start, end, tokens):
                 tiles += (row, min(tokens, end - row))
             for row in range(end - rows.num_logits, end, tokens):
@@ -312,46 +329,36 @@ class CompiledStep:
 
 
 class _Rows(NamedTuple):
-    """Rows of one part of a step: `num_rows` of its tokens, from the token `first` on."""
+    """Tokens of one sequence from the position `start` on, a row each. `num_logits`: of the last rows, whose logits are
+    computed.
+    """
 
-    part: StepPart
-    first: int
-    num_rows: int
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.part.token_ids[self.first : self.first + self.num_rows]
-
-    @property
-    def positions(self) -> range:
-        start = self.part.start + self.first
-        return range(start, start + self.num_rows)
-
-    @property
-    def num_logits(self) -> int:
-        """Number of the last rows whose logits are computed."""
-        without = self.part.num_tokens - self.part.num_logits
-        return min(self.num_rows, max(0, self.first + self.num_rows - without))
+    sequence: TextInProgress
+    token_ids: list[int]
+    start: int
+    num_logits: int
 
 
-def _pieces(rows: list[_Rows], most_rows: int) -> list[list[_Rows]]:
-    """Return the rows of a step in pieces of at most `most_rows`, nearly equal ones: few rows take as long as more."""
-    total = sum(each.num_rows for each in rows)
-    if total <= most_rows:
-        return [rows]
-    most = -(-total // -(-total // most_rows))
+def _pieces(rows: list[_Rows], num_rows: int, most_rows: int) -> list[list[_Rows]]:
+    """Return the rows of a step in pieces of at most `most_rows`, nearly equal ones: few rows take as long as more.
+
+    `num_rows`: in all.
+    """
+    most = -(-num_rows // -(-num_rows // most_rows))
     most = min(most_rows, -(-most // _TILE_ROWS) * _TILE_ROWS)
     pieces: list[list[_Rows]] = [[]]
     room = most
-    for part, first, count in rows:
+    for sequence, token_ids, start, num_logits in rows:
         done = 0
-        while done < count:
+        while done < len(token_ids):
             if not room:
                 pieces.append([])
                 room = most
-            size = min(room, count - done)
-            pieces[-1].append(_Rows(part, first + done, size))
-            done, room = done + size, room - size
+            own = token_ids[done : done + room]
+            done, room = done + len(own), room - len(own)
+            # The rows with logits are the last ones of the part.
+            of_piece = min(len(own), max(0, num_logits - (len(token_ids) - done)))
+            pieces[-1].append(_Rows(sequence, own, start + done - len(own), of_piece))
     return pieces
 
 

@@ -26,6 +26,7 @@ class SamplingWorkspace:
 
     def __init__(self, device: torch.device, columns: int) -> None:
         self.columns = columns
+        self.max_weight = max_weight(columns)
         self._weights = torch.zeros(0, -(-columns // _BLOCK) * _BLOCK, device=device)
         self._doubles = self._weights.double()
 
@@ -89,14 +90,14 @@ def compute_weights(
     if temperatures is not None:
         # After the maximum is subtracted: near 0 the quotients then go to minus infinity, and no further.
         numbers.div_(temperatures)
-    numbers.clamp_(min=_LEAST).exp_().mul_(max_weight(workspace.columns)).round_()
+    numbers.clamp_(min=_LEAST).exp_().mul_(workspace.max_weight).round_()
     return weights
 
 
 def log_totals(logits: torch.Tensor, maxima: torch.Tensor, workspace: SamplingWorkspace) -> torch.Tensor:
     """Return the logarithm of each row's sum of exponentials, float64 [rows, 1]; shapes as in `compute_weights`."""
     total = workspace.sums_of_blocks(compute_weights(logits, maxima, None, workspace)).sum(dim=-1, keepdim=True)
-    return (total / max_weight(workspace.columns)).log_() + maxima
+    return (total / workspace.max_weight).log_() + maxima
 
 
 class LogProbabilities(NamedTuple):

@@ -23,7 +23,6 @@ from frameworks.generation.types import (
     Sampling,
     SequenceRequest,
     StepResult,
-    StepStats,
     TokenMatcher,
 )
 from frameworks.pytorch.device_errors import map_device_error
@@ -84,6 +83,7 @@ class GeneratingModel:
         self.tokenizer = parts.tokenizer
         self._parts: EngineParts | None = parts
         self._masks = parts.masks
+        self._block_bytes = parts.runner.block_bytes
         self._device = torch.device(spec.device)
         self._intra_op_threads = intra_op_threads
         self._sequences: dict[int, tuple[Sequence, SamplingState]] = {}
@@ -169,14 +169,15 @@ class GeneratingModel:
         if self._sequences:
             started_s = time.perf_counter()
             plan = parts.scheduler.plan(held)
-            texts = sum(part.num_tokens == 1 for part in plan.parts)
+            num_tokens = [part.num_tokens for part in plan.parts]
+            texts = num_tokens.count(1)
+            prompt_tokens = sum(num_tokens) - texts
             ties = None if parts.speculation is None else parts.speculation.propose(plan, self._sequences)
             sampled = self._compute(parts, plan, ties)
             parts.scheduler.advance(plan)
             if plan.is_scored:
                 scored = self._scorer.take_scored(plan.parts)
             self._take_all(parts, plan, sampled, ties, outcome)
-            prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts - outcome.num_proposed
             seconds = time.perf_counter() - started_s
             if parts.speculation is not None:
                 seconds -= parts.speculation.unpriced_s
@@ -185,12 +186,12 @@ class GeneratingModel:
             else:
                 prompts = len(plan.parts) - texts
                 parts.scheduler.cost.learn(texts, prompt_tokens, seconds, prompts)
-        costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
+        costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
         return StepResult(
             outcome.tokens,
             plan.begun,
             outcome.failed,
-            self._stats(parts),
+            parts.scheduler.stats(self._block_bytes),
             len(plan.parts),
             costs,
             tuple(scored),
@@ -284,7 +285,9 @@ class GeneratingModel:
     ) -> None:
         """Continue or end the sequences that the plan completes. `sampled`: as `_compute` returns it."""
         first = 0
-        for part in [part for part in plan.parts if part.completes]:
+        for part in plan.parts:
+            if not part.completes:
+                continue
             if part.proposed and parts.speculation is not None:
                 rows = sampled[first : first + 1 + len(part.proposed)]
                 take = partial(self._take, parts, part.sequence, outcome=outcome)
@@ -316,7 +319,7 @@ class GeneratingModel:
         state = self._sequences[request.sequence_id][1]
         sequence.token_ids.append(chosen.token_id)
         is_stop = chosen.token_id in request.stop_token_ids
-        is_last = sequence.num_generated_tokens >= request.max_tokens
+        is_last = len(sequence.token_ids) - len(request.prompt_ids) >= request.max_tokens
         finish: FinishReason | None = None
         if is_stop and not (is_last and chosen.is_forced):
             finish = "stop"
@@ -328,20 +331,6 @@ class GeneratingModel:
             self.abort(request.sequence_id)
         return GeneratedToken(
             request.sequence_id, chosen.token_id, finish, not is_stop, chosen.logprob, chosen.top_logprobs
-        )
-
-    def _stats(self, parts: EngineParts) -> StepStats:
-        scheduler, pool = parts.scheduler, parts.scheduler.pool
-        block_bytes = parts.runner.block_bytes
-        return StepStats(
-            running=len(scheduler.running),
-            waiting=scheduler.num_waiting,
-            kv_used_bytes=pool.num_used * block_bytes,
-            kv_cached_bytes=pool.num_cached * block_bytes,
-            kv_total_bytes=pool.num_blocks * block_bytes,
-            prefix_hit_tokens=scheduler.prefix_hit_tokens,
-            prompt_tokens=scheduler.prompt_tokens,
-            preemptions=scheduler.preemptions,
         )
 
     def _empty_cache(self) -> None:

@@ -130,12 +130,12 @@ class KeyValueCache:
 
     def clear_begun(self, parts: list[StepPart]) -> None:
         """Zero the blocks that a step starts and does not fill. Call it before the step writes."""
-        ends = [(part, (part.start + part.num_tokens) // BLOCK_TOKENS) for part in parts]
-        blocks = [
-            part.sequence.blocks[last]
-            for part, last in ends
-            if part.start <= last * BLOCK_TOKENS < part.start + part.num_tokens
-        ]
+        blocks = []
+        for part in parts:
+            end = part.start + part.num_tokens
+            last = end // BLOCK_TOKENS
+            if part.start <= last * BLOCK_TOKENS < end:
+                blocks.append(part.sequence.blocks[last])
         if blocks:
             self._tensor.index_fill_(2, torch.tensor(blocks, device=self._tensor.device), 0)
 

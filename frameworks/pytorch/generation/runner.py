@@ -49,7 +49,8 @@ class PagedRunner:
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """As StepRunner.logits."""
-        self.cache.copy(plan.copies)
+        if plan.copies:
+            self.cache.copy(plan.copies)
         self.cache.clear_begun(plan.parts)
         return self.compute(plan.parts)
 

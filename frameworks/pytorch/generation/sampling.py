@@ -61,23 +61,16 @@ class Sampler:
         whatever rows are computed with it. If logits are NaN, or no token is allowed, that row alone fails.
         """
         with torch.inference_mode(), single_threaded():
-            if all(state.is_plain_greedy for state in states):
+            if all([state.is_plain for state in states]):  # noqa: C419 - a list is faster, and most steps get here
                 values = logits.to(self._device, torch.float32)
-                token_ids, maxima = argmax_rows(values)
-                if ties is not None:
-                    ties.find(values, maxima, logits.dtype)
+                token_ids, maxima = self._choose(values, logits.dtype, states, ties)
                 return self._results(states, token_ids, maxima)
             # Before any call waits for the device, which may still be computing the logits.
             constrained = [row for row, state in enumerate(states) if state.matcher is not None]
             failures = self._masks.fill(states, constrained) if constrained else {}
             logits = logits.to(self._device)
             values = self._change(logits, states, constrained)
-            token_ids, maxima = argmax_rows(values)
-            if ties is not None:
-                ties.find(values, maxima, logits.dtype)
-            drawn = [row for row, state in enumerate(states) if not state.is_greedy and state.draft is None]
-            if drawn:
-                token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)
+            token_ids, maxima = self._choose(values, logits.dtype, states, ties)
             redrawn = [row for row, state in enumerate(states) if state.draft is not None]
             if redrawn:
                 token_ids = self._redraw(values, maxima, token_ids, states, redrawn)
@@ -87,6 +80,25 @@ class Sampler:
         for row, failure in failures.items():
             results[row] = failure
         return results
+
+    def _choose(
+        self, values: torch.Tensor, logits_dtype: torch.dtype, states: Sequence[SamplingState], ties: TieCheck | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the token of each row, greedy or drawn, and the highest value, as argmax_rows. Rows with a draft are
+        left greedy. `values`: float32 [rows, vocabulary], after all changes of logits of `logits_dtype`.
+        """
+        token_ids, maxima = argmax_rows(values)
+        if ties is not None:
+            ties.find(values, maxima, logits_dtype)
+        drawn = [row for row, state in enumerate(states) if not state.is_greedy and state.draft is None]
+        if drawn and len(drawn) == len(states):
+            token_ids = self._draw(values, maxima, states)
+        elif drawn:
+            index = torch.tensor(drawn, device=self._device)
+            of_rows = [states[row] for row in drawn]
+            drawn_ids = self._draw(values.index_select(0, index), maxima.index_select(0, index), of_rows)
+            token_ids = token_ids.index_copy_(0, index, drawn_ids)
+        return token_ids, maxima
 
     def _change(self, logits: torch.Tensor, states: Sequence[SamplingState], constrained: list[int]) -> torch.Tensor:
         """Return the logits after all changes, float32; the given tensor if nothing changes them."""
@@ -121,21 +133,6 @@ class Sampler:
         with torch.inference_mode(), single_threaded():
             values = self._change(logits.to(self._device), states, [])
             return self._kept_weights(values, argmax_rows(values)[1], states).clone()
-
-    def _draw_rows(
-        self,
-        values: torch.Tensor,
-        maxima: torch.Tensor,
-        token_ids: torch.Tensor,
-        states: Sequence[SamplingState],
-        rows: list[int],
-    ) -> torch.Tensor:
-        """Return `token_ids` with those of `rows` drawn."""
-        if len(rows) == len(states):
-            return self._draw(values, maxima, states)
-        index = torch.tensor(rows, device=self._device)
-        drawn = self._draw(values.index_select(0, index), maxima.index_select(0, index), [states[row] for row in rows])
-        return token_ids.index_copy_(0, index, drawn)
 
     def _draw(self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
         """Draw a token for each row, int64 [rows]."""
@@ -186,9 +183,13 @@ class Sampler:
         self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weights as a buffer of the workspace, and the parameters of each row, float64 [rows, 5]."""
-        asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
+        asked = []
+        are_scaled = False
+        for state in states:
+            asked.append((state.temperature, state.top_k, state.top_p, state.min_p, state.uniform))
+            are_scaled = are_scaled or state.temperature != 1
         table = torch.tensor(asked, dtype=torch.float64).to(self._device)
-        temperatures = table[:, :1].float() if any(state.temperature != 1 for state in states) else None
+        temperatures = table[:, :1].float() if are_scaled else None
         return compute_weights(values, maxima[:, None], temperatures, self._workspace), table
 
     def _truncation(self, table: torch.Tensor, states: Sequence[SamplingState], cut: list[int]) -> Truncation:

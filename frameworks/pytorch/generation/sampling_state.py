@@ -55,14 +55,19 @@ class SamplingState:
         self.draft: DraftDraw | None = None
         """The token that a draft model drew as the next one; None: none was drawn."""
         self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)
-        self.uniform = self._draw()
+        self.uniform = 0.0 if self._uniforms is None else self._uniforms.of_token(0)
         """The next token's random number, from 0 up to but excluding 1."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next token depends on unchanged logits and a random number alone, without log probabilities."""
+        is_changed = self.matcher is not None or self.logit_processor is not None or self.forces_tokens
+        return not is_changed and self.top_logprobs is None and self.draft is None
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether each token is that of the highest unchanged logit, without log probabilities."""
-        is_changed = self.matcher is not None or self.logit_processor is not None or self.forces_tokens
-        return self.is_greedy and not is_changed and self.top_logprobs is None
+        return self.is_greedy and self.is_plain
 
     @property
     def forced_ids(self) -> tuple[int, ...]:
@@ -77,7 +82,8 @@ class SamplingState:
     def accept(self, token_id: int) -> None:
         """Record that the sequence continues with this token."""
         self.num_generated += 1
-        self.uniform = self._draw()
+        if self._uniforms is not None:
+            self.uniform = self._uniforms.of_token(self.num_generated)
         if self.matcher is not None:
             self.matcher.accept(token_id)
         if self.logit_processor is not None:
@@ -101,9 +107,6 @@ class SamplingState:
             state.accept(token_id)
             states.append(state)
         return states
-
-    def _draw(self) -> float:
-        return 0.0 if self._uniforms is None else self._uniforms.of_token(self.num_generated)
 
 
 class _Uniforms:

@@ -73,6 +73,11 @@ class CompiledAdapters:
         with self._lock:
             self._adapters = {each: packed for each, packed in self._adapters.items() if each != number}
 
+    @property
+    def are_set(self) -> bool:
+        """Whether the table has the adapters of the last step, which the next one replaces."""
+        return bool(self._present)
+
     def prepare(
         self, numbers: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
     ) -> list[CompiledAdapter]:
