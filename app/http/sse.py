@@ -3,8 +3,8 @@
 import asyncio
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.types import Send
 
@@ -50,7 +50,7 @@ class EventStream:
         self._has_failed = False
         self._deadline_s: float | None = None
         self._sent_s = 0.0
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         # A comment and an event may be due at the same time.
         self._lock = asyncio.Lock()
@@ -61,10 +61,7 @@ class EventStream:
         Raises what fails before anything is sent, which an ordinary response can report; ClientGone.
         """
         self._deadline_s = generation.deadline_s
-        async with self._comments():
-            await self._send_pieces(generation)
-
-    async def _send_pieces(self, generation: Generation) -> None:
+        self._begin_comments()
         try:
             first = await anext(generation, None)
             async with self._lock:
@@ -90,22 +87,18 @@ class EventStream:
                 raise
             # A part of the response is sent, so the error becomes an event.
             self._fail(error)
-
-    @asynccontextmanager
-    async def _comments(self) -> AsyncIterator[None]:
-        """Send a comment whenever nothing was sent for a while. Lines of JSON have no comments."""
-        if self._frame is _line:
-            yield
-            return
-        self._sent_s = asyncio.get_running_loop().time()
-        self._await_silence()
-        try:
-            yield
         finally:
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._comment is not None:
                 self._comment.cancel()
                 await asyncio.wait([self._comment])
+
+    def _begin_comments(self) -> None:
+        """From now on send a comment whenever nothing was sent for a while. Lines of JSON have no comments."""
+        if self._frame is not _line:
+            self._sent_s = asyncio.get_running_loop().time()
+            self._await_silence()
 
     def _await_silence(self) -> None:
         self._timer = asyncio.get_running_loop().call_at(self._sent_s + SILENCE_S, self._break_silence)
@@ -136,7 +129,10 @@ class EventStream:
 
     def _payloads(self, pieces: list[TextDelta]) -> list[Payload]:
         """Return the payloads of pieces that exist together, which are sent in one write."""
-        return [payload for piece in pieces for payload in self._writer.piece(piece)]
+        payloads: list[Payload] = []
+        for piece in pieces:
+            payloads += self._writer.piece(piece)
+        return payloads
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True

@@ -155,6 +155,7 @@ class _Stream:
         self._decoded = decoded
         self._head = _head(context, "chat.completion.chunk")
         self._usage = StreamedUsage(decoded.body, chat_usage_of)
+        self._has_logprobs = decoded.request.sampling.top_logprobs is not None
         self._texts = [_text_of(decoded) for _ in range(decoded.request.num_choices)]
 
     def begin(self, usage: Usage) -> list[bytes]:
@@ -163,9 +164,10 @@ class _Stream:
         return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 
     def piece(self, piece: TextDelta) -> list[bytes]:
-        self._usage.count(piece)
+        if self._usage.is_in_all:
+            self._usage.count(piece)
         text, reason = self._texts[piece.index], piece.finish_reason
-        part = text_of(self._decoded.body, piece)
+        part = text_of(self._decoded.body, piece) if piece.stop_string else piece.text
         deltas: list[dict[str, Any]] = [{"content": part}] if part or piece.tokens else []
         if text is not None:
             deltas = text.push(part)
@@ -174,10 +176,11 @@ class _Stream:
             if piece.tokens and not deltas:
                 deltas = [{"content": ""}]
         # The log probabilities of the piece are in its first chunk.
-        chunks = [
-            self._chunk(piece.index, delta, None if number else _logprobs(self._decoded, piece.tokens))
-            for number, delta in enumerate(deltas)
-        ]
+        logprobs = _logprobs(self._decoded, piece.tokens) if self._has_logprobs and deltas else None
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(piece.index, delta, logprobs))
+            logprobs = None
         if reason is not None:
             chunks.append(self._chunk(piece.index, {}, finish_reason=reason if text is None else text.reason(reason)))
         return chunks
@@ -198,7 +201,10 @@ class _Stream:
         finish_reason: str | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return orjson.dumps({**self._head, "choices": [choice], **self._usage.member()})
+        chunk = {**self._head, "choices": [choice]}
+        if self._usage.is_asked:
+            chunk |= self._usage.member()
+        return orjson.dumps(chunk)
 
 
 def _head(context: AnswerContext, kind: str) -> dict[str, Any]:

@@ -53,7 +53,10 @@ class StreamedUsage:
         options = body.stream_options
         self.is_last = options is not None and bool(options.include_usage)
         """Whether the stream ends with the usage."""
-        self._is_in_all = options is not None and bool(options.continuous_usage_stats)
+        self.is_in_all = options is not None and bool(options.continuous_usage_stats)
+        """Whether each chunk has the usage so far, of the pieces that were counted."""
+        self.is_asked = self.is_last or self.is_in_all
+        """Whether a chunk has a member `usage`."""
         self._write = write
         self._at_begin = Usage(0, 0)
         self._generated: dict[int, int] = {}
@@ -68,7 +71,7 @@ class StreamedUsage:
 
     def member(self) -> dict[str, Any]:
         """Return the member `usage` of a chunk with choices, empty where the request did not ask for usage."""
-        if self._is_in_all:
+        if self.is_in_all:
             return {"usage": self._so_far()}
         return {"usage": None} if self.is_last else {}
 
