@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Conversation, Message, MessageCall
+from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
 from frameworks.pytorch.generation.chat_template import ChatTemplate
 
 # Digits stay as they are in JSON, in upper case and without white space around them.
@@ -15,6 +15,13 @@ _NUMBERED = re.compile(_MARK + r"(\d{8})")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # A shorter content may be part of the template's own text.
 _SURE_CHARACTERS = 32
+# Bounds of the memory for forms of conversations.
+_MAX_FORMS = 256
+_MAX_FORM_MESSAGES = 16
+_MAX_ROLE_CHARACTERS = 64
+
+_Form = tuple[tuple[tuple[str, bool], ...], str | None, PromptEnding]
+"""Role of each message and whether it has a content; reasoning effort; ending."""
 
 
 def _mark(number: int) -> str:
@@ -41,6 +48,8 @@ class ChatPrompts:
     def __init__(self, template: ChatTemplate) -> None:
         """Find the roles whose content the template reads as a list of parts."""
         self.template = template
+        # Forms of conversations whose messages the template shows.
+        self._shown_forms: set[_Form] = set()
         self._part_roles: frozenset[str] = frozenset()
         for role, talk in _TRIALS.items():
             with_parts = self._part_roles | {role}
@@ -77,8 +86,14 @@ class ChatPrompts:
         return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
 
     def _check_shown(self, conversation: Conversation) -> None:
-        """Raise InvalidInput for a message that leaves no trace: neither its content nor one of its calls."""
+        """Raise InvalidInput for a message that leaves no trace: neither its content nor one of its calls.
+
+        Conversations of one form differ in what the marks replace, so the template is asked once.
+        """
         messages = conversation.messages
+        form = _form_of(conversation)
+        if form in self._shown_forms:
+            return
         marked = tuple(_marked(message, number) for number, message in enumerate(messages))
         shown = self._shown(marked, self._roles_of(messages), conversation)
         for number, message in enumerate(messages):
@@ -89,6 +104,8 @@ class ChatPrompts:
                     f'{number + 1} of {len(messages)} with the role "{message.role}", which it leaves out; omit the '
                     "message, or send its text with another role",
                 )
+        if form is not None and len(self._shown_forms) < _MAX_FORMS:
+            self._shown_forms.add(form)
 
     def _shown(
         self, marked: Sequence[Message], part_roles: frozenset[str], like: Conversation | None = None
@@ -116,6 +133,25 @@ class ChatPrompts:
         if "user" not in self._part_roles:
             return self._part_roles
         return self._part_roles | {message.role for message in messages if message.role not in _TRIALS}
+
+
+def _form_of(conversation: Conversation) -> _Form | None:
+    """Return the form of a short conversation of contents alone; None for any other."""
+    messages = conversation.messages
+    if conversation.tools or conversation.variables or len(messages) > _MAX_FORM_MESSAGES:
+        return None
+    roles = []
+    for message in messages:
+        if (
+            len(message.role) > _MAX_ROLE_CHARACTERS
+            or message.tool_calls
+            or message.tool_call_id
+            or message.name
+            or message.reasoning
+        ):
+            return None
+        roles.append((message.role, bool(message.content)))
+    return tuple(roles), conversation.reasoning_effort, conversation.ending
 
 
 def _are_surely_shown(messages: Sequence[Message], text: str) -> bool:
