@@ -9,7 +9,7 @@ from frameworks.generation.types import GenerationSpec
 
 
 class AdapterUse:
-    """A reference of one generation to an adapter. `number`: as of AdapterSpec; 0 for the base."""
+    """A reference of one generation to an adapter. `number`: as of AdapterSpec."""
 
     __slots__ = ("_on_release", "number")
 
@@ -34,9 +34,7 @@ class AdapterUses:
         self._idle: dict[int, asyncio.Event] = {}
 
     def use(self, name: str, spec: GenerationSpec) -> AdapterUse:
-        """Return a reference to an adapter by its name; empty for the base. Raises AdapterNotFound."""
-        if not name:
-            return AdapterUse(0, _ignore)
+        """Return a reference to an adapter by its name. Raises AdapterNotFound."""
         number = next((each.number for each in spec.adapters if each.name == name), None)
         if number is None:
             raise AdapterNotFound(self._model, name, [each.name for each in spec.adapters])
@@ -55,7 +53,3 @@ class AdapterUses:
             event = self._idle.pop(number, None)
             if event is not None:
                 event.set()
-
-
-def _ignore(_: int) -> None:
-    pass

@@ -55,7 +55,7 @@ class _PreparedPrompts:
 
     prompts: list[tuple[int, ...]]
     matcher: TokenMatcher | None
-    stops: StopStrings
+    stops: StopStrings | None
     is_opened: bool = False
     echoes: tuple[str, ...] = ()
     bad_sequences: tuple[TokenIds, ...] = ()
@@ -78,35 +78,36 @@ class GenerationService:
         times: TokenTimes,
         left_s: float | None,
         in_pieces: bool,
-        use: AdapterUse,
+        use: AdapterUse | None = None,
     ) -> GenerationStream:
-        """Begin to generate text for a request that `check_request` accepted, see Engine.generate. `use`: is released
-        when the last sequence has ended; where this raises, by the caller.
+        """Begin to generate text for a request that `check_request` accepted, see Engine.generate. `use`: of its
+        adapter; it is released when the last sequence has ended; where this raises, by the caller.
         """
         model, timings = self._model, run.timings
         loop = asyncio.get_running_loop()
         begun_s = time.perf_counter()
         deadline_s = None if left_s is None else loop.time() + left_s
-        late = DeadlineExceeded(
-            f'model "{self._name}" did not complete the text within timeout_ms; allow more time or ask for fewer tokens'
-        )
         try:
             async with asyncio.timeout_at(deadline_s):
                 prepared = await self._prepare(model, request)
         except TimeoutError:
-            raise late from None
+            raise self._too_late() from None
         finally:
             timings.decoded(begun_s, time.perf_counter())
         if deadline_s is not None and loop.time() >= deadline_s:
-            raise late
+            raise self._too_late()
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces, use.number)
+        sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces, use.number if use else 0)
         budget = run.permit.token_budget
         if budget is not None:
             await budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
-            self._dispatcher.open(sequences, run.permit.begin_text, partial(_release, run, use)),
+            self._dispatcher.open(
+                sequences,
+                run.permit.begin_text,
+                partial(_release, run, use) if use is not None else run.permit.release_version,
+            ),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,
@@ -114,12 +115,19 @@ class GenerationService:
             times,
             request.sampling.top_logprobs,
         )
-        generation.show_prompts(_shown_prompts(request, prepared, model.tokenizer))
+        options = request.prompt_options
+        if options.is_echoed or options.top_logprobs is not None:
+            generation.show_prompts(_shown_prompts(request, prepared, model.tokenizer))
         if budget is not None and sequences[0].max_tokens:
             generation.set_budget(budget)
         if deadline_s is not None:
-            generation.set_deadline(deadline_s, late)
+            generation.set_deadline(deadline_s, self._too_late())
         return generation
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f'model "{self._name}" did not complete the text within timeout_ms; allow more time or ask for fewer tokens'
+        )
 
     async def _prepare(self, model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
         """Tokenize short prompts at once, all others on threads. Raises InvalidInput, Overloaded."""
@@ -136,17 +144,19 @@ class GenerationService:
             encode = partial(_encode, tokenizer, request, limit)
             sizes = [size_of_prompt(prompt) + len(suffix) for prompt in prompts]
             ids = list(chain.from_iterable(await self._threads.tokenizers.run_pieces(sizes, encode)))
-        check_prompt_logprobs(request, sum(map(len, ids)))
+        if request.prompt_options.top_logprobs is not None:
+            check_prompt_logprobs(request, request.prompt_options.top_logprobs, sum(map(len, ids)))
         echoes = await self._echoes(tokenizer, prompts) if request.prompt_options.is_echoed else ()
-        is_opened = ends_with_opening(tokenizer, ids[0], request.text_format)
+        is_opened = request.text_format.thinks and ends_with_opening(tokenizer, ids[0], request.text_format)
         matcher: TokenMatcher | None = None
         if constraint is not None:
             constraint = replace(constraint, after_opening=is_opened)
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._threads.constraints, model.constrain, constraint)
-        if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
+        search: StopStrings | None = None
+        if stops and sum(map(len, stops)) <= _MAX_SHORT_STOPS:
             search = StopStrings(stops)
-        else:
+        elif stops:
             search = await self._threads.tokenizers.run(0, StopStrings, stops)
         words = request.sampling.bad_words
         bad: tuple[TokenIds, ...] = ()
@@ -288,13 +298,10 @@ def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: S
 def _shown_prompts(
     request: GenerateRequest, prepared: _PreparedPrompts, tokenizer: GenerationTokenizer
 ) -> dict[int, ShownPrompt]:
-    """Return the prompt of each choice whose response shows it, by the index of the choice."""
-    options = request.prompt_options
-    if not options.is_echoed and options.top_logprobs is None:
-        return {}
+    """Return the prompt of each choice, for a response that shows it, by the index of the choice."""
     return {
         i * request.num_choices + choice: ShownPrompt(
-            prompt_ids, prepared.echoes[i] if prepared.echoes else "", options.top_logprobs, tokenizer
+            prompt_ids, prepared.echoes[i] if prepared.echoes else "", request.prompt_options.top_logprobs, tokenizer
         )
         for i, prompt_ids in enumerate(prepared.prompts)
         for choice in range(request.num_choices)

@@ -39,11 +39,10 @@ def check_request(request: GenerateRequest) -> None:
         )
 
 
-def check_prompt_logprobs(request: GenerateRequest, num_tokens: int) -> None:
-    """Raise InvalidInput for too many log probabilities of prompts. `num_tokens`: of all prompts."""
-    top = request.prompt_options.top_logprobs
-    if top is None:
-        return
+def check_prompt_logprobs(request: GenerateRequest, top: int, num_tokens: int) -> None:
+    """Raise InvalidInput for too many log probabilities of prompts. `top`: alternatives to each of their tokens.
+    `num_tokens`: of all prompts.
+    """
     most = MAX_LOGPROBS // ((1 + top) * request.num_choices)
     if num_tokens > most:
         raise InvalidInput(

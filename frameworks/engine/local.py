@@ -94,6 +94,8 @@ class LocalEngine:
         if self._generation is None:
             raise InvalidInput("prompt", "expected a model that generates text, got another one; name another model")
         assert self.model.spec.generation is not None
+        if not request.adapter:
+            return await self._generation.begin(run, request, times, left_s, in_pieces)
         use = self._adapter_uses.use(request.adapter, self.model.spec.generation)
         try:
             return await self._generation.begin(run, request, times, left_s, in_pieces, use)

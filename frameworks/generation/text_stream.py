@@ -19,13 +19,13 @@ class ChoiceText:
         self,
         index: int,
         stream: TokenStream,
-        stops: StopStrings,
+        stops: StopStrings | None,
         texts: TokenTexts | None = None,
         min_tokens: int = 0,
         reasoning: ReasoningCount | None = None,
         lists_end: bool = False,
     ) -> None:
-        """`index`: of the choice. `texts`: of single tokens; None: pieces carry no tokens.
+        """`index`: of the choice. `stops` None: none. `texts`: of single tokens; None: pieces carry no tokens.
         `min_tokens`: a stop string counts if it ends after so many tokens. `reasoning` None: the model does not think.
         `lists_end`: pieces also carry the token that ended the sequence and has no text.
         """

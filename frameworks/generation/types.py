@@ -91,6 +91,12 @@ class Sampling:
     top_logprobs: int | None = None
     bad_words: tuple[str, ...] = ()
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a penalty or a bias changes logits."""
+        has_penalty = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return has_penalty or bool(self.logit_bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Stopping:

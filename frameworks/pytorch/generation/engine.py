@@ -34,7 +34,7 @@ from frameworks.pytorch.generation.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
-from frameworks.pytorch.generation.speculating import NO_DRAWS, Speculation, states_of
+from frameworks.pytorch.generation.speculating import Speculation, states_of
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial
@@ -146,14 +146,16 @@ class GeneratingModel:
             self._failed.append((request.sequence_id, error))
             return
         self._sequences[request.sequence_id] = self._open_parts.scheduler.add(request), state
-        self._scorer.add(request)
+        if request.prompt_logprobs is not None:
+            self._scorer.add(request)
 
     def abort(self, sequence_id: int) -> None:
         """As StepModel.abort."""
         known = self._sequences.pop(sequence_id, None)
         if known is not None:
             self._open_parts.scheduler.remove(known[0])
-            self._scorer.forget(sequence_id)
+            if known[0].num_to_score:
+                self._scorer.forget(sequence_id)
             if self._open_parts.speculation is not None:
                 self._open_parts.speculation.forget(sequence_id)
 
@@ -262,8 +264,11 @@ class GeneratingModel:
                 logits = parts.runner.logits(plan)
                 if plan.is_scored:
                     logits = self._scorer.score(plan.parts, logits)
-                draws = NO_DRAWS if parts.speculation is None else parts.speculation.draws
-                states = states_of(plan, self._sequences, draws)
+                if parts.speculation is not None:
+                    states = states_of(plan, self._sequences, parts.speculation.draws)
+                else:
+                    known = self._sequences
+                    states = [known[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
                 return parts.sampler.sample(logits, states, ties) if states else []
         except Exception as error:
             # It is unknown now which blocks were copied and computed.

@@ -8,6 +8,7 @@ import numpy as np
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.bad_words import BadWords, TokenIds
+from frameworks.generation.forced_tokens import NOT_FORCED
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation.rejection import DraftDraw
 
@@ -44,14 +45,16 @@ class SamplingState:
         self._min_tokens = request.min_tokens
         self._stop_token_ids = request.stop_token_ids
         self._forced_tokens = request.forced_tokens
-        self.forces_tokens = bool(request.forced_tokens)
+        self.forces_tokens = request.forced_tokens is not NOT_FORCED and bool(request.forced_tokens)
         """Whether `forced_ids` are ever not empty."""
         self._num_prompt_tokens, self._max_tokens = len(request.prompt_ids), request.max_tokens
         # With a constraint, the constraint also decides whether anything but an end token is allowed.
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
-        changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
-        self.logit_processor: LogitProcessor | None = changes if changes.has_effect else None
+        self.logit_processor: LogitProcessor | None = None
         """None if no logit is changed."""
+        if suppressed or request.bad_sequences or sampling.changes_logits:
+            changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
+            self.logit_processor = changes if changes.has_effect else None
         self.draft: DraftDraw | None = None
         """The token that a draft model drew as the next one; None: none was drawn."""
         self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)

@@ -40,7 +40,8 @@ class StepDispatcher:
             workers = [worker for worker in self._workers if not worker.is_dead]
             if not workers:
                 raise ModelFailed.thread_ended(self._name)
-            min(workers, key=lambda worker: worker.num_sequences).open(request, feed)
+            worker = workers[0] if len(workers) == 1 else min(workers, key=lambda each: each.num_sequences)
+            worker.open(request, feed)
         return feed
 
     def _note_death(self) -> None:

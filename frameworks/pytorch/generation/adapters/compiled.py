@@ -43,6 +43,8 @@ class CompiledAdapters:
         self._adapters: Mapping[int, CompiledAdapter] = {}
         self._address = 0
         self._present: list[int] = []
+        self.are_set = False
+        """Whether the table has the adapters of the last step, which the next one replaces."""
         self._low = np.empty((0, 0, 0), dtype=np.float32)
         self._runs: list[Table] = []
         # Of all rows, and of the rows with logits: behind the attention of the last layer no others are left.
@@ -73,11 +75,6 @@ class CompiledAdapters:
         with self._lock:
             self._adapters = {each: packed for each, packed in self._adapters.items() if each != number}
 
-    @property
-    def are_set(self) -> bool:
-        """Whether the table has the adapters of the last step, which the next one replaces."""
-        return bool(self._present)
-
     def prepare(
         self, numbers: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
     ) -> list[CompiledAdapter]:
@@ -90,7 +87,7 @@ class CompiledAdapters:
         adapters = [self._adapters[number] for number in present]
         if present != self._present:
             self._set_adapters(adapters)
-            self._present = present
+            self._present, self.are_set = present, bool(present)
         if present:
             by_number = dict(zip(present, adapters, strict=True))
             of_products = ((~self._of_selected, counts), (self._of_selected, logit_counts))
