@@ -42,20 +42,43 @@ class Timings:
 
     def decoded(self, begun_s: float, ended_s: float) -> None:
         """Add a time in which a part was decoded, tokenized or prepared (time.perf_counter)."""
-        self.decode_s += _add(self._decoded, begun_s, ended_s)
+        if self._decoded:
+            self.decode_s += _add(self._decoded, begun_s, ended_s)
+        else:
+            self._decoded.append((begun_s, ended_s))
+            self.decode_s += ended_s - begun_s
+
+    def ran(self, arrived_s: float, begun_s: float, ended_s: float) -> None:
+        """Add the run of a part that waited from `arrived_s` on: `queued` and `computed` at once."""
+        if self._queued or self._computed:
+            self.queued(arrived_s, begun_s)
+            self.computed(begun_s, ended_s)
+            return
+        self._queued.append((arrived_s, begun_s))
+        self.queue_s += begun_s - arrived_s
+        self._computed.append((begun_s, ended_s))
+        self.compute_s += ended_s - begun_s
 
     def queued(self, begun_s: float, ended_s: float) -> None:
         """Add a time in which a part waited for its first batch (time.perf_counter)."""
-        self.queue_s += _add(self._queued, begun_s, ended_s)
+        if self._queued:
+            self.queue_s += _add(self._queued, begun_s, ended_s)
+        else:
+            self._queued.append((begun_s, ended_s))
+            self.queue_s += ended_s - begun_s
 
     def computed(self, begun_s: float, ended_s: float) -> None:
         """Add a time in which a part ran (time.perf_counter)."""
-        self.compute_s += _add(self._computed, begun_s, ended_s)
+        if self._computed:
+            self.compute_s += _add(self._computed, begun_s, ended_s)
+        else:
+            self._computed.append((begun_s, ended_s))
+            self.compute_s += ended_s - begun_s
 
 
 def _add(spans: _Spans, begun_s: float, ended_s: float) -> float:
-    """Add a span to `spans`; return by how many seconds their union has grown."""
-    if not spans or begun_s > spans[-1][1]:
+    """Add a span to `spans`, which is not empty; return by how many seconds their union has grown."""
+    if begun_s > spans[-1][1]:
         spans.append((begun_s, ended_s))
         return ended_s - begun_s
     first = bisect_left(spans, begun_s, key=lambda span: span[1])

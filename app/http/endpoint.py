@@ -21,7 +21,7 @@ from app.http.sse import EventStream
 from app.inference.context import RequestContext
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
+from app.protocols.codec import NEVER_LONG_BYTES, AnswerContext, Codec, EncodedResponse, Target
 from app.protocols.compression import Encoding, body_encoding, decompress
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
 from app.protocols.routes import ResolvedRoute, RouteTable
@@ -43,11 +43,11 @@ class HttpExchange(WatchedRequest):
     decode: Callable[[FindSpec], DecodedRequest]
 
     def open(self, codec: Codec, target: Target, body: bytes, send: Send) -> None:
-        """Set how the request is decoded and its response encoded and sent."""
-        self.codec = codec
+        """Set how the request is decoded and its response encoded and sent. `codec`: by the headers."""
+        self.codec = codec = codec.for_body(body) if codec.reads_body else codec
         self._send = send
         self.decode = partial(codec.decode, body, target)
-        self.is_long_to_decode = codec.is_long_to_read(body)
+        self.is_long_to_decode = len(body) >= NEVER_LONG_BYTES and codec.is_long_to_read(body)
         self.is_long_to_encode = codec.is_long_to_write
 
     def open_compressed(self, target: Target, inflate: Callable[[], bytes], send: Send) -> None:
@@ -60,7 +60,7 @@ class HttpExchange(WatchedRequest):
     def _decode_inflated(self, target: Target, inflate: Callable[[], bytes], find_spec: FindSpec) -> DecodedRequest:
         body = inflate()
         # Once: a request that waits for a load is decoded again.
-        self.open(self.codec.for_body(body), target, body, self._send)
+        self.open(self.codec, target, body, self._send)
         return self.decode(find_spec)
 
     def drop_body(self) -> None:
@@ -163,9 +163,9 @@ class Endpoint:
             record.headers = self._origins.plain if is_known else self._origins.check(scope)
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], route.allowed)
-            codec = codec.for_headers(scope["headers"])
-            codec = exchange.codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
-            encoding = body_encoding(scope["headers"])
+            is_usual = record.is_json and not codec.reads_headers
+            codec, encoding = (codec, None) if is_usual else _read_headers(codec, scope)
+            exchange.codec = codec
             context = self._pipeline.admit(record)
             try:
                 if route.target.model is not None or route.target.collection is not None:
@@ -178,7 +178,7 @@ class Endpoint:
                 if record.digest is not None:
                     await check_digest(record, body, observer, lead_bytes)
                 if encoding is None:
-                    exchange.open(codec.for_body(body), route.target, body, send)
+                    exchange.open(codec, route.target, body, send)
                 else:
                     self._open_compressed(exchange, context, route.target, body, encoding, send)
                 del body
@@ -265,6 +265,16 @@ class Endpoint:
             whole = cast("bytes", view)  # as `views_body` says
         permit.resume()
         return whole
+
+
+def _read_headers(codec: Codec, scope: Scope) -> tuple[Codec, Encoding | None]:
+    """Return the codec for a request with these headers and this query, and the encoding of its body.
+
+    Raises UnsupportedMediaType, InvalidInput.
+    """
+    codec = codec.for_headers(scope["headers"])
+    codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
+    return codec, body_encoding(scope["headers"])
 
 
 def _reported(error: Exception | CancelledError) -> Exception:

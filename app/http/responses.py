@@ -11,7 +11,7 @@ from starlette.types import Scope, Send
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.protocol import FAST_PATH
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
-from app.protocols.codec import ErrorWriter, Header
+from app.protocols.codec import JSON_HEADER, ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
 from app.protocols.openai.rate_limits import rate_limit_headers
 from frameworks.errors import RoundhouseError
@@ -26,13 +26,14 @@ PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 _OPENAI_PATHS = "/v1/"
 _ANTHROPIC_PATHS = "/v1/messages"
 _CLOSE = (b"connection", b"close")
-_READ_HEADERS = frozenset({b"host", b"x-request-id", *PAGE_HEADERS, *CREDENTIAL_HEADERS})
+_BODY_HEADERS = (b"content-type", b"content-encoding")
+_READ_HEADERS = frozenset({b"host", b"x-request-id", *_BODY_HEADERS, *PAGE_HEADERS, *CREDENTIAL_HEADERS})
 
 
 def begin_record(scope: Scope) -> RequestRecord:
     """Return the record of a request that has just arrived."""
     given_id = host = b""
-    is_plain = True
+    is_plain = is_json = True
     credentials: tuple[Header, ...] = ()
     for name, value in scope["headers"]:
         if name not in _READ_HEADERS:
@@ -42,19 +43,20 @@ def begin_record(scope: Scope) -> RequestRecord:
             host = value
         elif name == b"x-request-id":
             given_id = given_id or value
+        elif name in _BODY_HEADERS:
+            is_json = is_json and (name, value) == JSON_HEADER
         elif name in PAGE_HEADERS:
             is_plain = False
         elif len(credentials) <= len(CREDENTIAL_HEADERS):
             # One more than there are names shows that one is repeated.
             credentials = (*credentials, (name, value))
     record = RequestRecord(checked_id(given_id), scope["method"], scope["path"], time.perf_counter())
+    record.is_json = is_json
     if is_plain:
         record.plain_host = host
     if credentials:
         record.credentials = credentials
-    extensions = scope.get("extensions")
-    if extensions is not None:
-        record.fast_path = extensions.get(FAST_PATH)
+    record.fast_path = (scope.get("extensions") or {}).get(FAST_PATH)
     return record
 
 

@@ -83,6 +83,8 @@ class RequestRecord:
     fast_path: FastPath | None = None
     plain_host: bytes = b""
     """The only Host header, if no header says that a web page sends the request."""
+    is_json: bool = False
+    """Whether no header says that the body is anything but uncompressed JSON."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the response, for web pages."""
     trace: RequestTrace | None = None

@@ -25,7 +25,9 @@ LONG_BYTES = 256 * 1024
 LONG_ELEMENTS = 32 * 1024
 """From this size on, encoding JSON blocks the loop for about a millisecond."""
 
-# A shorter body takes as long if it has many objects.
+NEVER_LONG_BYTES = 4 * 1024
+"""A body below this is never long to read."""
+# A body below LONG_BYTES takes as long if it has many objects.
 _DENSE_BYTES = 8 * 1024
 _DENSE_OBJECTS = 256
 # Each is an object with a text.
@@ -109,8 +111,18 @@ class Codec(Protocol):
         ...
 
     @property
+    def reads_headers(self) -> bool:
+        """Whether `for_headers` looks at more than the type of a body that is not plain JSON."""
+        ...
+
+    @property
     def reads_query(self) -> bool:
-        """Whether `for_query` takes the query of the URL. Read for every request, as most codecs do not."""
+        """Whether `for_query` takes the query of the URL. Only a codec that `for_headers` has returned may."""
+        ...
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether `for_body` chooses a codec. Most codecs do not."""
         ...
 
     @property
@@ -169,7 +181,9 @@ class JsonCodec:
 
     lead_bytes: int = 0
     views_body: bool = False
+    reads_headers: bool = False
     reads_query: bool = False
+    reads_body: bool = False
 
     @property
     def streams_lines(self) -> bool:

@@ -16,6 +16,8 @@ class SharedPathCodec(JsonCodec):
 
     __slots__ = ("_codec", "_is_other", "_other")
 
+    reads_body = True
+
     def __init__(self, codec: Codec, other: Codec, field: str) -> None:
         """`codec`: writes the errors of requests without a body. `other`: of bodies with the `field`."""
         self._codec = codec

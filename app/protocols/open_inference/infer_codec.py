@@ -69,7 +69,9 @@ class InferCodec:
 
     __slots__ = ("_format", "lead_bytes", "views_body")
 
+    reads_headers = True
     reads_query = False
+    reads_body = False
     streams_lines = False
 
     def __init__(self, body_format: BodyFormat = _ALL_JSON) -> None:

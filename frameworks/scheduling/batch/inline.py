@@ -143,7 +143,7 @@ class InlineExecutor:
         """Accept a request for this round, if its run is light."""
         if not self._is_light(request.signature):
             return False
-        worker = self._idle_worker() if self.answers_at_once else None
+        worker = self._idle_worker() if self._is_alone and self._round is None else None
         if worker is not None:
             self._answered_at_once = 1
             self._run(worker, [request])
@@ -249,8 +249,7 @@ class InlineExecutor:
         for request, own in zip(requests, own_outputs, strict=True):
             request.begin()
             timings = request.timings
-            timings.queued(request.arrived_s, started_s)
-            timings.computed(started_s, ended_s)
+            timings.ran(request.arrived_s, started_s, ended_s)
             timings.batch_rows = max(timings.batch_rows, rows)
             if timings.trace is not None:
                 traces.append(timings.trace)
