@@ -273,7 +273,8 @@ def _read_headers(codec: Codec, scope: Scope) -> tuple[Codec, Encoding | None]:
     Raises UnsupportedMediaType, InvalidInput.
     """
     codec = codec.for_headers(scope["headers"])
-    codec = codec.for_query(scope["query_string"]) if codec.reads_query else codec
+    query = scope["query_string"]
+    codec = codec.for_query(query) if query and codec.reads_query else codec
     return codec, body_encoding(scope["headers"])
 
 

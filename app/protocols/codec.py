@@ -117,7 +117,7 @@ class Codec(Protocol):
 
     @property
     def reads_query(self) -> bool:
-        """Whether `for_query` takes the query of the URL. Only a codec that `for_headers` has returned may."""
+        """Whether `for_query` takes a query of the URL. Only a codec that `for_headers` has returned may."""
         ...
 
     @property

@@ -36,6 +36,9 @@ class ImageThreads:
         Raises InvalidInput for the first damaged file that is found; its field is `image[2]`.
         """
         rows = processor.empty(len(images))
+        if len(images) == 1:
+            await self._prepare(processor, images[0], "image[0]", rows[0])
+            return rows
         numbers = iter(range(len(images)))
         failures: dict[int, Exception] = {}
 
@@ -48,10 +51,7 @@ class ImageThreads:
                 except Exception as error:  # noqa: BLE001 - raised below
                     failures[number] = error
 
-        if len(images) == 1:
-            await prepare_some()
-        else:
-            await asyncio.gather(*(prepare_some() for _ in range(min(IMAGE_THREADS, len(images)))))
+        await asyncio.gather(*(prepare_some() for _ in range(min(IMAGE_THREADS, len(images)))))
         if failures:
             raise failures[min(failures)]
         return rows

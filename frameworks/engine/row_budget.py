@@ -49,7 +49,8 @@ class RowBudget:
 
     def _release(self, nbytes: int) -> None:
         self.held_bytes -= nbytes
-        self._grant()
+        if self._waiting:
+            self._grant()
 
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):

@@ -5,7 +5,6 @@ Sources: ITU T.81 (JPEG), the PNG specification, the WebP container specificatio
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,8 +128,12 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     return ImageHeader("JPEG", height, width, bits * channels, read_orientation(exif), channels, scans)
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the markers of a JPEG file, and the positions after them. Raises DamagedHeader, IndexError."""
+def _segments(data: bytes) -> list[tuple[int, int]]:
+    """Return the markers of a JPEG file up to its first scan, and the positions after them.
+
+    Raises DamagedHeader, IndexError.
+    """
+    found = []
     position = 2
     for _ in range(_MAX_MARKERS):
         # libjpeg skips bytes between two markers.
@@ -143,7 +146,9 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         position += 1
         if marker == 0 or marker in _MARKERS_WITHOUT_LENGTH:
             continue
-        yield marker, position
+        found.append((marker, position))
+        if marker == _START_OF_SCAN:
+            return found
         (length,) = struct.unpack_from(">H", data, position)
         position += max(2, length)
     raise DamagedHeader(f"a JPEG file with more than {_MAX_MARKERS} markers and fill bytes before its image")

@@ -44,7 +44,8 @@ class FileCodec(NativeCodec):
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
         """Decode the file and the query. Raises InvalidInput, UnknownField, and the errors of `find_spec`."""
-        return _decode([bytes(body)], read_options(_pairs(self._query), "query"), target, find_spec)
+        options = read_options(_pairs(self._query), "query") if self._query else {}
+        return _decode([bytes(body)], options, target, find_spec)
 
 
 class FormCodec(NativeCodec):
@@ -114,8 +115,6 @@ def _codec_for(content_type: bytes) -> NativeCodec:
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
-    if not query:
-        return []
     try:
         return parse_qsl(
             query.decode("latin-1"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS
@@ -127,5 +126,7 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
 def _decode(files: list[bytes], options: Mapping[str, Any], target: Target, find_spec: FindSpec) -> NativeRequest:
     spec = find_spec(*name_and_version(options, target), lambda: read_count(options, "timeout_ms"))
     request = read_files(files, options, spec)
+    if not options:
+        return NativeRequest(FIELD, request, spec)
     priority, timeout_ms = read_priority(options), read_count(options, "timeout_ms")
     return NativeRequest(FIELD, request, spec, priority=priority, timeout_ms=timeout_ms)

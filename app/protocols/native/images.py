@@ -37,8 +37,8 @@ def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSp
     """Build the request for files. `options`: as `read_options` returns them. Raises InvalidInput, UnknownField."""
     check_reads_images(spec, FIELD)
     check_num_images(len(files), FIELD)
-    if empty := [index for index, file in enumerate(files) if not file]:
-        field = f"{FIELD}[{empty[0]}]" if len(files) > 1 else FIELD
+    if b"" in files:
+        field = f"{FIELD}[{files.index(b'')}]" if len(files) > 1 else FIELD
         raise InvalidInput(field, "expected a file, got an empty one")
     names = options.get("outputs")
     if names is not None:
@@ -83,6 +83,8 @@ def _converted(name: str, text: str) -> Any:
 def _build(
     images: list[bytes], options: Mapping[str, Any], spec: ModelSpec, names: tuple[str, ...] | None
 ) -> ImageRequest:
+    if not options:
+        return ImageRequest(images)
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
         if option in options and spec.task != task:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")

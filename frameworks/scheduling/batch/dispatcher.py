@@ -170,7 +170,10 @@ class Dispatcher:
         active = self._clock.num_active
         if self._queue.entries or active > 1 or (active and not (self._share.queued or self._share.running)):
             return None
-        return next((worker for worker in self._workers if not self._sent[worker] and not worker.is_dead), None)
+        for worker in self._workers:
+            if not self._sent[worker] and not worker.is_dead:
+                return worker
+        return None
 
     def _enqueue(self, request: Request) -> None:
         if self.has_ended_requests:
