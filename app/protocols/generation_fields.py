@@ -220,7 +220,7 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
         min_p=own.min_p if body.min_p is None else body.min_p,
         seed=body.seed,
         top_logprobs=top_logprobs,
-        bad_words=_as_strings(body.bad_words, "bad_words"),
+        bad_words=_as_strings(body.bad_words, "bad_words") if body.bad_words else (),
     )
 
 
@@ -242,9 +242,10 @@ def to_stopping(
     if min_tokens > highest:
         limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"
         raise InvalidInput("min_tokens", f"expected at most {highest}, {limit_name}, got {min_tokens}")
-    stops = _as_strings(body.stop, "stop")
+    stops = _as_strings(body.stop, "stop") if body.stop else ()
     token_ids = body.stop_token_ids or ()
-    check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
+    if token_ids:
+        check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
     return Stopping(
         max_tokens=max_tokens,
         may_be_fewer=limit is None and max_tokens is not None,

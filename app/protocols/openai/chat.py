@@ -72,20 +72,21 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
 
 def _conversation_of(body: ChatRequest, use: ToolUse, generation: GenerationSpec) -> Conversation:
     effort = effort_of(body.reasoning_effort, generation)
-    variables = variables_of(body.chat_template_kwargs, generation)
+    variables = variables_of(body.chat_template_kwargs, generation) if body.chat_template_kwargs else ""
     ending = ending_of(body.add_generation_prompt, body.continue_final_message, body.messages[-1])
     return to_conversation(body.messages, use.for_template, effort, variables, ending)
 
 
 def _ignored(body: ChatRequest, spec: ModelSpec) -> tuple[str, ...]:
     generation = generation_of(spec)
-    effort = ignored_effort(body.reasoning_effort, generation, "reasoning_effort")
-    variables = ignored_variables(body.chat_template_kwargs, generation)
-    return effort + variables + ignored_stream_options(body.stream_options)
+    ignored = ignored_effort(body.reasoning_effort, generation, "reasoning_effort")
+    if body.chat_template_kwargs:
+        ignored += ignored_variables(body.chat_template_kwargs, generation)
+    return ignored + ignored_stream_options(body.stream_options)
 
 
 def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
-    tools = tools_of(body.tools)
+    tools = tools_of(body.tools) if body.tools else []
     choice = body.tool_choice or "auto"
     mode: ToolMode = "named" if isinstance(choice, NamedTool) else choice
     if not tools and mode in ("required", "named"):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.protocols.constraint_fields import to_constraint, to_structured_constraint
+from app.protocols.constraint_fields import ConstraintFields, to_constraint, to_structured_constraint
 from app.protocols.json_output import list_to_json
 from app.protocols.openai.requests import GenerationBody, StreamPadding
 from frameworks.engine.generation_limits import MAX_SEQUENCES
@@ -11,10 +11,13 @@ from frameworks.errors import InvalidInput
 from frameworks.generation.types import Choice, Constraint, TextDelta, TokenText, Usage
 
 _MIN_LOGPROB = -9999.0
+_CONSTRAINT_FIELDS = ConstraintFields.model_fields.keys() | {"structured_outputs"}
 
 
 def constraint_of(body: GenerationBody) -> Constraint | None:
     """Return the constraint of the text, or None. Raises InvalidInput for more than one."""
+    if _CONSTRAINT_FIELDS.isdisjoint(body.model_fields_set):
+        return None
     constraint = to_constraint(body)
     if body.structured_outputs is None:
         return constraint

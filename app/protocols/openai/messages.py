@@ -135,10 +135,10 @@ def to_conversation(
     turns = []
     for each in messages:
         content = each.content if isinstance(each.content, str) else "".join(part.text for part in each.content)
-        calls = tuple(
-            MessageCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls or ()
-        )
-        names |= {call.id: call.name for call in calls}
+        calls: tuple[MessageCall, ...] = ()
+        if each.tool_calls:
+            calls = tuple(MessageCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls)
+            names |= {call.id: call.name for call in calls}
         call_id = each.tool_call_id or ""
         name = each.name or names.get(call_id, "")
         turns.append(Message(each.role, content, calls, call_id, name, each.reasoning_content or ""))
