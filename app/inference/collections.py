@@ -22,7 +22,7 @@ from frameworks.collections.contract import (
     CollectionSettings,
     ServedCollection,
 )
-from frameworks.collections.memory import Reservations
+from frameworks.collections.memory_grant import Reservations
 from frameworks.errors import (
     CollectionExists,
     CollectionNotFound,

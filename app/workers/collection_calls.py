@@ -8,7 +8,7 @@ import orjson
 from msgspec import Struct
 
 from frameworks.collections.contract import CheckedRecords, Hit, Vectors
-from frameworks.collections.filter_lists import filter_from_list, filter_to_list
+from frameworks.collections.filter_serialization import filter_from_list, filter_to_list
 from frameworks.collections.filters import Filter
 from frameworks.engine.process.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.messages import ProtocolError

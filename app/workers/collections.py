@@ -22,9 +22,9 @@ from app.workers.collection_calls import (
 )
 from app.workers.forwarding import SupervisorLost
 from app.workers.messages import CollectionAnswer, CollectionAnswerPart, CollectionCall, CollectionCallPart
-from frameworks.collections.checks import checked_queries, checked_records
 from frameworks.collections.contract import CheckedRecords, CollectionSettings, Hit, Record, Vectors
 from frameworks.collections.filters import Filter
+from frameworks.collections.validation import checked_queries, checked_records
 from frameworks.engine.process.messages import ChannelLost
 from frameworks.replicas.control import ControlLink
 

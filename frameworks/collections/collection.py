@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import orjson
 
-from frameworks.collections import index_file
-from frameworks.collections.checks import checked_id, checked_queries, checked_records
-from frameworks.collections.columns import Schema
+from frameworks.collections.batch_search import Search, Searcher
+from frameworks.collections.batch_worker import Room, Worker
 from frameworks.collections.contract import (
     CheckedRecords,
     Collection,
@@ -22,15 +21,16 @@ from frameworks.collections.contract import (
     Vectors,
 )
 from frameworks.collections.filters import Filter
-from frameworks.collections.growth import Growth, row_bytes
-from frameworks.collections.maintenance import Grants, Maintainer
-from frameworks.collections.memory import Grant, MemoryNeeded, Reservations
-from frameworks.collections.products import compiled_kernels
-from frameworks.collections.searching import Search, Searcher
-from frameworks.collections.segments import Locks, Segments, prepared
-from frameworks.collections.store import Reader, Store, disk_errors
-from frameworks.collections.worker import Room, Worker
-from frameworks.collections.writing import Change, ChangeWriter, Delete
+from frameworks.collections.index import index_file
+from frameworks.collections.index.maintenance import Grants, Maintainer
+from frameworks.collections.index.memory_estimates import Growth, row_bytes
+from frameworks.collections.memory_grant import Grant, MemoryNeeded, Reservations
+from frameworks.collections.scan.block_matmul import compiled_kernels
+from frameworks.collections.store.metadata_columns import Schema
+from frameworks.collections.store.segments import Locks, Segments, prepared
+from frameworks.collections.store.sqlite_store import Reader, Store, disk_errors
+from frameworks.collections.transactions import Change, ChangeWriter, Delete
+from frameworks.collections.validation import checked_id, checked_queries, checked_records
 from frameworks.errors import Draining
 from frameworks.progress import Work, working
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.collections import maintenance
 from frameworks.collections.collection import open_collection
 from frameworks.collections.contract import Collection, Metadata, Record, Vectors
 from frameworks.collections.filters import AnyOf
+from frameworks.collections.index import maintenance
 from tests.frameworks.collections.model import settings_of
 
 DIMENSIONS = 16

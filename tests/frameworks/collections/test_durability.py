@@ -23,8 +23,8 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import parse_filter
-from frameworks.collections.segments import Segments
-from frameworks.collections.store import FILE
+from frameworks.collections.store.segments import Segments
+from frameworks.collections.store.sqlite_store import FILE
 from frameworks.errors import OutOfMemory
 from tests.frameworks.collections import writing_child
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frameworks.collections.index_file import FILE as INDEX_FILE
-from frameworks.collections.store import FILE
+from frameworks.collections.index.index_file import FILE as INDEX_FILE
+from frameworks.collections.store.sqlite_store import FILE
 from tests.frameworks.collections import changing_child
 from tests.frameworks.collections.changing_child import BATCH, DIMENSIONS, INDEX_ROWS, records_of_batch
 from tests.frameworks.collections.model import Opened, settings_of

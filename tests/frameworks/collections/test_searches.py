@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.collections import passes, products
 from frameworks.collections.contract import CollectionFull, Hit, Metric, Record
 from frameworks.collections.filters import parse_filter
+from frameworks.collections.scan import block_matmul, scoring
 from frameworks.errors import Draining, InvalidInput, Overloaded
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of
 
@@ -40,21 +40,21 @@ def test_hits_equal_those_of_semantic_search(tmp_path: Path, metric: Metric, sco
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_products_equal_numpy(count: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_compiled:
-        monkeypatch.setattr(products, "compiled_kernels", lambda: None)
+        monkeypatch.setattr(block_matmul, "compiled_kernels", lambda: None)
     rows, queries = random_vectors(701, 37), random_vectors(count, 37, seed=1)
-    product = products.BlockProduct(queries)
+    product = block_matmul.BlockProduct(queries)
     assert np.allclose(product(rows), rows.astype(np.float64) @ queries.T.astype(np.float64), atol=1e-4)
     assert product(rows[:3]).shape == (3, count)
 
 
 def test_compiled_kernels_are_used_where_numba_is() -> None:
     pytest.importorskip("numba")
-    assert products.compiled_kernels() is not None
+    assert block_matmul.compiled_kernels() is not None
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_score_does_not_depend_on_batch(tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "LONE_BYTES", 8192)
+    monkeypatch.setattr(scoring, "LONE_BYTES", 8192)
     vectors, queries = random_vectors(2000, 48), random_vectors(20, 48, seed=1)
     opened = Opened(settings_of(tmp_path, 48, threads=threads))
     opened.run(opened.collection.upsert(records_of(vectors)))
@@ -65,7 +65,7 @@ def test_score_does_not_depend_on_batch(tmp_path: Path, threads: int, monkeypatc
 
 
 def test_equal_scores_are_ordered_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "LONE_BYTES", 256)
+    monkeypatch.setattr(scoring, "LONE_BYTES", 256)
     opened = Opened(settings_of(tmp_path, 2))
     ones = np.ones((700, 2), dtype=np.float32)
     opened.run(opened.collection.upsert(records_of(ones)))

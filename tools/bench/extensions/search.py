@@ -15,7 +15,7 @@ import numpy as np
 
 from frameworks.collections.collection import EmbeddedCollection, open_collection
 from frameworks.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState, Record, Vectors
-from frameworks.collections.products import compiled_kernels
+from frameworks.collections.scan.block_matmul import compiled_kernels
 from tools.bench.extensions.search_data import (
     BATCHES,
     CALLERS,

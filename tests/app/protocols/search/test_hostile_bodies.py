@@ -9,8 +9,8 @@ from app.protocols.codec import Target
 from app.protocols.errors import InvalidJson
 from app.protocols.search.collections import DELETE_CODEC, SEARCH_CODEC
 from app.protocols.search.upserts import UPSERT_CODEC
-from frameworks.collections.checks import checked_records
 from frameworks.collections.contract import Record
+from frameworks.collections.validation import checked_records
 from frameworks.errors import FieldError, InvalidInput
 from tests.frameworks.collections.model import random_vectors
 

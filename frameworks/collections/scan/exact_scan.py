@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frameworks.collections.best import PLACE_BITS, Best
-from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.passes import Admitted, Found, make_pass
-from frameworks.collections.products import GROUP
-from frameworks.collections.segments import Part, Positions, Segment
-from frameworks.collections.store import Rows
+from frameworks.collections.scan.block_matmul import GROUP
+from frameworks.collections.scan.scoring import Admitted, Found, make_pass
+from frameworks.collections.scan.top_k import PLACE_BITS, Best
+from frameworks.collections.store.metadata_columns import Mask
+from frameworks.collections.store.segments import Part, Positions, Segment
+from frameworks.collections.store.sqlite_store import Rows
 
 _FIRST_ROWS = 256
 _SHARED_BYTES = 2 * 1024 * 1024

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from frameworks.collections.best import Best, Values
-from frameworks.collections.columns import Mask
 from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
-from frameworks.collections.lists import Lists
-from frameworks.collections.maintenance import Index
-from frameworks.collections.scan import Scan
-from frameworks.collections.segments import Part, Segments, Snapshot, prepared
-from frameworks.collections.store import Reader, Rows, disk_errors
+from frameworks.collections.index.inverted_lists import Lists
+from frameworks.collections.index.maintenance import Index
+from frameworks.collections.scan.exact_scan import Scan
+from frameworks.collections.scan.top_k import Best, Values
+from frameworks.collections.store.metadata_columns import Mask
+from frameworks.collections.store.segments import Part, Segments, Snapshot, prepared
+from frameworks.collections.store.sqlite_store import Reader, Rows, disk_errors
 
 MAX_SELECTED_SHARE = 0.05
 """Of the rows: up to it, the rows that match a filter are gathered and compared alone."""

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from frameworks.collections import lists, maintenance, rebuilding, segments
 from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
+from frameworks.collections.index import compaction, inverted_lists, maintenance
+from frameworks.collections.store import segments
 from tests.frameworks.collections.model import expected_scores, matches, settings_of
 from tests.frameworks.collections.test_any_order import Machine
 
@@ -19,7 +20,7 @@ from tests.frameworks.collections.test_any_order import Machine
 def small_index() -> Iterator[None]:
     """Make indexes of few rows, in several segments, as often as possible, and use them always."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (segments, lists, rebuilding):
+        for module in (segments, inverted_lists, compaction):
             patch.setattr(module, "MAX_SEGMENT_ROWS", 4)
         patch.setattr(maintenance, "MIN_CHANGED_ROWS", 2)
         patch.setattr(maintenance, "MAX_READ_SHARE", 2)

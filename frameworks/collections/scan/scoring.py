@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.products import FEW_QUERIES, GROUP, BlockProduct, compiled_kernels
-from frameworks.collections.segments import Positions, Segment
+from frameworks.collections.scan.block_matmul import FEW_QUERIES, GROUP, BlockProduct, compiled_kernels
+from frameworks.collections.store.metadata_columns import Mask
+from frameworks.collections.store.segments import Positions, Segment
 
 if TYPE_CHECKING:
-    from frameworks.collections.compiled import Kernels
+    from frameworks.collections.scan.compiled_gemm import Kernels
 
 ROOM = 16_384
 """Candidates that a compiled pass returns at once."""

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.collections import maintenance
 from frameworks.collections.collection import open_collection
-from frameworks.collections.columns import Schema
 from frameworks.collections.contract import Collection, IndexState, Metadata, Metric, Record
-from frameworks.collections.growth import Growth
-from frameworks.collections.segments import Segments
+from frameworks.collections.index import maintenance
+from frameworks.collections.index.memory_estimates import Growth
+from frameworks.collections.store.metadata_columns import Schema
+from frameworks.collections.store.segments import Segments
 from frameworks.devices import DeviceManager
 from frameworks.errors import OutOfMemory
 from frameworks.models.ledger import MemoryLedger

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from frameworks.collections.columns import Columns, Schema
 from frameworks.collections.contract import Metadata, Metric, Vectors
-from frameworks.collections.store import Rows
+from frameworks.collections.store.metadata_columns import Columns, Schema
+from frameworks.collections.store.sqlite_store import Rows
 
 ALIVE = np.iinfo(np.int64).max
 MAX_SEGMENT_ROWS = 32_768

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from frameworks.collections.columns import Column, Columns, Schema, bytes_of_value
 from frameworks.collections.contract import CollectionSettings, Metadata, MetadataValue, Metric
-from frameworks.collections.segments import Segment, Segments, Snapshot, next_capacity
-from frameworks.collections.training import SAMPLED_PER_LIST, number_of_lists
+from frameworks.collections.index.kmeans import SAMPLED_PER_LIST, number_of_lists
+from frameworks.collections.store.metadata_columns import Column, Columns, Schema, bytes_of_value
+from frameworks.collections.store.segments import Segment, Segments, Snapshot, next_capacity
 
 _CODE_BYTES, _NUMBER_BYTES = 4, 8
 _ROW_NUMBER_BYTES = 8

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.collections.filter_lists import filter_from_list, filter_to_list
+from frameworks.collections.filter_serialization import filter_from_list, filter_to_list
 from frameworks.collections.filters import All, Any_, AnyOf, Exists, Filter, Not, Range
 
 SCALARS = st.text(max_size=3) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)

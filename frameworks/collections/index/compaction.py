@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frameworks.collections.columns import Column, Columns
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.segments import ALIVE, MAX_SEGMENT_ROWS, Part, Positions, Segment, Snapshot
-from frameworks.collections.store import Rows
-from frameworks.collections.training import Check
+from frameworks.collections.index.kmeans import Check
+from frameworks.collections.store.metadata_columns import Column, Columns
+from frameworks.collections.store.segments import ALIVE, MAX_SEGMENT_ROWS, Part, Positions, Segment, Snapshot
+from frameworks.collections.store.sqlite_store import Rows
 from frameworks.progress import phase, step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from frameworks.collections.worker import Worker
+from frameworks.collections.batch_worker import Worker
 
 # Times the millisecond of a batch: longer than any test, and never longer than a thread can wait.
 FOREVER = 1e5

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.segments import Positions, Segment
-from frameworks.collections.store import Rows
+from frameworks.collections.store.segments import Positions, Segment
+from frameworks.collections.store.sqlite_store import Rows
 
 Values = npt.NDArray[np.float32]
 SPARE = 8

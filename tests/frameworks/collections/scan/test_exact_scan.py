@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from frameworks.collections import passes, products, scan
-from frameworks.collections.best import Best, exact_scores
-from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.segments import ALIVE, Part, Positions, Segment, prepared
+from frameworks.collections.scan import block_matmul, exact_scan, scoring
+from frameworks.collections.scan.top_k import Best, exact_scores
+from frameworks.collections.store.metadata_columns import Mask
+from frameworks.collections.store.segments import ALIVE, Part, Positions, Segment, prepared
 
 pytestmark = pytest.mark.isa
 
@@ -22,11 +22,11 @@ _generator = np.random.default_rng(0)
 def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run each test with the compiled passes and with those of numpy."""
     if request.param == "numpy":
-        for module in (passes, products):
+        for module in (scoring, block_matmul):
             monkeypatch.setattr(module, "compiled_kernels", lambda: None)
     else:
         pytest.importorskip("numba")
-        assert products.compiled_kernels() is not None
+        assert block_matmul.compiled_kernels() is not None
     return str(request.param)
 
 
@@ -83,7 +83,7 @@ def _assert_sorted(
 def test_scan_equals_stable_sort(metric: Metric, count: int) -> None:
     parts, queries = _parts(metric), _vectors(count, metric)
     best = [Best(query, (1, 10, 300)[index % 3]) for index, query in enumerate(queries)]
-    scan.Scan(best, metric, _SEQUENCE).run(parts)
+    exact_scan.Scan(best, metric, _SEQUENCE).run(parts)
     _assert_sorted(best, parts, metric)
 
 
@@ -94,20 +94,20 @@ def test_filtered_scan_equals_stable_sort(metric: Metric, count: int) -> None:
     filters = [[_generator.random(part.count) < share for part in parts] for share in (0.5, 0.01, 0)]
     masks = [[*filters, None][index % 4] for index in range(count)]
     best = [Best(query, 10) for query in queries]
-    scan.Scan(best, metric, _SEQUENCE).run(parts, masks)
+    exact_scan.Scan(best, metric, _SEQUENCE).run(parts, masks)
     _assert_sorted(best, parts, metric, masks)
 
 
 @pytest.mark.parametrize("count", [1, 20])
 def test_rising_scores_equal_stable_sort(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "ROOM", 200)  # as many candidates as a pass has room for, and more
+    monkeypatch.setattr(scoring, "ROOM", 200)  # as many candidates as a pass has room for, and more
     segment = Segment(4000, _DIMENSIONS, Metric.DOT)
     vectors = np.full((4000, _DIMENSIONS), 0.5, dtype=np.float32) * (np.arange(4000)[:, None] // 3)
     segment.write(0, np.arange(4000), vectors.astype(np.float32))
     segment.count = 4000
     parts = [Part(segment, 4000)]
     best = [Best(np.ones(_DIMENSIONS, np.float32), 10) for _ in range(count)]
-    scan.Scan(best, Metric.DOT, _SEQUENCE).run(parts)
+    exact_scan.Scan(best, Metric.DOT, _SEQUENCE).run(parts)
     _assert_sorted(best, parts, Metric.DOT)
 
 
@@ -115,7 +115,7 @@ def test_scan_continues_from_found_rows() -> None:
     parts, queries = _parts(Metric.COSINE), _vectors(20, Metric.COSINE)
     best = [Best(query, 10) for query in queries]
     for part in parts:
-        scan.Scan(best, Metric.COSINE, _SEQUENCE).run([part])
+        exact_scan.Scan(best, Metric.COSINE, _SEQUENCE).run([part])
     _assert_sorted(best, parts, Metric.COSINE)
 
 
@@ -127,5 +127,5 @@ def test_any_dimensions_are_compared(dimensions: int, count: int) -> None:
     segment.count = 50
     queries = _generator.integers(-9, 9, (count, dimensions)).astype(np.float32)
     best = [Best(query, 7) for query in queries]
-    scan.Scan(best, Metric.DOT, _SEQUENCE).run([Part(segment, 50)])
+    exact_scan.Scan(best, Metric.DOT, _SEQUENCE).run([Part(segment, 50)])
     _assert_sorted(best, [Part(segment, 50)], Metric.DOT)

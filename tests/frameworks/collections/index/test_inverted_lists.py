@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frameworks.collections import index_file, lists, maintenance, rebuilding, segments
 from frameworks.collections.contract import Hit, IndexInfo, IndexState, Metric, Record, Vectors
 from frameworks.collections.filters import parse_filter
+from frameworks.collections.index import compaction, index_file, inverted_lists, maintenance
+from frameworks.collections.store import segments
 from frameworks.progress import states
 from tests.frameworks.collections.model import Opened, expected_scores, settings_of
 from tests.support.works import ended_phases
@@ -23,7 +24,7 @@ _SEGMENT_ROWS = 500
 def small_index() -> Iterator[None]:
     """Make indexes of few rows, in several segments."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (segments, lists, rebuilding):
+        for module in (segments, inverted_lists, compaction):
             patch.setattr(module, "MAX_SEGMENT_ROWS", _SEGMENT_ROWS)
         patch.setattr(maintenance, "MIN_CHANGED_ROWS", 5)
         yield

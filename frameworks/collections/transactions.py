@@ -14,11 +14,11 @@ from frameworks.collections.contract import (
     StorageFull,
 )
 from frameworks.collections.filters import Filter
-from frameworks.collections.growth import Growth
-from frameworks.collections.maintenance import Maintainer
-from frameworks.collections.memory import Grant, MemoryNeeded
-from frameworks.collections.segments import Deletion, Locks, Segments, Snapshot, prepared
-from frameworks.collections.store import Store, disk_errors
+from frameworks.collections.index.maintenance import Maintainer
+from frameworks.collections.index.memory_estimates import Growth
+from frameworks.collections.memory_grant import Grant, MemoryNeeded
+from frameworks.collections.store.segments import Deletion, Locks, Segments, Snapshot, prepared
+from frameworks.collections.store.sqlite_store import Store, disk_errors
 from frameworks.errors import InvalidInput, OutOfMemory
 
 

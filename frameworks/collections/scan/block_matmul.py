@@ -15,7 +15,7 @@ import structlog
 from frameworks.collections.contract import Vectors
 
 if TYPE_CHECKING:
-    from frameworks.collections.compiled import Kernels
+    from frameworks.collections.scan.compiled_gemm import Kernels
 
 log = structlog.get_logger(__name__)
 
@@ -73,11 +73,11 @@ def compiled_kernels() -> "Kernels | None":
     """Return the passes that are compiled for this CPU; None where numba is absent, or its code is wrong."""
     if importlib.util.find_spec("numba") is None:
         return None
-    from frameworks.collections import compiled
+    from frameworks.collections.scan import compiled_gemm
 
     try:
-        kernels = compiled.compile_kernels()
-        if compiled.check(kernels):
+        kernels = compiled_gemm.compile_kernels()
+        if compiled_gemm.check(kernels):
             return kernels
         log.warning("the compiled passes of searches are wrong on this CPU; numpy's products are used")
     except Exception as error:  # noqa: BLE001 - numba and LLVM raise many kinds

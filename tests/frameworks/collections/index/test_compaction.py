@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from frameworks.collections.columns import Schema
 from frameworks.collections.contract import Metric
-from frameworks.collections.rebuilding import LiveRows, rebuilt
-from frameworks.collections.segments import ALIVE, Segments, Snapshot
+from frameworks.collections.index.compaction import LiveRows, rebuilt
+from frameworks.collections.store.metadata_columns import Schema
+from frameworks.collections.store.segments import ALIVE, Segments, Snapshot
 
 DIMENSIONS = 4
 

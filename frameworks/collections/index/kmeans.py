@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frameworks.collections.best import Best
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.lists import CALIBRATED_TOP_K, Lists
-from frameworks.collections.products import BlockProduct
-from frameworks.collections.scan import Scan
-from frameworks.collections.segments import Part, Positions
+from frameworks.collections.index.inverted_lists import CALIBRATED_TOP_K, Lists
+from frameworks.collections.scan.block_matmul import BlockProduct
+from frameworks.collections.scan.exact_scan import Scan
+from frameworks.collections.scan.top_k import Best
+from frameworks.collections.store.segments import Part, Positions
 from frameworks.progress import phase, step
 
 SAMPLED_PER_LIST = 64

@@ -10,15 +10,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import structlog
 
-from frameworks.collections import index_file
 from frameworks.collections.contract import CollectionSettings, IndexInfo, IndexState
-from frameworks.collections.growth import rebuild_bytes
-from frameworks.collections.index_file import KeptIndex
-from frameworks.collections.lists import Lists
-from frameworks.collections.memory import Grant
-from frameworks.collections.rebuilding import LiveRows, parts_of, rebuilt
-from frameworks.collections.segments import Locks, Segment, Segments, Snapshot
-from frameworks.collections.training import (
+from frameworks.collections.index import index_file
+from frameworks.collections.index.compaction import LiveRows, parts_of, rebuilt
+from frameworks.collections.index.index_file import KeptIndex
+from frameworks.collections.index.inverted_lists import Lists
+from frameworks.collections.index.kmeans import (
     SAMPLED_PER_LIST,
     Labels,
     assign,
@@ -26,6 +23,9 @@ from frameworks.collections.training import (
     number_of_lists,
     train,
 )
+from frameworks.collections.index.memory_estimates import rebuild_bytes
+from frameworks.collections.memory_grant import Grant
+from frameworks.collections.store.segments import Locks, Segment, Segments, Snapshot
 from frameworks.errors import OutOfMemory
 from frameworks.progress import phase, step, working
 

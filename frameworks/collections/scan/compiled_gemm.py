@@ -14,7 +14,7 @@ from numba import types
 from numba.core.registry import cpu_target
 
 from frameworks.collections.contract import Vectors
-from frameworks.collections.tiles import QUERIES, tile
+from frameworks.collections.scan.gemm_tiles import QUERIES, tile
 
 _WIDE_ROWS, _NARROW_ROWS = 8, 6
 """Rows of a tile with 16 queries: their sums fit in the registers of AVX-512, and of others."""

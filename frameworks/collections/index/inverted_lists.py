@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frameworks.collections.best import Best
-from frameworks.collections.columns import Mask
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.passes import Admitted
-from frameworks.collections.scan import QueryGroup, admitted_rows
-from frameworks.collections.segments import MAX_SEGMENT_ROWS, Part, Positions
+from frameworks.collections.scan.exact_scan import QueryGroup, admitted_rows
+from frameworks.collections.scan.scoring import Admitted
+from frameworks.collections.scan.top_k import Best
+from frameworks.collections.store.metadata_columns import Mask
+from frameworks.collections.store.segments import MAX_SEGMENT_ROWS, Part, Positions
 
 CALIBRATED_TOP_K = (10, 100)
 """The numbers of hits for which recall is measured; searches for more are exact."""

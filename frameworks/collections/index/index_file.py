@@ -13,8 +13,8 @@ import numpy as np
 import structlog
 
 from frameworks.collections.contract import Vectors
-from frameworks.collections.store import Rows
-from frameworks.collections.training import Labels
+from frameworks.collections.index.kmeans import Labels
+from frameworks.collections.store.sqlite_store import Rows
 
 log = structlog.get_logger(__name__)
 
