@@ -1,4 +1,4 @@
-"""Run the searches that wait as one batch: one product, and one read of the records that were found."""
+"""Run queued searches as one batch: one GEMM over the vectors, and one read of the records of all hits."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,16 @@ import orjson
 
 from frameworks.collections.contract import CollectionSettings, Hit, Vectors
 from frameworks.collections.filters import Filter
-from frameworks.collections.index.inverted_lists import Lists
+from frameworks.collections.index.inverted_lists import InvertedLists
 from frameworks.collections.index.maintenance import Index
 from frameworks.collections.scan.exact_scan import Scan
-from frameworks.collections.scan.top_k import Best, Values
+from frameworks.collections.scan.top_k import TopK, Values
 from frameworks.collections.store.metadata_columns import Mask
-from frameworks.collections.store.segments import Part, Segments, Snapshot, prepared
+from frameworks.collections.store.segments import Part, Segments, Snapshot, normalized
 from frameworks.collections.store.sqlite_store import Reader, Rows, disk_errors
 
 MAX_SELECTED_SHARE = 0.05
-"""Of the rows: up to it, the rows that match a filter are gathered and compared alone."""
+"""Share of the rows. If a filter matches no more, only the matching rows are gathered and scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Selection:
     rows: int
 
 
-Query = tuple[Best, Selection | None, Search]
+Query = tuple[TopK, Selection | None, Search]
 
 
 class Searcher:
@@ -78,8 +78,8 @@ class Searcher:
             return self._hits(searches, queries)
 
     @contextmanager
-    def _snapshot(self) -> Iterator[tuple[Snapshot, Lists | None]]:
-        """Yield what memory holds and its index, while the reader sees the same on the disk."""
+    def _snapshot(self) -> Iterator[tuple[Snapshot, InvertedLists | None]]:
+        """Yield the snapshot in memory and its index, while the reader sees the same records on disk."""
         try:
             with self._publishing:
                 self._reader.begin()
@@ -97,8 +97,8 @@ class Searcher:
                 if search.where not in selections:
                     selections[search.where] = self._selection(search.where, snapshot)
                 selection = selections[search.where]
-            vectors = prepared(search.queries, self._settings.metric)
-            queries += [(Best(vector, search.top_k), selection, search) for vector in vectors]
+            vectors = normalized(search.queries, self._settings.metric)
+            queries += [(TopK(vector, search.top_k), selection, search) for vector in vectors]
         return queries
 
     def _selection(self, where: Filter, snapshot: Snapshot) -> Selection:
@@ -106,22 +106,22 @@ class Searcher:
         masks = [schema.mask(where, part.segment.columns, part.count) for part in snapshot.parts]
         return Selection(masks, sum(int(np.count_nonzero(mask)) for mask in masks))
 
-    def _find(self, queries: Sequence[Query], snapshot: Snapshot, lists: Lists | None) -> None:
-        few: dict[int, tuple[Selection, list[Best]]] = {}
+    def _find(self, queries: Sequence[Query], snapshot: Snapshot, lists: InvertedLists | None) -> None:
+        few: dict[int, tuple[Selection, list[TopK]]] = {}
         indexed: list[tuple[Query, int]] = []
         rest: list[Query] = []
         for query in queries:
-            best, selection, search = query
+            top, selection, search = query
             share = 1.0 if selection is None else selection.rows / max(1, snapshot.rows)
             if selection is not None and share <= MAX_SELECTED_SHARE:
-                few.setdefault(id(selection), (selection, []))[1].append(best)
+                few.setdefault(id(selection), (selection, []))[1].append(top)
                 continue
-            # Of a filter's hits, as many as that are nearer without it: the index must find those.
-            probed = None if lists is None or search.is_exact else lists.probed(search.top_k / share)
-            if probed is None:
+            # For top k hits after a filter, the index must find about top k / share hits before it.
+            nprobe = None if lists is None or search.is_exact else lists.nprobe(search.top_k / share)
+            if nprobe is None:
                 rest.append(query)
             else:
-                indexed.append((query, probed))
+                indexed.append((query, nprobe))
         for selection, of_selection in few.values():
             scan = Scan(of_selection, self._settings.metric, snapshot.sequence)
             for part, mask in zip(snapshot.parts, selection.masks, strict=True):
@@ -131,21 +131,23 @@ class Searcher:
         if rest:
             self._scan(rest, snapshot.parts, snapshot.sequence, 0)
 
-    def _find_indexed(self, queries: Sequence[tuple[Query, int]], snapshot: Snapshot, lists: Lists) -> list[Query]:
-        """Search by the index, and all rows that are newer. Return the queries that must be exact."""
-        for (best, selection, _), probed in queries:
+    def _find_indexed(
+        self, queries: Sequence[tuple[Query, int]], snapshot: Snapshot, lists: InvertedLists
+    ) -> list[Query]:
+        """Search by the index, and score all newer rows. Return the queries that need an exact search."""
+        for (top, selection, _), nprobe in queries:
             masks = None if selection is None else selection.masks
-            lists.search(best, snapshot.parts, masks, self._settings.metric, snapshot.sequence, probed)
+            lists.search(top, snapshot.parts, masks, self._settings.metric, snapshot.sequence, nprobe)
         newer = snapshot.parts[snapshot.indexed :]
         if newer:
             self._scan([query for query, _ in queries], newer, snapshot.sequence, snapshot.indexed)
         short = [query for query, _ in queries if query[0].count < min(query[0].top_k, snapshot.rows)]
-        for best, _, _ in short:
-            best.clear()
+        for top, _, _ in short:
+            top.clear()
         return short
 
     def _scan(self, queries: Sequence[Query], parts: Sequence[Part], sequence: int, first: int) -> None:
-        """Compare the queries with all rows of the parts, which are shared among the threads.
+        """Score all rows of the parts against the queries. The threads divide the parts.
 
         `first`: the number of the first part in the snapshot.
         """
@@ -154,22 +156,22 @@ class Searcher:
         if any(selection is not None for _, selection, _ in queries):
             masks = [None if selection is None else selection.masks[first:] for _, selection, _ in queries]
         if self._pool is None or threads < 2:
-            Scan([best for best, _, _ in queries], self._settings.metric, sequence).run(parts, masks)
+            Scan([top for top, _, _ in queries], self._settings.metric, sequence).run(parts, masks)
             return
 
-        def run(number: int) -> list[Best]:
-            own = [Best(best.query, best.top_k) for best, _, _ in queries]
+        def run(number: int) -> list[TopK]:
+            own = [TopK(top.query, top.top_k) for top, _, _ in queries]
             of_parts = [None if of is None else of[number::threads] for of in masks] if masks else None
             Scan(own, self._settings.metric, sequence).run(parts[number::threads], of_parts)
             return own
 
         others = [self._pool.submit(run, number) for number in range(1, threads)]
         for found in [run(0), *(each.result() for each in others)]:
-            for (best, _, _), own in zip(queries, found, strict=True):
-                best.merge(own)
+            for (top, _, _), own in zip(queries, found, strict=True):
+                top.merge(own)
 
     def _hits(self, searches: Sequence[Search], queries: Sequence[Query]) -> list[list[list[Hit]]]:
-        ranked = [best.ranked(self._settings.metric) for best, _, _ in queries]
+        ranked = [top.ranked(self._settings.metric) for top, _, _ in queries]
         wanted = sorted({int(row) for rows, _ in ranked for row in rows})
         with_vectors = [
             rows for (rows, _), (_, _, search) in zip(ranked, queries, strict=True) if search.include_vectors

@@ -1,4 +1,4 @@
-"""Run jobs of the event loop on a thread that takes all that wait at once."""
+"""Run jobs of the event loop on a thread, which takes all queued jobs as one batch."""
 
 import asyncio
 import threading
@@ -17,8 +17,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Worker(Generic[Job, Result]):
-    """A thread that runs `handle` with the jobs that wait, in order, at most `at_once`.
+class BatchWorker(Generic[Job, Result]):
+    """A thread that runs `handle` with the queued jobs, in order, at most `max_batch` of them.
 
     `handle` returns a result or an exception for each job. The jobs that arrive while it runs are its next batch, and
     so are those of one round of the event loop: the callers of a batch continue in one round.
@@ -29,7 +29,7 @@ class Worker(Generic[Job, Result]):
         name: str,
         handle: Callable[[list[Job]], Sequence[Result | Exception]],
         *,
-        at_once: int = 1 << 30,
+        max_batch: int = 1 << 30,
         gather_share: float = 0.0,
     ) -> None:
         """Start the thread; construct it on the event loop that calls `run`.
@@ -37,11 +37,11 @@ class Worker(Generic[Job, Result]):
         `gather_share`: of the time of a batch of several jobs; the next batch waits so long for as many jobs. Callers
         that search again come back one after another, and the first one would be alone in its batch.
         """
-        self._name, self._handle, self._at_once, self._gather_share = name, handle, at_once, gather_share
+        self._name, self._handle, self._max_batch, self._gather_share = name, handle, max_batch, gather_share
         self._expected, self._gather_until_s = 0, 0.0
         self._loop = asyncio.get_running_loop()
         self._arrived: list[tuple[Job, asyncio.Future[Result]]] = []
-        self._waiting: deque[tuple[Job, asyncio.Future[Result]]] = deque()
+        self._queued: deque[tuple[Job, asyncio.Future[Result]]] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -60,12 +60,12 @@ class Worker(Generic[Job, Result]):
     def _hand_over(self) -> None:
         """Give the thread what has arrived in this round of the event loop."""
         with self._changed:
-            self._waiting.extend(self._arrived)
+            self._queued.extend(self._arrived)
             self._arrived.clear()
             self._changed.notify()
 
     async def close(self) -> None:
-        """Run the jobs that wait, and end the thread."""
+        """Run the queued jobs, and end the thread."""
         self._hand_over()
         with self._changed:
             self._is_closing = True
@@ -93,16 +93,16 @@ class Worker(Generic[Job, Result]):
         """Wait for jobs whose callers were not cancelled; an empty list at the end."""
         while True:
             with self._changed:
-                while not self._waiting and not self._is_closing:
+                while not self._queued and not self._is_closing:
                     self._changed.wait()
-                while 0 < len(self._waiting) < self._expected and not self._is_closing:
+                while 0 < len(self._queued) < self._expected and not self._is_closing:
                     left_s = self._gather_until_s - time.monotonic()
                     if left_s <= 0:
                         break
                     self._changed.wait(left_s)
-                if not self._waiting:
+                if not self._queued:
                     return []
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._at_once))]
+                taken = [self._queued.popleft() for _ in range(min(len(self._queued), self._max_batch))]
             if taken := [each for each in taken if not each[1].cancelled()]:
                 return taken
 
@@ -118,8 +118,8 @@ def _deliver(futures: list[asyncio.Future[Result]], results: Sequence[Result | E
 
 
 @dataclass(slots=True)
-class Room:
-    """A bound of what waits, in number and in bytes. Used on the event loop. `name`: of what is full, for messages."""
+class QueueLimit:
+    """Limit the queued jobs in number and in bytes. Used on the event loop. `name`: of the queue, for messages."""
 
     name: str
     max_count: int
@@ -129,7 +129,7 @@ class Room:
 
     @contextmanager
     def held(self, count: int, size: int) -> Iterator[None]:
-        """Hold room within the block. Raises Overloaded; what is larger than all room is let in alone."""
+        """Count a job within the block. Raises Overloaded. A job larger than the limit is accepted if it is alone."""
         if self.count and (self.count + count > self.max_count or self.bytes + size > self.max_bytes):
             raise Overloaded(
                 f"{self.name}: expected at most {self.max_count} waiting and {self.max_bytes} bytes, got more; "

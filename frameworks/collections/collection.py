@@ -1,6 +1,4 @@
-"""Open collections that are embedded in this process: files on disk, vectors in memory, a thread to write, one to
-search.
-"""
+"""Open a collection in this process: records on disk, vectors in memory, one thread to write, one to search."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ from typing import TypeVar
 import orjson
 
 from frameworks.collections.batch_search import Search, Searcher
-from frameworks.collections.batch_worker import Room, Worker
+from frameworks.collections.batch_worker import BatchWorker, QueueLimit
 from frameworks.collections.contract import (
     CheckedRecords,
     Collection,
@@ -23,11 +21,11 @@ from frameworks.collections.contract import (
 from frameworks.collections.filters import Filter
 from frameworks.collections.index import index_file
 from frameworks.collections.index.maintenance import Grants, Maintainer
-from frameworks.collections.index.memory_estimates import Growth, row_bytes
+from frameworks.collections.index.memory_estimates import MemoryGrowth, row_bytes
 from frameworks.collections.memory_grant import Grant, MemoryNeeded, Reservations
 from frameworks.collections.scan.block_matmul import compiled_kernels
 from frameworks.collections.store.metadata_columns import Schema
-from frameworks.collections.store.segments import Locks, Segments, prepared
+from frameworks.collections.store.segments import Locks, Segments, normalized
 from frameworks.collections.store.sqlite_store import Reader, Store, disk_errors
 from frameworks.collections.transactions import Change, ChangeWriter, Delete
 from frameworks.collections.validation import checked_id, checked_queries, checked_records
@@ -36,11 +34,11 @@ from frameworks.progress import Work, working
 
 T = TypeVar("T")
 
-MAX_WAITING_BYTES = 256 * 1024 * 1024
-"""Of vectors and texts that wait for a commit, and of queries that wait for a search."""
+MAX_QUEUED_BYTES = 256 * 1024 * 1024
+"""Bytes of vectors and texts that are queued for a commit, and of queries that are queued for a search."""
 MAX_BATCH_SEARCHES = 64
 GATHER_SHARE = 0.05
-"""Of the time of a batch: so long the next one waits for the callers of the last."""
+"""Share of a batch's run time that the next batch waits for more queries."""
 
 
 async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> Collection:
@@ -82,7 +80,7 @@ class _Opened:
             self.segments = Segments(settings.dimensions, settings.metric, Schema())
             with working("load", settings.name, "collection") as work:
                 self._load(work)
-            self.kept_index = index_file.load(settings.folder, settings.dimensions)
+            self.saved_index = index_file.load(settings.folder, settings.dimensions)
             with disk_errors(settings.name):
                 self.search_reader, self.reader = Reader(self.store.file), Reader(self.store.file)
             with working("compile", settings.name, "collection"):
@@ -100,15 +98,15 @@ class _Opened:
         work.phase("rows", count, "rows")
         grant.grow_from_thread(index_bytes + count * row_bytes(settings.dimensions, settings.metric))
         for loaded in self.store.load():
-            growth = Growth(settings, segments).add(loaded.metadata)
+            growth = MemoryGrowth(settings, segments).add(loaded.metadata)
             grant.grow_from_thread(index_bytes + segments.memory_bytes + growth.size_bytes)
             segments.schema.keys.update(*loaded.metadata)
-            segments.add(loaded.rows, prepared(loaded.vectors, settings.metric), loaded.metadata)
+            segments.add(loaded.rows, normalized(loaded.vectors, settings.metric), loaded.metadata)
             segments.publish([])
             work.step(len(loaded.rows))
 
     def close(self) -> None:
-        """Close what only an opening has: the collection closes the rest."""
+        """Close the readers and the store. The collection closes its threads."""
         self.search_reader.close()
         self.reader.close()
         self.store.close()
@@ -123,18 +121,22 @@ class EmbeddedCollection:
         self._segments = opened.segments
         locks = Locks()
         self._grants = opened.grants
-        self._maintainer = Maintainer(settings, opened.segments, locks, opened.grants, opened.kept_index)
+        self._maintainer = Maintainer(settings, opened.segments, locks, opened.grants, opened.saved_index)
         self._index = self._maintainer.index
         self._searcher = Searcher(settings, opened.search_reader, opened.segments, self._index, locks.publishing)
         writer = ChangeWriter(settings, opened.store, opened.segments, locks, self._maintainer, opened.grants.rows)
         name = f"collection-{settings.name}"
-        self._searches: Worker[Search, list[list[Hit]]] = Worker(
-            f"{name}-search", self._searcher.run, at_once=MAX_BATCH_SEARCHES, gather_share=GATHER_SHARE
+        self._searches: BatchWorker[Search, list[list[Hit]]] = BatchWorker(
+            f"{name}-search", self._searcher.run, max_batch=MAX_BATCH_SEARCHES, gather_share=GATHER_SHARE
         )
-        self._changes: Worker[Change, int] = Worker(f"{name}-write", writer.write)
+        self._changes: BatchWorker[Change, int] = BatchWorker(f"{name}-write", writer.write)
         self._reading = ThreadPoolExecutor(1, f"{name}-read")
-        self._search_room = Room(f'collection "{settings.name}" (searches)', settings.max_waiting, MAX_WAITING_BYTES)
-        self._change_room = Room(f'collection "{settings.name}" (changes)', settings.max_waiting, MAX_WAITING_BYTES)
+        self._search_limit = QueueLimit(
+            f'collection "{settings.name}" (searches)', settings.max_waiting, MAX_QUEUED_BYTES
+        )
+        self._change_limit = QueueLimit(
+            f'collection "{settings.name}" (changes)', settings.max_waiting, MAX_QUEUED_BYTES
+        )
         self._is_closed = False
         self._maintainer.start()
 
@@ -156,17 +158,17 @@ class EmbeddedCollection:
         queries = checked_queries(vectors, self.settings.dimensions, top_k)
         if not len(queries):
             return []
-        with self._search_room.held(len(queries), queries.nbytes):
+        with self._search_limit.held(len(queries), queries.nbytes):
             return await self._searches.run(Search(queries, top_k, where, include_vectors, exact))
 
     async def upsert(self, records: Sequence[Record]) -> int:
         """Insert or replace records; return how many."""
-        with self._change_room.held(1, self._size_of(len(records), [each.text for each in records])):
+        with self._change_limit.held(1, self._size_of(len(records), [each.text for each in records])):
             return await self._upsert(await self._read(checked_records, records, self.settings.dimensions))
 
     async def upsert_checked(self, records: CheckedRecords) -> int:
         """As `upsert`, of records that were checked in another process."""
-        with self._change_room.held(1, self._size_of(len(records.ids), records.texts)):
+        with self._change_limit.held(1, self._size_of(len(records.ids), records.texts)):
             return await self._upsert(records)
 
     def _size_of(self, count: int, texts: Sequence[str | None]) -> int:
@@ -186,7 +188,7 @@ class EmbeddedCollection:
             raise ValueError("expected ids or a filter")
         for index, each in enumerate(ids or ()):
             checked_id(each, f"ids[{index}]")
-        with self._change_room.held(1, 64 * len(ids or ())):
+        with self._change_limit.held(1, 64 * len(ids or ())):
             return await self._changes.run(Delete(ids, where))
 
     async def get(self, ids: Sequence[str], *, include_vectors: bool = False) -> list[Record | None]:
@@ -224,11 +226,11 @@ class EmbeddedCollection:
             metadata_keys=tuple(sorted(segments.schema.keys)),
             searches=self._searcher.searches,
             batches=self._searcher.batches,
-            waiting=self._search_room.count,
+            waiting=self._search_limit.count,
         )
 
     async def close(self) -> None:
-        """Answer the calls that wait, close the files and release the lock."""
+        """Answer the queued calls, close the files and release the lock."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -40,7 +40,7 @@ class CheckedRecords:
 
 
 class Metric(StrEnum):
-    """How two vectors are compared. A higher score is always a better hit.
+    """The similarity metric of a collection. A higher score is always a better hit.
 
     COSINE: the cosine of their angle, -1 to 1; a vector of zeros scores 0. DOT: their inner product.
     EUCLID: the negative of their Euclidean distance, at most 0, as sentence-transformers scores it.
@@ -137,9 +137,10 @@ class IndexState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """The index of a collection. `recall`: measured after the build, 0 to 1. `lists`, `probed`: of it; 0 without one.
+    """The IVF index of a collection. `recall`: measured after the build, 0 to 1.
 
-    `unindexed_rows`: newer than the index; every search reads them. `reason`: why there is none, if it failed.
+    `lists`, `probed`: the inverted lists, and those that a search probes (nprobe); 0 without an index.
+    `unindexed_rows`: newer than the index; every search scores them. `reason`: why there is no index, if it failed.
     """
 
     state: IndexState
@@ -154,8 +155,8 @@ class IndexInfo:
 class CollectionInfo:
     """The state of a collection. `memory_bytes`: vectors, filter columns and index. `disk_bytes`: of its files.
 
-    `searches`, `batches`: since the open; a batch is one product for the queries that waited together.
-    `waiting`: queries that wait for a search.
+    `searches`, `batches`: since the open; a batch is one GEMM for the queries that were queued together.
+    `waiting`: queued queries.
     """
 
     name: str
@@ -232,7 +233,7 @@ class NamedCollections(Protocol):
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        """Collection → numbers of each vector. All configured collections, open or not."""
+        """Collection → dimensions of its vectors. All configured collections, open or not."""
 
     def opened(self, name: str) -> ServedCollection:
         """Return an open collection. Raises ModelFailed and ModelLoading for one that is not open."""

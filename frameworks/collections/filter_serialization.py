@@ -1,4 +1,4 @@
-"""Turn filters into lists of plain values for other processes, and back."""
+"""Serialize filters to lists of plain values for other processes, and deserialize them."""
 
 from typing import Any, assert_never
 

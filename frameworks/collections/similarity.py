@@ -1,4 +1,4 @@
-"""Compare two lists of vectors with each other: all scores, or the best ones of each row."""
+"""Compute pairwise scores of two lists of vectors: the whole matrix, or the top k of each row."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ class Comparison(NamedTuple):
 
     @property
     def products(self) -> int:
-        """The number of multiplications of all scores."""
+        """Return the number of multiplications of the whole matrix of scores."""
         return int(self.items.size * len(self.items if self.others is None else self.others))
 
 
 class Nearest(NamedTuple):
-    """The best scores of each row, the highest first. `indices`: int64 [n, k]. `scores`: float32 [n, k]."""
+    """The top k scores of each row, the highest first. `indices`: int64 [n, k]. `scores`: float32 [n, k]."""
 
     indices: npt.NDArray[np.int64]
     scores: Vectors
@@ -86,8 +86,8 @@ def _best(scores: _Wide, top_k: int) -> npt.NDArray[np.int64]:
 
 def _blocks(comparison: Comparison, is_stopped: Callable[[], bool]) -> Iterator[tuple[int, _Wide]]:
     """Yield the index of the first row of each block, and its scores."""
-    items = _prepared(comparison, comparison.items)
-    others = items if comparison.others is None else _prepared(comparison, comparison.others)
+    items = _normalized(comparison, comparison.items)
+    others = items if comparison.others is None else _normalized(comparison, comparison.others)
     rows = max(1, _BLOCK_SCORES // max(1, len(others)))
     squares = np.einsum("ij,ij->i", others, others) if comparison.metric is Metric.EUCLID else None
     for start in range(0, len(items), rows):
@@ -107,8 +107,8 @@ def _blocks(comparison: Comparison, is_stopped: Callable[[], bool]) -> Iterator[
         yield start, scores
 
 
-def _prepared(comparison: Comparison, vectors: Vectors) -> _Wide:
-    """Return the vectors whose products are scores: of length 1 for the cosine, a vector of zeros unchanged."""
+def _normalized(comparison: Comparison, vectors: Vectors) -> _Wide:
+    """Return vectors whose inner products are scores: of unit length for the cosine, zeros unchanged."""
     if comparison.metric is Metric.EUCLID:
         # In float32 the difference of the squares would lose the distance of near vectors.
         return vectors.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Write changes of a collection: one transaction and one sync of the disk for all that wait."""
+"""Commit queued changes of a collection as a group: one transaction and one disk sync (group commit)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from frameworks.collections.contract import (
 )
 from frameworks.collections.filters import Filter
 from frameworks.collections.index.maintenance import Maintainer
-from frameworks.collections.index.memory_estimates import Growth
+from frameworks.collections.index.memory_estimates import MemoryGrowth
 from frameworks.collections.memory_grant import Grant, MemoryNeeded
-from frameworks.collections.store.segments import Deletion, Locks, Segments, Snapshot, prepared
+from frameworks.collections.store.segments import Deletion, Locks, Segments, Snapshot, normalized
 from frameworks.collections.store.sqlite_store import Store, disk_errors
 from frameworks.errors import InvalidInput, OutOfMemory
 
@@ -95,7 +95,7 @@ class ChangeWriter:
                         "written; make room"
                     ) from error
                 raise
-        self._maintainer.poke()
+        self._maintainer.request_check()
         return outcomes
 
     @property
@@ -103,10 +103,10 @@ class ChangeWriter:
         return self._segments.memory_bytes + self._maintainer.memory_bytes
 
     def _check_memory(self, group: Sequence[Change]) -> None:
-        """Raise MemoryNeeded where the grant has no room for the records of these changes."""
+        """Raise MemoryNeeded where the grant is too small for the records of these changes."""
         if not self._grant.is_bounded:
             return
-        growth = Growth(self._settings, self._segments)
+        growth = MemoryGrowth(self._settings, self._segments)
         for change in group:
             if isinstance(change, CheckedRecords):
                 growth.add(change.metadata)
@@ -152,7 +152,7 @@ class ChangeWriter:
         rows, replaced = self._store.upsert(change.ids, change.vectors, change.texts, change.encoded)
         deleted += replaced
         self._check_rows(len(rows) - len(deleted))
-        self._segments.add(rows, prepared(change.vectors, self._settings.metric), change.metadata)
+        self._segments.add(rows, normalized(change.vectors, self._settings.metric), change.metadata)
         keys |= new
         return len(rows)
 
@@ -171,7 +171,7 @@ def matching_rows(segments: Segments, snapshot: Snapshot, where: Filter) -> list
     found: list[int] = []
     for part in snapshot.parts:
         mask = segments.schema.mask(where, part.segment.columns, part.count)
-        mask &= part.segment.died[: part.count] > snapshot.sequence
+        mask &= part.segment.deleted_at[: part.count] > snapshot.sequence
         found += part.segment.rows[np.flatnonzero(mask)].tolist()
     return found
 

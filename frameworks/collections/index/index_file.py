@@ -1,7 +1,7 @@
-"""Keep the index of a collection in a file, so that the next open need not compute it.
+"""Save the IVF index of a collection in a file, so that the next open need not run k-means again.
 
-A row number never changes its vector: what the file says of a row stays right, and newer rows are assigned when it is
-read.
+The vector of a row number never changes, so the saved list of a row stays right. Newer rows are assigned to lists when
+the file is read.
 """
 
 import os
@@ -22,24 +22,26 @@ FILE = "index.npz"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptIndex:
-    """Centres float32 [lists, d], and the list of each row: `rows` int64 [n], rising, `labels` int32 [n].
+class SavedIndex:
+    """`centroids` float32 [lists, d]; `rows` int64 [n], ascending row numbers; `labels` int32 [n], their lists.
 
-    `trained_rows`: how many rows there were when the centres were computed.
+    `trained_rows`: number of rows when the centroids were trained.
     """
 
-    centres: Vectors
+    centroids: Vectors
     rows: Rows
     labels: Labels
     trained_rows: int
 
 
-def save(folder: Path, index: KeptIndex) -> None:
+def save(folder: Path, index: SavedIndex) -> None:
     """Write the file as a whole, or raise OSError and leave the former one."""
     made = folder / f"{FILE}.new"
     try:
         with made.open("wb") as file:
-            np.savez(file, centres=index.centres, rows=index.rows, labels=index.labels, trained_rows=index.trained_rows)
+            np.savez(
+                file, centres=index.centroids, rows=index.rows, labels=index.labels, trained_rows=index.trained_rows
+            )
             file.flush()
             os.fsync(file.fileno())
         made.replace(folder / FILE)
@@ -55,18 +57,20 @@ def size_of(folder: Path) -> int:
         return 0
 
 
-def load(folder: Path, dimensions: int) -> KeptIndex | None:
+def load(folder: Path, dimensions: int) -> SavedIndex | None:
     """Return what the file holds; None where there is none, or a damaged one."""
     try:
         with np.load(folder / FILE, allow_pickle=False) as found:
-            index = KeptIndex(found["centres"], found["rows"], found["labels"], int(found["trained_rows"]))
+            index = SavedIndex(found["centres"], found["rows"], found["labels"], int(found["trained_rows"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         log.warning("the index of a collection cannot be read; it is built again", error=str(error))
         return None
-    is_whole = index.centres.ndim == 2 and index.centres.shape[1] == dimensions and len(index.rows) == len(index.labels)
-    if not is_whole or (len(index.labels) and not 0 <= index.labels.min() <= index.labels.max() < len(index.centres)):
+    is_whole = (
+        index.centroids.ndim == 2 and index.centroids.shape[1] == dimensions and len(index.rows) == len(index.labels)
+    )
+    if not is_whole or (len(index.labels) and not 0 <= index.labels.min() <= index.labels.max() < len(index.centroids)):
         log.warning("the index of a collection does not match it; it is built again")
         return None
     return index

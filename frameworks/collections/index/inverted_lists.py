@@ -1,4 +1,4 @@
-"""An index of inverted lists: rows near the same centre are neighbours in memory, and a search reads a few lists."""
+"""Search an IVF index: the rows of each centroid's inverted list are contiguous, and a search probes a few lists."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,72 +6,74 @@ from dataclasses import dataclass
 import numpy as np
 
 from frameworks.collections.contract import Metric, Vectors
-from frameworks.collections.scan.exact_scan import QueryGroup, admitted_rows
-from frameworks.collections.scan.scoring import Admitted
-from frameworks.collections.scan.top_k import Best
+from frameworks.collections.scan.exact_scan import QueryBlock, eligible_rows
+from frameworks.collections.scan.scoring import EligibleRows
+from frameworks.collections.scan.top_k import TopK
 from frameworks.collections.store.metadata_columns import Mask
 from frameworks.collections.store.segments import MAX_SEGMENT_ROWS, Part, Positions
 
 CALIBRATED_TOP_K = (10, 100)
-"""The numbers of hits for which recall is measured; searches for more are exact."""
+"""The values of top k for which recall is measured; searches for a larger k are exact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
-    """The lists over the first parts of a snapshot. `centres`: float32 [lists, d]. `squares`: of their lengths.
+class InvertedLists:
+    """The inverted lists over the first parts of a snapshot.
 
-    `starts`: int64 [lists + 1], where each list begins, counted over those parts; each but the last of them has
-    MAX_SEGMENT_ROWS rows. `probes`: lists that a search reads, for each of CALIBRATED_TOP_K. `recall`: measured with
-    them for the first of CALIBRATED_TOP_K. `trained_rows`: how many rows there were when the centres were computed.
+    `centroids`: float32 [lists, d]. `squared_norms`: float32 [lists], of the centroids.
+
+    `offsets`: int64 [lists + 1], where each list begins, counted over those parts; each but the last of them has
+    MAX_SEGMENT_ROWS rows. `nprobes`: lists that a search probes, for each of CALIBRATED_TOP_K. `recall`: measured with
+    them for the first of CALIBRATED_TOP_K. `trained_rows`: how many rows there were when the centroids were computed.
     """
 
-    centres: Vectors
-    squares: Vectors
-    starts: Positions
-    probes: tuple[int, ...]
+    centroids: Vectors
+    squared_norms: Vectors
+    offsets: Positions
+    nprobes: tuple[int, ...]
     recall: float
     trained_rows: int
 
     @property
     def memory_bytes(self) -> int:
-        return self.centres.nbytes + self.squares.nbytes + self.starts.nbytes
+        return self.centroids.nbytes + self.squared_norms.nbytes + self.offsets.nbytes
 
-    def probed(self, top_k: float) -> int | None:
-        """Return how many lists a search for so many hits reads; None: it must be exact."""
-        for calibrated, probes in zip(CALIBRATED_TOP_K, self.probes, strict=True):
+    def nprobe(self, top_k: float) -> int | None:
+        """Return the number of lists to probe for `top_k` hits; None: the search must be exact."""
+        for calibrated, nprobe in zip(CALIBRATED_TOP_K, self.nprobes, strict=True):
             if top_k <= calibrated:
-                return probes
+                return nprobe
         return None
 
-    def ranking(self, query: Vectors, metric: Metric, count: int) -> Positions:
-        """Return the `count` lists nearest to a query, the nearest first."""
-        values = np.vecdot(self.centres, query)
+    def nearest(self, query: Vectors, metric: Metric, count: int) -> Positions:
+        """Return the `count` lists whose centroids are nearest to a query, int64 [count], the nearest first."""
+        values = np.vecdot(self.centroids, query)
         if metric is not Metric.DOT:
-            values = 2 * values - self.squares
+            values = 2 * values - self.squared_norms
         last = min(count, len(values)) - 1
         nearest = np.argpartition(-values, last)[: last + 1]
         return nearest[np.argsort(-values[nearest], kind="stable")]
 
     def search(
         self,
-        best: Best,
+        best: TopK,
         parts: Sequence[Part],
         masks: Sequence[Mask] | None,
         metric: Metric,
         sequence: int,
-        probed: int,
+        nprobe: int,
     ) -> None:
-        """Compare a query with the rows of its nearest lists. `masks`: which rows of each part may be found."""
-        group = QueryGroup([best], metric)
-        admitted: dict[int, Admitted] = {}
-        for number in self.ranking(best.query, metric, probed):
-            for index, rows in _pieces(int(self.starts[number]), int(self.starts[number + 1])):
+        """Score the rows of the `nprobe` nearest lists. `masks`: which rows of each part may be found."""
+        block = QueryBlock([best], metric)
+        eligible: dict[int, EligibleRows] = {}
+        for number in self.nearest(best.query, metric, nprobe):
+            for index, rows in _pieces(int(self.offsets[number]), int(self.offsets[number + 1])):
                 segment = parts[index].segment
-                if index not in admitted:
+                if index not in eligible:
                     mask = None if masks is None else masks[index]
-                    admitted[index] = admitted_rows(segment, parts[index].count, sequence, [mask])
-                group.compare(segment, rows.start, rows.stop, admitted[index])
-        group.finish()
+                    eligible[index] = eligible_rows(segment, parts[index].count, sequence, [mask])
+                block.score(segment, rows.start, rows.stop, eligible[index])
+        block.finish()
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, slice]]:

@@ -1,4 +1,4 @@
-"""Estimate memory before it is taken: that of records in segments, and that of a rebuild."""
+"""Estimate memory before it is allocated: that of records in segments, and that of a rebuild."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from frameworks.collections.store.segments import Segment, Segments, Snapshot, n
 _CODE_BYTES, _NUMBER_BYTES = 4, 8
 _ROW_NUMBER_BYTES = 8
 _SORTED_BYTES = 64
-"""Of each row, while rows are put into another order: places, row numbers, lists and their copies."""
+"""Bytes of each row while rows are sorted: offsets, row numbers, lists and their copies."""
 _MEASURED_ROWS = 64
 
 
-class Growth:
-    """Adds up the memory that changes need in the segments, at most. Between two changes of the segments."""
+class MemoryGrowth:
+    """Adds up an upper bound of the memory that changes need in the segments. Valid until the segments change."""
 
     def __init__(self, settings: CollectionSettings, segments: Segments) -> None:
         self._row_bytes = row_bytes(settings.dimensions, settings.metric)
@@ -30,7 +30,7 @@ class Growth:
         self._values: set[tuple[str, type, object]] = set()
         self.size_bytes = 0
 
-    def add(self, metadata: Sequence[Metadata]) -> "Growth":
+    def add(self, metadata: Sequence[Metadata]) -> "MemoryGrowth":
         """Add a record for each of the metadata."""
         kinds: set[tuple[str, bool]] = set()
         for each in metadata:
@@ -66,7 +66,7 @@ class Growth:
 
 def rebuild_bytes(settings: CollectionSettings, snapshot: Snapshot, *, has_index: bool) -> int:
     """Return the memory of a rebuild beside that of the rows, at most: their second copy, and what computes it."""
-    rows = sum(part.count - part.segment.dead for part in snapshot.parts)
+    rows = sum(part.count - part.segment.deleted_count for part in snapshot.parts)
     kinds = set().union(*(_kinds_of(part.segment.columns) for part in snapshot.parts))
     columns = rows * sum(_NUMBER_BYTES if is_number else _CODE_BYTES for _, is_number in kinds)
     copy = rows * row_bytes(settings.dimensions, settings.metric) + columns
@@ -74,13 +74,13 @@ def rebuild_bytes(settings: CollectionSettings, snapshot: Snapshot, *, has_index
         return copy + columns + rows * _SORTED_BYTES
     lists = number_of_lists(rows)
     vector = 4 * settings.dimensions
-    # The sample of the training, and its copy in the order of the lists, end before the copy is made.
+    # The sample of k-means and its sorted copy are freed before the rows are copied.
     return lists * vector + max(copy + columns, 2 * lists * SAMPLED_PER_LIST * vector) + rows * _SORTED_BYTES
 
 
 @cache
 def row_bytes(dimensions: int, metric: Metric) -> int:
-    """Return the memory of one row in a segment, without columns, and with its place in the order of row numbers."""
+    """Return the memory of one row in a segment, without columns, and with its entry in the sorted row numbers."""
     measured = Segment(_MEASURED_ROWS, dimensions, metric).memory_bytes / _MEASURED_ROWS
     return math.ceil(measured) + _ROW_NUMBER_BYTES
 

@@ -1,4 +1,4 @@
-"""Compile a pass over rows for this CPU: the product with one or 16 queries, and the choice of candidates in it.
+"""Compile GEMV (one query) and GEMM (16 queries) kernels for this CPU, with a top-k threshold as their epilogue.
 
 Needs numba, the extra `compiled`.
 """
@@ -17,41 +17,41 @@ from frameworks.collections.contract import Vectors
 from frameworks.collections.scan.gemm_tiles import QUERIES, tile
 
 _WIDE_ROWS, _NARROW_ROWS = 8, 6
-"""Rows of a tile with 16 queries: their sums fit in the registers of AVX-512, and of others."""
+"""Rows of a GEMM tile: its accumulators fit in the registers of AVX-512, and of smaller CPUs."""
 
-ChooseRows = Callable[..., tuple[int, int]]
-"""(rows, queries, bias, bias_step, thresholds, masks, mask_of, first, end, out, out_step, values, positions, numbers)
-→ (the row after the last one that was compared, candidates).
+GemmKernel = Callable[..., tuple[int, int]]
+"""(rows, queries, bias, bias_step, thresholds, masks, mask_of, first, end, out, out_step, values, positions,
+query_indices) → (the row after the last one that was scored, number of candidates).
 
-`rows`: float32 [capacity, d]; those from `first` to `end` are compared. `queries`: float32 [d, 1 or 16]. `bias`:
-float32, is subtracted from the inner products of a row; `bias_step` 0: one number for all. A row is a candidate of
+`rows`: float32 [capacity, d]; those from `first` to `end` are scored. `queries`: float32 [d, 1 or 16]. `bias`:
+float32, is subtracted from the inner products of a row; `bias_step` 0: one value for all. A row is a candidate of
 a query if its value reaches the query's threshold and its position is in the mask `masks[mask_of[query]]`, bool
-[masks, rows]; -1: no mask. `values` float32, `positions` and `numbers` int64 [room] get the candidates and the numbers
-of their queries; the call ends early when they are nearly full. `out`: float32, gets the values of each tile,
-`out_step` numbers a row apart; 0: the tiles overwrite each other.
+[masks, rows]; -1: no mask. The candidates are written to `values` float32, `positions` and `query_indices` int64
+[max_candidates]; the call ends early when they are nearly full. `out`: float32, gets the values of each tile, its
+rows `out_step` elements apart; 0: the tiles overwrite each other.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled passes. They run without the interpreter's lock. `rows`: the fewest that `many` can read."""
+    """The compiled kernels. They release the interpreter's lock. `rows`: the minimum number of rows of `gemm`."""
 
-    lone: ChooseRows
-    many: ChooseRows
+    gemv: GemmKernel
+    gemm: GemmKernel
     rows: int
 
     def multiply(self, rows: Vectors, queries: Vectors, out: Vectors) -> None:
         """Write the inner products of rows [n, d] and queries [d, QUERIES] to `out`, float32 [n, QUERIES]."""
         no_bias, no_masks = np.zeros(1, np.float32), np.empty((0, 0), np.bool_)
         thresholds, mask_of = np.full(QUERIES, np.nan, np.float32), np.full(QUERIES, -1)
-        no_room = np.empty(self.rows * QUERIES, np.int64)
-        found = (no_room.astype(np.float32), no_room, no_room)
+        no_candidates = np.empty(self.rows * QUERIES, np.int64)
+        found = (no_candidates.astype(np.float32), no_candidates, no_candidates)
         flat = out.reshape(-1)
-        self.many(rows, queries, no_bias, 0, thresholds, no_masks, mask_of, 0, len(rows), flat, QUERIES, *found)
+        self.gemm(rows, queries, no_bias, 0, thresholds, no_masks, mask_of, 0, len(rows), flat, QUERIES, *found)
 
 
 def compile_kernels() -> Kernels:
-    """Compile the passes; takes a few seconds. Raises NotImplementedError for a CPU without fused multiply-add."""
+    """Compile the kernels; takes a few seconds. Raises NotImplementedError for a CPU without fused multiply-add."""
     _, _, names = cpu_target.target_context.codegen().magic_tuple()
     features = names.split(",")
     if platform.machine().lower() in {"x86_64", "amd64"} and "+fma" not in features:
@@ -60,10 +60,10 @@ def compile_kernels() -> Kernels:
     return Kernels(_compile(1, 1), _compile(rows, QUERIES), rows)
 
 
-def _compile(tile_rows: int, tile_queries: int) -> ChooseRows:
-    compare = tile(tile_rows, tile_queries)
+def _compile(tile_rows: int, tile_queries: int) -> GemmKernel:
+    compute_tile = tile(tile_rows, tile_queries)
 
-    def choose(  # noqa: PLR0913, PLR0917 - numba reads scalars and arrays faster than tuples of them
+    def gemm(  # noqa: PLR0913, PLR0917 - numba reads scalars and arrays faster than tuples of them
         rows: Any,
         queries: Any,
         bias: Any,
@@ -77,32 +77,32 @@ def _compile(tile_rows: int, tile_queries: int) -> ChooseRows:
         out_step: Any,
         values: Any,
         positions: Any,
-        numbers: Any,
+        query_indices: Any,
     ) -> Any:
         found = 0
-        room = len(values) - tile_rows * tile_queries
+        max_found = len(values) - tile_rows * tile_queries
         # The last tile begins earlier than after the one before it, so that it reads no memory behind the rows.
         last = len(rows) - tile_rows
         next_row = first
-        while next_row < end and found <= room:
+        while next_row < end and found <= max_found:
             row = min(next_row, last)
-            place = out[row * out_step :]
-            is_reached = compare(
+            tile_values = out[row * out_step :]
+            has_candidate = compute_tile(
                 rows[row:].ctypes,
                 queries.ctypes,
                 bias[row * bias_step :].ctypes,
                 thresholds.ctypes,
-                place.ctypes,
+                tile_values.ctypes,
                 rows.shape[1],
                 bias_step,
             )
-            if is_reached != 0:
+            if has_candidate != 0:
                 for position in range(next_row, min(row + tile_rows, end)):
                     for query in range(tile_queries):
-                        value = place[(position - row) * tile_queries + query]
+                        value = tile_values[(position - row) * tile_queries + query]
                         mask = mask_of[query]
                         if value >= thresholds[query] and (mask < 0 or masks[mask, position]):
-                            values[found], positions[found], numbers[found] = value, position, query
+                            values[found], positions[found], query_indices[found] = value, position, query
                             found += 1
             next_row = row + tile_rows
         return min(next_row, end), found
@@ -111,33 +111,35 @@ def _compile(tile_rows: int, tile_queries: int) -> ChooseRows:
     integers, integer, masks = types.Array(types.int64, 1, "C"), types.int64, types.Array(types.boolean, 2, "C")
     arguments = [matrix, matrix, floats, integer, floats, masks, integers, integer, integer, floats, integer]
     signature = types.UniTuple(integer, 2)(*arguments, floats, integers, integers)
-    made: ChooseRows = numba.njit(signature, nogil=True, error_model="numpy")(choose)
+    made: GemmKernel = numba.njit(signature, nogil=True, error_model="numpy")(gemm)
     return made
 
 
 def check(kernels: Kernels) -> bool:
-    """Return whether the passes are right for a few small numbers: their sums are exact in any order."""
+    """Return whether the kernels are right for small integers, whose sums are exact in any order."""
     rows = (np.arange(19 * 87, dtype=np.float32) % 11).reshape(19, 87)
     bias = np.arange(19, dtype=np.float32)
-    for choose, count in ((kernels.lone, 1), (kernels.many, QUERIES)):
+    for gemm, count in ((kernels.gemv, 1), (kernels.gemm, QUERIES)):
         queries = (np.arange(87 * count, dtype=np.float32) % 5).reshape(87, count)
         expected = rows @ queries - bias[:, None]
-        if not _is_right(choose, rows, queries, bias, expected):
+        if not _is_right(gemm, rows, queries, bias, expected):
             return False
     return True
 
 
-def _is_right(choose: ChooseRows, rows: Vectors, queries: Vectors, bias: Vectors, expected: Vectors) -> bool:
+def _is_right(gemm: GemmKernel, rows: Vectors, queries: Vectors, bias: Vectors, expected: Vectors) -> bool:
     thresholds = np.median(expected, axis=0)
-    values, positions, numbers = np.empty(999, np.float32), np.empty(999, np.int64), np.empty(999, np.int64)
+    values, positions, query_indices = np.empty(999, np.float32), np.empty(999, np.int64), np.empty(999, np.int64)
     masks, mask_of = np.arange(19)[None] != 7, np.arange(len(thresholds)) % 2 - 1
     out = np.empty(9 * QUERIES, dtype=np.float32)
-    end, found = choose(rows, queries, bias, 1, thresholds, masks, mask_of, 2, 18, out, 0, values, positions, numbers)
+    end, found = gemm(
+        rows, queries, bias, 1, thresholds, masks, mask_of, 2, 18, out, 0, values, positions, query_indices
+    )
     reached = expected >= thresholds
     reached[:2] = reached[18:] = False
     reached[7] &= mask_of < 0
     wanted = np.flatnonzero(reached)
-    chosen = positions[:found] * len(thresholds) + numbers[:found]
+    chosen = positions[:found] * len(thresholds) + query_indices[:found]
     return (
         end == 18
         and bool(np.array_equal(chosen, wanted))

@@ -1,7 +1,7 @@
-"""Write the inner loops of a search as instructions of LLVM: a tile of rows times queries, and its comparison.
+"""Emit the inner loops of the GEMM and GEMV kernels as LLVM IR: a tile of rows x queries, and its comparison.
 
-A tile of many queries keeps its sums in registers, one vector of queries for each row, while the dimensions pass. A
-tile of one query is one row, read as one stream: several streams at once reach 0.7 of the memory's bandwidth.
+A GEMM tile keeps its accumulators in registers, one vector of queries for each row, over the loop of dimensions. A
+GEMV tile is one row, read as one stream: several streams at once reach 0.7 of the memory's bandwidth.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 QUERIES = 16
-"""Of a tile of many queries: one vector of AVX-512, or two of AVX2."""
+"""Queries of a GEMM tile: one vector of AVX-512, or two of AVX2."""
 _FLOAT, _BYTE, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _LINE = 16
-"""Float32 numbers of a cache line."""
+"""Float32 elements of a cache line."""
 _UNROLLED = 4
-"""Cache lines of a lone row that are added at once: so many sums hide the latency of one."""
+"""Cache lines of a GEMV row in flight: so many accumulators hide the latency of one FMA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Operands:
     """The arguments of a tile. Pointers are to float32; `dimensions` and `bias_step` are int64.
 
     `rows`: of the first row. `queries`: [dimensions, queries]. `bias`: is subtracted from the row's inner products,
-    `bias_step` numbers apart. `thresholds`: [queries]. `out`: [rows, queries], gets the values.
+    `bias_step` elements apart. `thresholds`: [queries]. `out`: [rows, queries], gets the values.
     """
 
     builder: Any
@@ -46,7 +46,7 @@ def tile(rows: int, queries: int) -> Any:
     It writes the values of a tile and returns an integer, which is not zero if one of them reaches its threshold.
     `queries`: QUERIES, or 1 with one row. The first five arguments are pointers of arrays (`array.ctypes`).
     """
-    emit: Callable[[Operands], Any] = _lone if queries == 1 else lambda operands: _many(operands, rows)
+    emit: Callable[[Operands], Any] = _gemv if queries == 1 else lambda operands: _gemm(operands, rows)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def call(
@@ -64,8 +64,8 @@ def tile(rows: int, queries: int) -> Any:
     return call
 
 
-def _many(operands: Operands, num_rows: int) -> Any:
-    """Multiply `num_rows` rows by QUERIES queries."""
+def _gemm(operands: Operands, num_rows: int) -> Any:
+    """Emit the GEMM tile: `num_rows` rows times QUERIES queries."""
     builder, dimensions = operands.builder, operands.dimensions
     vector = ir.VectorType(_FLOAT, QUERIES)
     starts = [builder.gep(operands.rows, [builder.mul(dimensions, _number(row))]) for row in range(num_rows)]
@@ -93,14 +93,14 @@ def _many(operands: Operands, num_rows: int) -> Any:
     reached = ir.Constant(ir.VectorType(ir.IntType(1), QUERIES), [0] * QUERIES)
     for row, own in enumerate(sums):
         values = builder.load(own)
-        place = builder.gep(operands.out, [_number(row * QUERIES)])
-        builder.store(values, builder.bitcast(place, vector.as_pointer()), align=4)
+        address = builder.gep(operands.out, [_number(row * QUERIES)])
+        builder.store(values, builder.bitcast(address, vector.as_pointer()), align=4)
         reached = builder.or_(reached, builder.fcmp_ordered(">=", values, thresholds))
     return builder.zext(builder.bitcast(reached, ir.IntType(QUERIES)), _I64)
 
 
-def _lone(operands: Operands) -> Any:
-    """Multiply one row by one query."""
+def _gemv(operands: Operands) -> Any:
+    """Emit the GEMV tile: one row times one query."""
     builder, dimensions = operands.builder, operands.dimensions
     vector = ir.VectorType(_FLOAT, _LINE)
     sums = [cgutils.alloca_once(builder, vector) for _ in range(_UNROLLED)]
@@ -137,14 +137,14 @@ def _lone(operands: Operands) -> Any:
 
 
 def _bias(operands: Operands, row: int) -> Any:
-    """Return the number that the sum of a row begins with."""
+    """Return the initial value of a row's accumulator: the negative bias."""
     builder = operands.builder
-    place = builder.gep(operands.bias, [builder.mul(operands.bias_step, _number(row))])
-    return builder.fsub(ir.Constant(_FLOAT, 0.0), builder.load(place))
+    address = builder.gep(operands.bias, [builder.mul(operands.bias_step, _number(row))])
+    return builder.fsub(ir.Constant(_FLOAT, 0.0), builder.load(address))
 
 
 def _sum(builder: Any, vector: Any) -> Any:
-    """Return the sum of a vector's numbers, added in pairs."""
+    """Return the horizontal sum of a vector, reduced in pairs."""
     count = vector.type.count
     while count > 1:
         count //= 2
@@ -182,8 +182,8 @@ def _splat(builder: Any, value: Any) -> Any:
 
 
 def _indices(values: Any) -> Any:
-    numbers = list(values)
-    return ir.Constant(ir.VectorType(_I32, len(numbers)), numbers)
+    indices = list(values)
+    return ir.Constant(ir.VectorType(_I32, len(indices)), indices)
 
 
 def _number(value: int) -> Any:

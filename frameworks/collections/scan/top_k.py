@@ -1,4 +1,4 @@
-"""Hold the best rows that a search has found for one query."""
+"""Keep the top k rows of one query: a bounded heap by score, which also gives the threshold for later rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from frameworks.collections.store.segments import Positions, Segment
 from frameworks.collections.store.sqlite_store import Rows
 
 Values = npt.NDArray[np.float32]
-SPARE = 8
+SPARE_ROWS = 8
 """Rows that are held beyond `top_k`: the order of near values is only known after they are computed in float64."""
-PLACE_BITS = 32
-_PLACE_MASK = (1 << PLACE_BITS) - 1
-"""A place is the number of a segment and a position in it."""
+POSITION_BITS = 32
+_POSITION_MASK = (1 << POSITION_BITS) - 1
+"""An address is the index of a segment and, in the low bits, a position in that segment."""
 
 
 @dataclass(slots=True)
-class Best:
+class TopK:
     """The best rows found so far for one query. `query`: float32 [d], as rows are compared.
 
-    `threshold`: the value below which no row can be among the best. Values are those of `Found`.
+    `threshold`: the value below which no row can be among the best. Values are those of `Candidates`.
     """
 
     query: Vectors
@@ -30,38 +30,40 @@ class Best:
     threshold: float = -np.inf
     _values: list[Values] = field(default_factory=list)
     _rows: list[Rows] = field(default_factory=list)
-    _places: list[Positions] = field(default_factory=list)
+    _addresses: list[Positions] = field(default_factory=list)
     _segments: list[Segment] = field(default_factory=list)
 
     @property
-    def kept(self) -> int:
+    def capacity(self) -> int:
         """Return how many rows are held at most."""
-        return self.top_k + SPARE
+        return self.top_k + SPARE_ROWS
 
     def add(self, values: Values, segment: Segment, positions: Positions) -> None:
         """Add candidates: values [n] at these positions of a segment."""
-        if len(values) > 2 * self.kept:
-            is_kept = values >= np.partition(values, -self.kept)[-self.kept]
+        if len(values) > 2 * self.capacity:
+            is_kept = values >= np.partition(values, -self.capacity)[-self.capacity]
             values, positions = values[is_kept], positions[is_kept]
         self.extend(values, segment.rows[positions], positions, [segment])
 
-    def merge(self, other: "Best") -> None:
+    def merge(self, other: "TopK") -> None:
         """Add the rows that another scan found for the same query."""
-        for values, rows, places in zip(other._values, other._rows, other._places, strict=True):
-            self.extend(values, rows, places, other._segments)
+        for values, rows, addresses in zip(other._values, other._rows, other._addresses, strict=True):
+            self.extend(values, rows, addresses, other._segments)
 
-    def extend(self, values: Values, rows: Rows, places: Positions, segments: Sequence[Segment]) -> None:
-        """Add candidates and keep the best; of equal values the oldest rows. `places`: count `segments` from 0 on."""
+    def extend(self, values: Values, rows: Rows, addresses: Positions, segments: Sequence[Segment]) -> None:
+        """Add candidates and keep the best; of equal values the oldest rows. `addresses`: their segment
+        indices count `segments` from 0 on.
+        """
         self._values.append(values)
         self._rows.append(rows)
-        self._places.append(places + (len(self._segments) << PLACE_BITS))
+        self._addresses.append(addresses + (len(self._segments) << POSITION_BITS))
         self._segments += segments
-        if self._count <= self.kept:
+        if self._count <= self.capacity:
             return
         values, rows = np.concatenate(self._values), np.concatenate(self._rows)
-        places = np.concatenate(self._places)
-        order = np.lexsort((rows, -values))[: self.kept]
-        self._values, self._rows, self._places = [values[order]], [rows[order]], [places[order]]
+        addresses = np.concatenate(self._addresses)
+        order = np.lexsort((rows, -values))[: self.capacity]
+        self._values, self._rows, self._addresses = [values[order]], [rows[order]], [addresses[order]]
         self.threshold = float(values[order[-1]])
 
     @property
@@ -76,19 +78,19 @@ class Best:
     def clear(self) -> None:
         """Forget all rows."""
         self.threshold = -np.inf
-        for each in (self._values, self._rows, self._places, self._segments):
+        for each in (self._values, self._rows, self._addresses, self._segments):
             each.clear()
 
     def ranked(self, metric: Metric) -> tuple[Rows, Values]:
         """Return row numbers and scores, the best first. Scores are computed again in float64.
 
-        So they do not depend on the product that found them, nor on the queries beside this one.
+        So they do not depend on the kernel that computed them, nor on the other queries of the batch.
         """
         if not self._rows:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        rows, places = np.concatenate(self._rows), np.concatenate(self._places)
-        numbers, positions = (places >> PLACE_BITS).tolist(), (places & _PLACE_MASK).tolist()
-        vectors = np.stack([self._segments[n].vectors[p] for n, p in zip(numbers, positions, strict=True)])
+        rows, addresses = np.concatenate(self._rows), np.concatenate(self._addresses)
+        segment_indices, positions = (addresses >> POSITION_BITS).tolist(), (addresses & _POSITION_MASK).tolist()
+        vectors = np.stack([self._segments[n].vectors[p] for n, p in zip(segment_indices, positions, strict=True)])
         scores = exact_scores(vectors, self.query, metric).astype(np.float32)
         order = np.lexsort((rows, -scores))[: self.top_k]
         return rows[order], scores[order]

@@ -1,7 +1,7 @@
-"""Hold metadata as columns of numbers, so that a filter is a few passes over arrays.
+"""Store metadata in columns, so that a filter is a few vectorized comparisons.
 
-Numbers are float64. Every other value is replaced by its code in the dictionary of its key: a filter is then tested
-once per different value, not once per row.
+Numbers are float64. Every other value is dictionary-encoded: a filter is then tested once per distinct value, not once
+per row.
 """
 
 from dataclasses import dataclass, field

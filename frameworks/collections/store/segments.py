@@ -1,7 +1,7 @@
-"""Hold the rows of a collection in memory, in segments that only grow, so that a search needs no lock.
+"""Hold the vectors of a collection in memory, in append-only segments, so that a search needs no lock.
 
-A search takes a snapshot: segments, how many rows of each, and a sequence number. A row that a later commit deletes
-stays visible to the searches of earlier sequence numbers. One thread writes.
+A search takes a snapshot: the segments, the number of rows of each, and a sequence number (MVCC). A row that a later
+commit deletes stays visible to searches with earlier sequence numbers. One thread writes.
 """
 
 import threading
@@ -15,57 +15,58 @@ from frameworks.collections.contract import Metadata, Metric, Vectors
 from frameworks.collections.store.metadata_columns import Columns, Schema
 from frameworks.collections.store.sqlite_store import Rows
 
-ALIVE = np.iinfo(np.int64).max
+NOT_DELETED = np.iinfo(np.int64).max
 MAX_SEGMENT_ROWS = 32_768
 _FIRST_SEGMENT_ROWS = 512
 _SMALLEST = 1e-25
-"""Smaller squared lengths are not precise in float32."""
+"""Smaller squared norms are not precise in float32."""
 Positions = npt.NDArray[np.int64]
 
 
 class Segment:
-    """Rows with their vectors and columns. Its arrays have room for `capacity` rows; `count` of them are written.
+    """Rows with their vectors and columns. The arrays have `capacity` rows; `count` of them are written.
 
-    `vectors`: float32 [capacity, d], normalised for cosine. `rows`: int64, the row numbers. `died`: int64, the sequence
-    number of the commit that deleted the row, or ALIVE. `squares`: float32, squared lengths; only for Euclid.
+    `vectors`: float32 [capacity, d], of unit length for the cosine metric. `rows`: int64, the row numbers.
+    `deleted_at`: int64, the sequence number of the commit that deleted the row, or NOT_DELETED. `squared_norms`:
+    float32, of the vectors; only for the Euclidean metric.
     """
 
     def __init__(self, capacity: int, dimensions: int, metric: Metric) -> None:
         self.capacity = capacity
         self.count = 0
-        self.dead = 0
+        self.deleted_count = 0
         self.vectors: Vectors = np.empty((capacity, dimensions), dtype=np.float32)
         self.rows: Rows = np.empty(capacity, dtype=np.int64)
-        self.died: Rows = np.empty(capacity, dtype=np.int64)
-        self.squares: Vectors | None = np.empty(capacity, dtype=np.float32) if metric is Metric.EUCLID else None
+        self.deleted_at: Rows = np.empty(capacity, dtype=np.int64)
+        self.squared_norms: Vectors | None = np.empty(capacity, dtype=np.float32) if metric is Metric.EUCLID else None
         self.columns: Columns = {}
         self._sorter: Positions | None = None
 
     @property
     def memory_bytes(self) -> int:
-        optional = sum(each.nbytes for each in (self.squares, self._sorter) if each is not None)
+        optional = sum(each.nbytes for each in (self.squared_norms, self._sorter) if each is not None)
         columns = sum(each.memory_bytes for each in list(self.columns.values()))
-        return self.vectors.nbytes + self.rows.nbytes + self.died.nbytes + optional + columns
+        return self.vectors.nbytes + self.rows.nbytes + self.deleted_at.nbytes + optional + columns
 
     def write(self, first: int, rows: Rows, vectors: Vectors) -> None:
         """Write rows from position `first` on; they are invisible until `count` includes them."""
         part = slice(first, first + len(rows))
         self.vectors[part] = vectors
         self.rows[part] = rows
-        self.died[part] = ALIVE
-        if self.squares is not None:
-            self.squares[part] = np.vecdot(vectors, vectors)
+        self.deleted_at[part] = NOT_DELETED
+        if self.squared_norms is not None:
+            self.squared_norms[part] = np.vecdot(vectors, vectors)
 
     def positions(self, rows: Rows, count: int) -> Positions:
         """Return the positions of those of these row numbers that are among the first `count` rows."""
         own = self.rows[:count]
         if not len(own) or not len(rows):
             return np.empty(0, dtype=np.int64)
-        # Rows are written by rising numbers; only an index puts them in another order, and then no row is added.
+        # Row numbers ascend, except in the order of an index, where no row is added later.
         if self._sorter is None and not bool((own[1:] > own[:-1]).all()):
             self._sorter = np.argsort(own)
-        places = np.minimum(np.searchsorted(own, rows, sorter=self._sorter), len(own) - 1)
-        found = np.unique(places if self._sorter is None else self._sorter[places])
+        indices = np.minimum(np.searchsorted(own, rows, sorter=self._sorter), len(own) - 1)
+        found = np.unique(indices if self._sorter is None else self._sorter[indices])
         return found[np.isin(own[found], rows)]
 
 
@@ -123,7 +124,7 @@ class Segments:
 
     @property
     def live_rows(self) -> int:
-        return sum(each.count - each.dead for each in list(self._segments))
+        return sum(each.count - each.deleted_count for each in list(self._segments))
 
     @property
     def pending_rows(self) -> int:
@@ -132,14 +133,14 @@ class Segments:
         return sum(end - (segment.count if segment in known else 0) for segment, end in self._pending)
 
     @property
-    def dead_rows(self) -> int:
-        return sum(each.dead for each in list(self._segments))
+    def deleted_rows(self) -> int:
+        return sum(each.deleted_count for each in list(self._segments))
 
     def add(self, rows: Rows, vectors: Vectors, metadata: Sequence[Metadata]) -> None:
         """Write rows that `publish` makes visible. `vectors`: as they are compared. Raises MemoryError."""
         done = 0
         while done < len(rows):
-            segment, first = self._room(len(rows) - done)
+            segment, first = self._writable_segment(len(rows) - done)
             count = min(segment.capacity - first, len(rows) - done)
             part = slice(done, done + count)
             segment.write(first, rows[part], vectors[part])
@@ -148,8 +149,8 @@ class Segments:
             self._pending[-1] = (segment, first + count)
             done += count
 
-    def _room(self, wanted: int) -> tuple[Segment, int]:
-        """Return a segment with room, and the position of its first free row."""
+    def _writable_segment(self, wanted: int) -> tuple[Segment, int]:
+        """Return a segment with free rows, and the position of the first of them."""
         if self._pending and self._pending[-1][1] < self._pending[-1][0].capacity:
             return self._pending[-1]
         if not self._pending and len(self._segments) > self._sealed:
@@ -164,7 +165,7 @@ class Segments:
 
     @property
     def capacity(self) -> int:
-        """The rows that all segments have room for."""
+        """Return the total capacity of all segments in rows."""
         return sum(each.capacity for each in self._segments)
 
     @property
@@ -174,17 +175,17 @@ class Segments:
         return None if last is None or last.count == last.capacity else last
 
     def discard(self) -> None:
-        """Forget what was added since the last `publish`."""
+        """Drop the rows that were added since the last `publish`."""
         self._pending.clear()
 
     def deletion(self, deleted: Sequence[int]) -> Deletion:
         """Find the rows of these numbers, those that were added since the last `publish` too."""
-        numbers = np.array(deleted, dtype=np.int64)
+        rows = np.array(deleted, dtype=np.int64)
         pending = dict(self._pending)
-        if not len(numbers):
+        if not len(rows):
             return []
         counts = {each: each.count for each in self._segments} | pending
-        found = [(each, each.positions(numbers, count)) for each, count in counts.items()]
+        found = [(each, each.positions(rows, count)) for each, count in counts.items()]
         return [(segment, positions) for segment, positions in found if len(positions)]
 
     def publish(self, deletion: Deletion) -> None:
@@ -196,30 +197,32 @@ class Segments:
         self._pending.clear()
         self._sequence += 1
         for segment, positions in deletion:
-            segment.died[positions] = self._sequence
-            segment.dead += len(positions)
+            segment.deleted_at[positions] = self._sequence
+            segment.deleted_count += len(positions)
         self._take_snapshot()
 
     def seal(self) -> Snapshot:
-        """Write later rows into new segments, and return what there is."""
+        """Seal the segments, so that later rows go to new ones, and return their snapshot."""
         self._sealed = len(self._segments)
         return self.snapshot
 
     def replace(self, sealed: Snapshot, segments: list[Segment], *, has_index: bool) -> None:
-        """Put other segments with the same rows in the place of those of `sealed`, which `seal` returned.
+        """Replace the segments of `sealed`, which `seal` returned, by compacted ones with the same rows.
 
-        Rows that were deleted since are deleted in them. `has_index`: an index covers them.
+        Rows that were deleted since are deleted in the new segments too. `has_index`: an index covers them.
         """
-        dead = []
+        deleted = []
         for part in sealed.parts:
-            died = part.segment.died[: part.count]
-            dead.append(part.segment.rows[: part.count][(died != ALIVE) & (died > sealed.sequence)])
-        numbers = np.concatenate([*dead, np.empty(0, dtype=np.int64)])
+            deleted_at = part.segment.deleted_at[: part.count]
+            deleted.append(
+                part.segment.rows[: part.count][(deleted_at != NOT_DELETED) & (deleted_at > sealed.sequence)]
+            )
+        deleted_rows = np.concatenate([*deleted, np.empty(0, dtype=np.int64)])
         for segment in segments:
-            positions = segment.positions(numbers, segment.count)
-            # They are dead for the snapshots from now on; earlier ones have the old segments.
-            segment.died[positions] = 0
-            segment.dead = len(positions)
+            positions = segment.positions(deleted_rows, segment.count)
+            # Deleted for every snapshot from now on; earlier snapshots have the old segments.
+            segment.deleted_at[positions] = 0
+            segment.deleted_count = len(positions)
         self._segments[: len(sealed.parts)] = segments
         self._sealed = len(segments)
         self._indexed = len(segments) if has_index else 0
@@ -231,17 +234,17 @@ class Segments:
 
 
 def next_capacity(total: int, wanted: int) -> int:
-    """Return the capacity of a new segment beside others with room for `total` rows. `wanted`: rows to write."""
+    """Return the capacity of a new segment beside others with a capacity of `total` rows. `wanted`: rows to write."""
     return min(MAX_SEGMENT_ROWS, max(_FIRST_SEGMENT_ROWS, total, wanted))
 
 
-def prepared(vectors: Vectors, metric: Metric) -> Vectors:
-    """Return vectors as they are compared: of length 1 for cosine, but for zeros; unchanged for others."""
+def normalized(vectors: Vectors, metric: Metric) -> Vectors:
+    """Return vectors of unit length for the cosine metric, zeros unchanged; for other metrics return the argument."""
     if metric is not Metric.COSINE:
         return vectors
-    squares = np.vecdot(vectors, vectors)
-    if squares.min(initial=1) < _SMALLEST:
-        squares = np.vecdot(vectors, vectors, dtype=np.float64)
-    lengths = np.sqrt(squares)[:, None]
+    squared_norms = np.vecdot(vectors, vectors)
+    if squared_norms.min(initial=1) < _SMALLEST:
+        squared_norms = np.vecdot(vectors, vectors, dtype=np.float64)
+    lengths = np.sqrt(squared_norms)[:, None]
     scaled: Vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0, casting="same_kind")
     return scaled

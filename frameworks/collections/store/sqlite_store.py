@@ -1,6 +1,6 @@
-"""Keep the records of a collection on disk, in SQLite: a write-ahead log with checksums, synced at each commit.
+"""Store the records of a collection in SQLite, with a write-ahead log (WAL) that is synced at each commit.
 
-One thread writes. A row number is given once and never changes its vector, so a replaced record gets a new one.
+One thread writes. The vector of a row number never changes: a replaced record gets a new row number.
 """
 
 import os
@@ -31,7 +31,7 @@ FILE = "records.sqlite"
 LOAD_ROWS = 4096
 _IN_ONE_QUERY = 500
 _PAGE_BYTES = 16_384
-"""Of the file: a vector is not split over pages, and little of a page stays empty."""
+"""Page size of the file: most vectors fit in one page, and little of a page stays empty."""
 _SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (

@@ -1,4 +1,4 @@
-"""A process that upserts, replaces and deletes records while its index is rebuilt, until it is killed.
+"""A process that upserts, replaces and deletes records while its index is compacted, until it is killed.
 
 `python -m tests.frameworks.collections.changing_child FOLDER FIRST`: batch n has the ids "n-0" … "n-6". Before each
 change it prints `begin BATCH VERSION`, and after it `done BATCH VERSION`. Version 0 means that the batch is deleted.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from frameworks.collections.batch_worker import Worker
+from frameworks.collections.batch_worker import BatchWorker
 
 # Times the millisecond of a batch: longer than any test, and never longer than a thread can wait.
 FOREVER = 1e5
@@ -24,11 +24,13 @@ class Batches:
         return [2 * job for job in jobs]
 
 
-def with_worker(work: Callable[["Worker[int, int]"], Coroutine[None, None, None]], gather_share: float) -> list[int]:
+def with_worker(
+    work: Callable[["BatchWorker[int, int]"], Coroutine[None, None, None]], gather_share: float
+) -> list[int]:
     batches = Batches()
 
     async def run() -> None:
-        worker: Worker[int, int] = Worker("test", batches, gather_share=gather_share)
+        worker: BatchWorker[int, int] = BatchWorker("test", batches, gather_share=gather_share)
         await work(worker)
         await worker.close()
 
@@ -36,11 +38,11 @@ def with_worker(work: Callable[["Worker[int, int]"], Coroutine[None, None, None]
     return batches.sizes
 
 
-async def together(worker: "Worker[int, int]", count: int) -> list[int]:
+async def together(worker: "BatchWorker[int, int]", count: int) -> list[int]:
     return await asyncio.gather(*(worker.run(job) for job in range(count)))
 
 
-async def one_after_another(worker: "Worker[int, int]", count: int) -> list["asyncio.Task[int]"]:
+async def one_after_another(worker: "BatchWorker[int, int]", count: int) -> list["asyncio.Task[int]"]:
     tasks = []
     for job in range(count):
         tasks.append(asyncio.create_task(worker.run(job)))
@@ -49,7 +51,7 @@ async def one_after_another(worker: "Worker[int, int]", count: int) -> list["asy
 
 
 def test_batch_waits_for_as_many_as_the_last() -> None:
-    async def work(worker: "Worker[int, int]") -> None:
+    async def work(worker: "BatchWorker[int, int]") -> None:
         assert await together(worker, 3) == [0, 2, 4]
         tasks = await one_after_another(worker, 3)
         assert await asyncio.gather(*tasks) == [0, 2, 4]
@@ -58,7 +60,7 @@ def test_batch_waits_for_as_many_as_the_last() -> None:
 
 
 def test_lone_caller_does_not_wait() -> None:
-    async def work(worker: "Worker[int, int]") -> None:
+    async def work(worker: "BatchWorker[int, int]") -> None:
         for _ in range(3):
             assert await worker.run(2) == 4
 
@@ -67,7 +69,7 @@ def test_lone_caller_does_not_wait() -> None:
 
 @pytest.mark.parametrize("gather_share", [0.0, 1e-3])
 def test_batch_waits_no_longer_than_its_share(gather_share: float) -> None:
-    async def work(worker: "Worker[int, int]") -> None:
+    async def work(worker: "BatchWorker[int, int]") -> None:
         await together(worker, 3)
         assert await worker.run(1) == 2
 
@@ -75,7 +77,7 @@ def test_batch_waits_no_longer_than_its_share(gather_share: float) -> None:
 
 
 def test_close_ends_the_wait() -> None:
-    async def work(worker: "Worker[int, int]") -> None:
+    async def work(worker: "BatchWorker[int, int]") -> None:
         await together(worker, 3)
         task = asyncio.create_task(worker.run(1))
         await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from frameworks.collections.collection import open_collection
 from frameworks.collections.contract import Collection, IndexState, Metadata, Metric, Record
 from frameworks.collections.index import maintenance
-from frameworks.collections.index.memory_estimates import Growth
+from frameworks.collections.index.memory_estimates import MemoryGrowth
 from frameworks.collections.store.metadata_columns import Schema
 from frameworks.collections.store.segments import Segments
 from frameworks.devices import DeviceManager
@@ -220,10 +220,10 @@ def test_growth_is_never_too_small(changes: list[tuple[int, Metadata]], metric: 
     for count, metadata in changes:
         before = segments.memory_bytes
         many = [metadata] * count
-        growth = Growth(of_rows, segments).add(many).size_bytes
+        growth = MemoryGrowth(of_rows, segments).add(many).size_bytes
         segments.add(np.arange(row, row + count), random_vectors(count, 8), many)
         segments.publish([])
         row += count
         taken = segments.memory_bytes - before
-        # Beside the places of row numbers, which only a rebuild needs, nothing is reserved in vain.
+        # Only the sorted row numbers, which a rebuild needs, are reserved and unused.
         assert taken <= growth <= math.ceil(taken * 1.25) + 1000

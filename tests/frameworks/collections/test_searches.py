@@ -42,7 +42,7 @@ def test_products_equal_numpy(count: int, is_compiled: bool, monkeypatch: pytest
     if not is_compiled:
         monkeypatch.setattr(block_matmul, "compiled_kernels", lambda: None)
     rows, queries = random_vectors(701, 37), random_vectors(count, 37, seed=1)
-    product = block_matmul.BlockProduct(queries)
+    product = block_matmul.BlockMatmul(queries)
     assert np.allclose(product(rows), rows.astype(np.float64) @ queries.T.astype(np.float64), atol=1e-4)
     assert product(rows[:3]).shape == (3, count)
 
@@ -54,7 +54,7 @@ def test_compiled_kernels_are_used_where_numba_is() -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_score_does_not_depend_on_batch(tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LONE_BYTES", 8192)
+    monkeypatch.setattr(scoring, "GEMV_BYTES", 8192)
     vectors, queries = random_vectors(2000, 48), random_vectors(20, 48, seed=1)
     opened = Opened(settings_of(tmp_path, 48, threads=threads))
     opened.run(opened.collection.upsert(records_of(vectors)))
@@ -65,7 +65,7 @@ def test_score_does_not_depend_on_batch(tmp_path: Path, threads: int, monkeypatc
 
 
 def test_equal_scores_are_ordered_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LONE_BYTES", 256)
+    monkeypatch.setattr(scoring, "GEMV_BYTES", 256)
     opened = Opened(settings_of(tmp_path, 2))
     ones = np.ones((700, 2), dtype=np.float32)
     opened.run(opened.collection.upsert(records_of(ones)))

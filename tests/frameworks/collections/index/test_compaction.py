@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from frameworks.collections.contract import Metric
-from frameworks.collections.index.compaction import LiveRows, rebuilt
+from frameworks.collections.index.compaction import LiveRows, compacted
 from frameworks.collections.store.metadata_columns import Schema
-from frameworks.collections.store.segments import ALIVE, Segments, Snapshot
+from frameworks.collections.store.segments import NOT_DELETED, Segments, Snapshot
 
 DIMENSIONS = 4
 
@@ -21,8 +21,8 @@ def live(snapshot: Snapshot) -> dict[int, float]:
     """Return the live rows of a snapshot with the first number of their vectors."""
     found = {}
     for part in snapshot.parts:
-        for place in np.flatnonzero(part.segment.died[: part.count] > snapshot.sequence):
-            found[int(part.segment.rows[place])] = float(part.segment.vectors[place, 0])
+        for position in np.flatnonzero(part.segment.deleted_at[: part.count] > snapshot.sequence):
+            found[int(part.segment.rows[position])] = float(part.segment.vectors[position, 0])
     return found
 
 
@@ -34,7 +34,7 @@ def test_rebuild_keeps_changes_made_meanwhile(metric: Metric) -> None:
     sealed = segments.seal()
     rows = LiveRows(sealed)
     order = np.random.default_rng(1).permutation(len(rows))
-    made = rebuilt(rows, order, DIMENSIONS, metric, lambda: None)
+    made = compacted(rows, order, DIMENSIONS, metric, lambda: None)
     # While the rebuild runs: rows are deleted, and others are added.
     add(segments, [601, 602])
     segments.publish(segments.deletion([5, 600]))
@@ -48,4 +48,4 @@ def test_rebuild_keeps_changes_made_meanwhile(metric: Metric) -> None:
     # Later deletes reach rows of both orders.
     segments.publish(segments.deletion([7, 601]))
     assert live(segments.snapshot) == {row: value for row, value in expected.items() if row not in (7, 601)}
-    assert all((segment.died == ALIVE).sum() <= segment.count for segment in made)
+    assert all((segment.deleted_at == NOT_DELETED).sum() <= segment.count for segment in made)

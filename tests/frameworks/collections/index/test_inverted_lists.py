@@ -1,4 +1,4 @@
-"""The index: what it finds, and that building it meanwhile changes nothing else."""
+"""The IVF index: its recall, and that a concurrent build changes no result."""
 
 import asyncio
 import time
@@ -31,11 +31,11 @@ def small_index() -> Iterator[None]:
 
 
 def _clustered(count: int, seed: int) -> Vectors:
-    """Return vectors around 60 centres, which are the same for each seed."""
-    centres = np.random.default_rng(99).standard_normal((60, _DIMENSIONS), dtype=np.float32)
+    """Return vectors around 60 centroids, which are the same for each seed."""
+    centroids = np.random.default_rng(99).standard_normal((60, _DIMENSIONS), dtype=np.float32)
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal((count, _DIMENSIONS), dtype=np.float32)
-    return centres[generator.integers(0, 60, count)] + np.float32(0.4) * noise
+    return centroids[generator.integers(0, 60, count)] + np.float32(0.4) * noise
 
 
 def _records(vectors: Vectors, prefix: str = "") -> list[Record]:
@@ -58,8 +58,8 @@ def test_build_counts_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     _wait(opened, IndexState.READY, IndexState.MISSED)
     opened.close()
     found = {each.what: (each.done, each.total) for each in ended if each.kind == "index"}
-    assert found.pop("training the centres") == (8, 8)
-    rows = ("comparing the rows with the centres", "putting the rows in order", "measuring the recall")
+    assert found.pop("training the centroids") == (8, 8)
+    rows = ("comparing the rows with the centroids", "putting the rows in order", "measuring the recall")
     assert found == dict.fromkeys(rows, (1000, 1000))
     assert not states(lambda work: work.subject == "collection")
 
@@ -119,7 +119,7 @@ def test_search_returns_every_wanted_hit(tmp_path: Path) -> None:
     _wait(opened, IndexState.READY)
     run(collection.delete(where=parse_filter({"even": True})))
     query = _clustered(1, 2)
-    # More than the probed lists hold, and more than recall was measured for.
+    # More rows than the probed lists have, and a larger top k than recall was measured for.
     for top_k in (90, 1400, 5000):
         assert len(run(collection.search(query, top_k))[0]) == min(top_k, 1500)
     opened.close()
@@ -150,10 +150,10 @@ def test_reopened_index_is_read_from_its_file(tmp_path: Path, monkeypatch: pytes
     opened.close()
 
     def refuse(*_: object) -> None:
-        raise AssertionError("the centres are computed again")
+        raise AssertionError("the centroids are trained again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(maintenance, "train", refuse)
+        patch.setattr(maintenance, "train_centroids", refuse)
         opened = Opened(changed)
         assert _wait(opened, IndexState.READY, IndexState.FAILED) == before
         opened.close()
@@ -167,7 +167,7 @@ def test_failed_build_leaves_searches_exact(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(maintenance, "rebuilt", fail)
+    monkeypatch.setattr(maintenance, "compacted", fail)
     vectors = _clustered(2500, 1)
     opened = Opened(settings_of(tmp_path, _DIMENSIONS, index_rows=2000))
     opened.run(opened.collection.upsert(_records(vectors)))

@@ -7,9 +7,9 @@ import pytest
 
 from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.scan import block_matmul, exact_scan, scoring
-from frameworks.collections.scan.top_k import Best, exact_scores
+from frameworks.collections.scan.top_k import TopK, exact_scores
 from frameworks.collections.store.metadata_columns import Mask
-from frameworks.collections.store.segments import ALIVE, Part, Positions, Segment, prepared
+from frameworks.collections.store.segments import NOT_DELETED, Part, Positions, Segment, normalized
 
 pytestmark = pytest.mark.isa
 
@@ -20,7 +20,7 @@ _generator = np.random.default_rng(0)
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
 def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with the compiled passes and with those of numpy."""
+    """Run each test with the compiled kernels and with those of numpy."""
     if request.param == "numpy":
         for module in (scoring, block_matmul):
             monkeypatch.setattr(module, "compiled_kernels", lambda: None)
@@ -33,7 +33,7 @@ def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def _vectors(count: int, metric: Metric) -> Vectors:
     """Return vectors of small integers, many of them twice: their sums are exact, and scores are equal."""
     own = _generator.integers(-2, 3, (max(1, count // 2), _DIMENSIONS)).astype(np.float32)
-    return prepared(own[_generator.integers(0, len(own), count)], metric)
+    return normalized(own[_generator.integers(0, len(own), count)], metric)
 
 
 def _parts(metric: Metric, counts: Sequence[int] = (3, 1500, 1, 900)) -> list[Part]:
@@ -43,9 +43,11 @@ def _parts(metric: Metric, counts: Sequence[int] = (3, 1500, 1, 900)) -> list[Pa
     for count, start in zip(counts, np.cumsum([0, *counts]), strict=False):
         segment = Segment(count + count % 2, _DIMENSIONS, metric)
         segment.write(0, numbers[start : start + count], _vectors(count, metric))
-        # Rows that died after the snapshot are found.
-        segment.died[:count] = _generator.choice([_SEQUENCE, _SEQUENCE + 1, ALIVE], count, p=[0.1, 0.1, 0.8])
-        segment.dead = int((segment.died[:count] != ALIVE).sum())
+        # Rows that were deleted after the snapshot are found.
+        segment.deleted_at[:count] = _generator.choice(
+            [_SEQUENCE, _SEQUENCE + 1, NOT_DELETED], count, p=[0.1, 0.1, 0.8]
+        )
+        segment.deleted_count = int((segment.deleted_at[:count] != NOT_DELETED).sum())
         segment.count = count
         parts.append(Part(segment, count))
     return parts
@@ -58,7 +60,7 @@ def _sorted(
     rows, scores = [], []
     for index, part in enumerate(parts):
         segment, own = part.segment, slice(part.count)
-        found = segment.died[own] > _SEQUENCE
+        found = segment.deleted_at[own] > _SEQUENCE
         if masks is not None:
             found &= masks[index]
         rows.append(segment.rows[own][found])
@@ -69,7 +71,7 @@ def _sorted(
 
 
 def _assert_sorted(
-    best: Sequence[Best], parts: Sequence[Part], metric: Metric, masks: Sequence[Sequence[Mask] | None] | None = None
+    best: Sequence[TopK], parts: Sequence[Part], metric: Metric, masks: Sequence[Sequence[Mask] | None] | None = None
 ) -> None:
     for index, own in enumerate(best):
         rows, scores = own.ranked(metric)
@@ -82,7 +84,7 @@ def _assert_sorted(
 @pytest.mark.parametrize("metric", Metric)
 def test_scan_equals_stable_sort(metric: Metric, count: int) -> None:
     parts, queries = _parts(metric), _vectors(count, metric)
-    best = [Best(query, (1, 10, 300)[index % 3]) for index, query in enumerate(queries)]
+    best = [TopK(query, (1, 10, 300)[index % 3]) for index, query in enumerate(queries)]
     exact_scan.Scan(best, metric, _SEQUENCE).run(parts)
     _assert_sorted(best, parts, metric)
 
@@ -93,27 +95,27 @@ def test_filtered_scan_equals_stable_sort(metric: Metric, count: int) -> None:
     parts, queries = _parts(metric), _vectors(count, metric)
     filters = [[_generator.random(part.count) < share for part in parts] for share in (0.5, 0.01, 0)]
     masks = [[*filters, None][index % 4] for index in range(count)]
-    best = [Best(query, 10) for query in queries]
+    best = [TopK(query, 10) for query in queries]
     exact_scan.Scan(best, metric, _SEQUENCE).run(parts, masks)
     _assert_sorted(best, parts, metric, masks)
 
 
 @pytest.mark.parametrize("count", [1, 20])
 def test_rising_scores_equal_stable_sort(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "ROOM", 200)  # as many candidates as a pass has room for, and more
+    monkeypatch.setattr(scoring, "MAX_CANDIDATES", 200)  # fewer than the candidates of the rows
     segment = Segment(4000, _DIMENSIONS, Metric.DOT)
     vectors = np.full((4000, _DIMENSIONS), 0.5, dtype=np.float32) * (np.arange(4000)[:, None] // 3)
     segment.write(0, np.arange(4000), vectors.astype(np.float32))
     segment.count = 4000
     parts = [Part(segment, 4000)]
-    best = [Best(np.ones(_DIMENSIONS, np.float32), 10) for _ in range(count)]
+    best = [TopK(np.ones(_DIMENSIONS, np.float32), 10) for _ in range(count)]
     exact_scan.Scan(best, Metric.DOT, _SEQUENCE).run(parts)
     _assert_sorted(best, parts, Metric.DOT)
 
 
 def test_scan_continues_from_found_rows() -> None:
     parts, queries = _parts(Metric.COSINE), _vectors(20, Metric.COSINE)
-    best = [Best(query, 10) for query in queries]
+    best = [TopK(query, 10) for query in queries]
     for part in parts:
         exact_scan.Scan(best, Metric.COSINE, _SEQUENCE).run([part])
     _assert_sorted(best, parts, Metric.COSINE)
@@ -126,6 +128,6 @@ def test_any_dimensions_are_compared(dimensions: int, count: int) -> None:
     segment.write(0, np.arange(50), _generator.integers(-9, 9, (50, dimensions)).astype(np.float32))
     segment.count = 50
     queries = _generator.integers(-9, 9, (count, dimensions)).astype(np.float32)
-    best = [Best(query, 7) for query in queries]
+    best = [TopK(query, 7) for query in queries]
     exact_scan.Scan(best, Metric.DOT, _SEQUENCE).run([Part(segment, 50)])
     _assert_sorted(best, [Part(segment, 50)], Metric.DOT)
