@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import huggingface_hub.constants
 import openai
 import pytest
 from huggingface_hub import InferenceClient
@@ -222,7 +223,11 @@ class TestChat:
         answer = server.client.post("/v1/chat/completions", json={**body, "continue_final_message": True}).json()
         assert message["content"][0]["text"] == answer["choices"][0]["message"]["content"]
 
-    def test_hugging_face_client_gets_json_of_schema(self, server: RunningServer) -> None:
+    def test_hugging_face_client_gets_json_of_schema(
+        self, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A test of PyTorch models in this process has set HF_HUB_OFFLINE, with which the client sends nothing.
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         # Its own types are those of OpenAI; its guides send TGI's. Without a model it sends "dummy".
         wanted: Any = {"type": "json_object", "value": SCHEMA}
         with InferenceClient(base_url=server.url, api_key="none") as client:
