@@ -40,7 +40,9 @@ class KernelTiming(ResponseBody):
 
     kernel: str
     weights: str = Field(description="Range of the weights, as in `quantization`; empty for other weights.")
-    error: float = Field(description="Root mean square error of a product, relative to the original's.")
+    error: float = Field(
+        description="Root mean square error of a product, relative to the original's; 0 where it was not measured."
+    )
     milliseconds: dict[str, float] = Field(
         description="By number of rows, on one thread; fewer numbers for a product that is far slower than others."
     )

@@ -56,6 +56,7 @@ def _has(feature: str, vectors: str = "AVX512") -> bool:
     """Return whether numba compiles for a CPU with this feature, and torch's vectors are these."""
     if lanes() != _LANES[vectors]:
         return False
+    import numba  # noqa: F401 - its parts cannot be imported first
     from numba.core.registry import cpu_target
 
     _, _, features = cpu_target.target_context.codegen().magic_tuple()

@@ -1,8 +1,7 @@
 """Find the compiled code that a model needs, and whether its load waits for it.
 
-A model of floats, or of weights that its files have packed, is served with torch's kernels until its code has been
-compiled, see kernel_switch. Others wait: the accuracy of weights that the load quantises is measured with the kernels
-that serve, and a named kernel is served from the start.
+A model is served with torch's kernels until its code has been compiled, see kernel_switch. A named kernel is waited
+for: it serves from the start.
 """
 
 import json
@@ -17,10 +16,10 @@ from frameworks.progress import phase
 from frameworks.pytorch.compiled.vectors import lanes
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
-from frameworks.pytorch.generation.compiled_linears import compiles
+from frameworks.pytorch.generation.compiled_linears import GROUP, compiles
 from frameworks.pytorch.generation.cpu_kernels import COMPILED_HALF, float_format, half_is_exact
 from frameworks.pytorch.generation.group_linear import code_of_groups
-from frameworks.pytorch.generation.linear_makers import product_weights
+from frameworks.pytorch.generation.linear_makers import Bits, product_inputs, product_weights
 from frameworks.pytorch.generation.llama import MODEL_TYPES, is_llama
 from frameworks.pytorch.generation.packed.building import packed_modules
 from frameworks.pytorch.generation.packed.modules import PackedModule
@@ -30,14 +29,14 @@ from frameworks.pytorch.loader import DTYPES
 log = structlog.get_logger(__name__)
 
 _ELEMENTS = 1 << 16
-_QUANTIZED = {"int8": ("int8_groups",), "int4": ("int4", "int8_groups")}
+_QUANTIZED: dict[Bits, tuple[str, ...]] = {"int8": ("int8_groups",), "int4": ("int4", "int8_groups")}
 
 
 class CodeNeeds:
     """The code of one load. Used by one thread."""
 
     def __init__(self, load: GeneratorLoad) -> None:
-        """Begin to compile what is surely needed, beside the load."""
+        """Begin to compile what is waited for, beside the load."""
         self._load = load
         self._compiles = load.device.kind == "cpu" and lanes() > 0
         self._futures: list[Future[None]] = []
@@ -52,10 +51,14 @@ class CodeNeeds:
         """
         if not self._compiles:
             return None
-        packed = packed_modules(model)
+        packed, bits = packed_modules(model), self._load.bits
         plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
         parts = {*_parts_of_packed(packed), *plain}
-        if self._load.bits is None and self._load.entry.kernels == "auto":
+        if bits is not None:
+            if not compiles("int8"):
+                return None
+            parts |= _parts_of_quantized(bits, model)
+        if self._load.entry.kernels == "auto":
             if not missing_parts(parts):
                 return None
             return compile_parts({*parts, *self._parts_of_adapters(model)}, self._load.entry.name)
@@ -88,7 +91,7 @@ class CodeNeeds:
 
     def _known_parts(self) -> set[str]:
         bits, kernels = self._load.bits, self._load.entry.kernels
-        if bits is not None and kernels in ("auto", "compiled"):
+        if bits is not None and kernels == "compiled":
             return set(_QUANTIZED[bits]) if compiles("int8") else set()
         if kernels == COMPILED_HALF.name:
             return {"float16"}
@@ -110,6 +113,12 @@ class CodeNeeds:
 def _may_be_half(weight: torch.Tensor) -> bool:
     """Whether the first numbers are held exactly by float16; the kernel's own check reads all."""
     return half_is_exact(weight[: max(1, _ELEMENTS // weight.shape[1])])
+
+
+def _parts_of_quantized(bits: Bits, model: Any) -> set[str]:
+    """Return the formats of weights that the load quantises; those of the original are timed beside them."""
+    has_odd = any(inputs % GROUP for inputs in product_inputs(model))
+    return {*_QUANTIZED[bits], *(("int8",) if has_odd else ())}
 
 
 def _step_of(load: GeneratorLoad) -> set[str]:

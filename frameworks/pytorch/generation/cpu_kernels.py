@@ -16,14 +16,16 @@ from frameworks.pytorch.generation.compiled_linears import (
     compiled_bytes,
     compiles,
     make_float,
+    make_groups,
     make_int4,
     make_int8,
     make_int8_groups,
     packed_format,
 )
-from frameworks.pytorch.generation.group_weights import round_to_groups
+from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
 from frameworks.pytorch.generation.linear import (
     HalfLinear,
+    Linear,
     MakeLinear,
     MklLinear,
     PackedLinear,
@@ -41,6 +43,8 @@ from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_products import Int8Kernel
 
 ORIGINAL = "original"
+GROUPED = "grouped"
+"""Weights that are rounded in groups of inputs, for `CpuKernel.weights`."""
 _FBGEMM_BLOCK = 512
 # Layers that are all compiled save the calls between them, which take as long as the products of a small model.
 _MAX_TIME_OF_CALLS = 0.7
@@ -57,7 +61,7 @@ class CpuKernel:
     `shares`: the layer reads the given weights, and holds no copy. `max_rival_time`: another kernel is chosen
     only if it takes less than this share of the time. `prepare`: what the first layer of all would take time for.
     `code`: the part of compiling/parts.py that it needs; None for a kernel of torch. `restores`: its layers are
-    RestorableLinear.
+    RestorableLinear. `of_groups`: makes a layer of weights that are rounded already; None: `make` does.
     """
 
     name: str
@@ -70,6 +74,7 @@ class CpuKernel:
     prepare: Callable[[], object] = lambda: None
     code: FormatName | None = None
     restores: bool = False
+    of_groups: Callable[[GroupWeights, torch.Tensor | None], Linear] | None = None
 
 
 def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
@@ -130,11 +135,19 @@ def _compiled(
 ) -> CpuKernel:
     held_bytes, prepare = partial(compiled_bytes, format_name), partial(packed_format, format_name)
     return CpuKernel(
-        name, make, held_bytes, fits, weights, max_rival_time=_MAX_TIME_OF_CALLS, prepare=prepare, code=format_name
+        name,
+        make,
+        held_bytes,
+        fits,
+        weights,
+        max_rival_time=_MAX_TIME_OF_CALLS,
+        prepare=prepare,
+        code=format_name,
+        of_groups=make_groups if weights == GROUPED else None,
     )
 
 
-def _has_whole_groups(weight: torch.Tensor) -> bool:
+def has_whole_groups(weight: torch.Tensor) -> bool:
     return weight.shape[1] % GROUP == 0
 
 
@@ -178,13 +191,13 @@ INT4_WEIGHT_ONLY = CpuKernel(
     _make_int4,
     lambda outputs, inputs: int4_bytes(outputs, inputs, GROUP),
     lambda weight: packs_int4(weight.shape[0], weight.shape[1], GROUP),
-    "grouped",
+    GROUPED,
 )
 COMPILED_HALF = _compiled("compiled-f16", "float16", partial(make_float, "float16"), half_is_exact)
 # Rows that are rounded as a whole have four times the loss of perplexity, and take 0.8 to 0.9 of the time.
-COMPILED_INT8 = _compiled("compiled", "int8_groups", make_int8_groups, _has_whole_groups, "grouped")
-COMPILED_INT8_ROWS = _compiled("compiled", "int8", make_int8, lambda weight: not _has_whole_groups(weight), "whole")
-COMPILED_INT4 = _compiled("compiled", "int4", make_int4, _has_whole_groups, "grouped")
+COMPILED_INT8 = _compiled("compiled", "int8_groups", make_int8_groups, has_whole_groups, GROUPED)
+COMPILED_INT8_ROWS = _compiled("compiled", "int8", make_int8, lambda weight: not has_whole_groups(weight), "whole")
+COMPILED_INT4 = _compiled("compiled", "int4", make_int4, has_whole_groups, GROUPED)
 _FLOAT_FORMATS: dict[torch.dtype, FormatName] = {
     torch.float32: "float32",
     torch.float16: "float16",

@@ -37,7 +37,7 @@ from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.speculating import Speculation, states_of
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
-from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, QuantizationReport
 
 # Two prompts, prefilled together in parts, and a few decodes.
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
@@ -119,10 +119,11 @@ class GeneratingModel:
                 memory_bytes=bare_bytes + sum(each.memory_bytes for each in adapters),
             )
 
-    def note_products(self, products: tuple[ProductTrial, ...]) -> None:
-        """Note the kernels after the change to compiled ones. Any thread."""
+    def note_products(self, products: tuple[ProductTrial, ...], report: QuantizationReport | None) -> None:
+        """Note the kernels after the change to compiled ones. `report`: with them; None: as before. Any thread."""
         with self._spec_lock:
-            self.spec = replace(self.spec, products=products, awaits_kernels=False)
+            quantization = report or self.spec.quantization
+            self.spec = replace(self.spec, products=products, quantization=quantization, awaits_kernels=False)
 
     def unload_adapter(self, number: int) -> None:
         """As StepModel.unload_adapter."""

@@ -60,6 +60,46 @@ class GroupWeights:
         return groups.reshape(self.outputs, self.inputs).to(dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class NibbleWeights:
+    """GroupWeights of 4 bits in half of the memory. `nibbles`: uint8 [outputs, inputs // 2], each value with 8 more; a
+    byte has a value of the first half of the inputs, and above it one of the second.
+    """
+
+    nibbles: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor | None
+    group: int
+
+    @classmethod
+    def of(cls, weights: GroupWeights) -> "NibbleWeights":
+        """Pack weights of 4 bits, of an even number of inputs."""
+        first, second = weights.values.add(8).view(torch.uint8).chunk(2, 1)
+        return cls(first | (second << 4), weights.scale, weights.shift, weights.group)
+
+    @property
+    def outputs(self) -> int:
+        return self.nibbles.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return 2 * self.nibbles.shape[1]
+
+    def part(self, outputs: slice) -> "NibbleWeights":
+        """Return the weights of some outputs, as views."""
+        shift = None if self.shift is None else self.shift[outputs]
+        return NibbleWeights(self.nibbles[outputs], self.scale[outputs], shift, self.group)
+
+    def whole(self) -> GroupWeights:
+        """Return the weights with a byte for each value."""
+        values = torch.cat((self.nibbles & 15, self.nibbles >> 4), 1).view(torch.int8).sub_(8)
+        return GroupWeights(values, self.scale, self.shift, 4, self.group)
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """As GroupWeights.dense."""
+        return self.whole().dense(dtype)
+
+
 def held_bytes(elements: int, bits: int, group: int) -> int:
     """Return the bytes of values of so many bits, with a scale and a shift of 4 bytes for each group."""
     return elements * bits // 8 + elements // group * 8

@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from frameworks.pytorch.generation.cpu_kernels import ORIGINAL, CpuKernel
+from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.linear import Linear
 from frameworks.pytorch.int8_choice import Measure, geometric_mean, sample_rows
 from frameworks.pytorch.kernels import shortest_seconds
@@ -95,6 +96,15 @@ class KernelChooser:
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that `fits` accepts, [outputs, inputs]."""
+        return self._counted(weight).make(weight, bias)
+
+    def of_groups(self, weights: GroupWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+        """Make a layer of weights that are rounded already. `dtype`: of the original's, and of the rows."""
+        kernel = self._counted(weights.dense(dtype))
+        return kernel.make(weights.dense(), bias) if kernel.of_groups is None else kernel.of_groups(weights, bias)
+
+    def _counted(self, weight: torch.Tensor) -> CpuKernel:
+        """Return the kernel for one more layer of these weights."""
         usable = [each for each in self._kernels if each.fits(weight)]
         most = packed_bytes(weight, self._max_bytes)
         usable = [each for each in usable if each.held_bytes(*weight.shape) <= most] or usable[:1]
@@ -105,7 +115,7 @@ class KernelChooser:
         kernel = self._choices[key].kernel
         if not (kernel.shares and weight.data_ptr() in self._shared):
             self.held_bytes += kernel.held_bytes(*weight.shape)
-        return kernel.make(weight, bias)
+        return kernel
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:

@@ -1,8 +1,9 @@
 """Put compiled kernels in the place of torch's, in a model that serves.
 
-The first start on a machine compiles for 20 seconds and more. A model of floats serves meanwhile. When its code is
-there, a thread replaces the linear layers one by one: never more than one is in memory twice. Both kinds compute the
-same but for rounding, so a step may run through both, and texts go on. At last the compiled step takes over.
+The first start on a machine compiles for 20 seconds and more. The model serves meanwhile. When its code is there, a
+thread replaces the linear layers one by one: never more than one is in memory twice. Both kinds compute the same but
+for rounding, so a step may run through both, and texts go on. At last the compiled step takes over. The accuracy of
+weights that the load has quantised is then measured again.
 """
 
 import threading
@@ -17,21 +18,23 @@ import structlog
 import torch
 
 from frameworks.generation.blocks import BlockPool
+from frameworks.generation.sequence import StepPart
 from frameworks.progress import working
 from frameworks.pytorch.generation.adapters.layers import base_of
 from frameworks.pytorch.generation.adapters.set import AdapterSet
 from frameworks.pytorch.generation.compiled_step import compiled_step
-from frameworks.pytorch.generation.group_linear import DeferredGroupLinear
+from frameworks.pytorch.generation.group_linear import DeferredGroupLinear, RoundedGroupLinear
 from frameworks.pytorch.generation.kernel_choice import log_trials
 from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.linear import Linear, RestorableLinear
 from frameworks.pytorch.generation.linear_makers import LaterLinears, LinearMaker
 from frameworks.pytorch.generation.packed.modules import replaced
+from frameworks.pytorch.generation.quantization_report import Reporter, with_products
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.trial import Trial
 from frameworks.pytorch.int8_choice import sample_rows
 from frameworks.pytorch.openmp import alone_beside_steps
-from frameworks.types import ProductTrial
+from frameworks.types import ProductTrial, QuantizationReport
 from memory.allocator import give_back_freed_memory
 
 log = structlog.get_logger(__name__)
@@ -44,14 +47,15 @@ _MAX_WAIT_S, _LOOK_S, _MAX_PAUSE_S = 30.0, 0.1, 60.0
 # Of all models of the process, for the memory of one layer.
 _one_at_a_time = threading.Lock()
 
-OnSwitched = Callable[[tuple[ProductTrial, ...]], None]
+OnSwitched = Callable[[tuple[ProductTrial, ...], QuantizationReport | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchParts:
     """The parts of a model that a switch changes, and those that it needs.
 
-    `name`, `dtype`: of the model. `maker`: made the layers. `packed_tolerance`: as of `Trial.check`.
+    `name`, `dtype`: of the model. `maker`: made the layers. `packed_tolerance`: as of `Trial.check`. `reporter`: of
+    weights that the load has quantised, `report`: its report with the layers of then; None: it has quantised none.
     """
 
     name: str
@@ -62,6 +66,8 @@ class SwitchParts:
     trial: Trial
     pool: BlockPool
     packed_tolerance: float = 0.0
+    reporter: Reporter | None = None
+    report: QuantizationReport | None = None
 
 
 class _Closed(Exception):
@@ -81,7 +87,8 @@ class KernelSwitch:
 
     def start(self, on_switched: OnSwitched) -> None:
         """Change the kernels when the code is there. `on_switched`: called on another thread, with the kernels of then,
-        once at the end of the change; also if it failed, and the model goes on with torch's kernels.
+        once at the end of the change; also if it failed, and the model goes on with torch's kernels. It gets the report
+        of quantised weights, too; None where it is as before.
         """
         self._code.add_done_callback(lambda code: self._begin(code, on_switched))
 
@@ -102,16 +109,17 @@ class KernelSwitch:
                 self._thread.start()
         if parts is not None and error is not None:
             _warn(parts.name, str(error))
-            on_switched(parts.maker.products)
+            on_switched(parts.maker.products, None)
 
     def _run(self, parts: SwitchParts, on_switched: OnSwitched) -> None:
         started_s = time.monotonic()
+        report: QuantizationReport | None = None
         try:
             if parts.packed_tolerance:
                 self._wait_for_pause(parts.pool)
             with self._turn(), torch.no_grad(), alone_beside_steps():
-                self._switch_linears(parts)
-                self._switch_step(parts)
+                later = self._switch_linears(parts)
+                report = self._switch_step(parts, later)
         except _Closed:
             return
         except Exception as error:  # noqa: BLE001 - the layers that were not replaced serve on
@@ -125,9 +133,9 @@ class KernelSwitch:
             with self._lock:
                 self._parts = None
         give_back_freed_memory()
-        on_switched(_joined(parts.maker.products, self._products))
+        on_switched(_joined(parts.maker.products, self._products), report)
 
-    def _switch_linears(self, parts: SwitchParts) -> None:
+    def _switch_linears(self, parts: SwitchParts) -> LaterLinears:
         later = parts.maker.later()
         places = parts.runner.decoder.linear_places
         with working("compile", parts.name) as work:
@@ -140,21 +148,39 @@ class KernelSwitch:
                     parts.adapters.put_linear(place, linear)
                     self._products = later.products
                 work.step()
+        return later
 
-    def _switch_step(self, parts: SwitchParts) -> None:
-        runner = parts.runner
+    def _switch_step(self, parts: SwitchParts, later: LaterLinears) -> QuantizationReport | None:
+        """Use the compiled step, where the decoder allows it. Return the report of quantised weights.
+
+        Without the step, the decoder computes with the cache that it serves from: the accuracy is that of before, which
+        has the same arithmetic.
+        """
+        runner, reporter = parts.runner, parts.reporter
         self._check_open()
         # The blocks of the model's own cache may be in use.
-        cache = KeyValueCache(runner.cache.shape, parts.trial.num_blocks, torch.device("cpu"))
+        num_blocks = parts.trial.num_blocks if reporter is None else parts.trial.num_report_blocks
+        cache = KeyValueCache(runner.cache.shape, num_blocks, torch.device("cpu"))
         tried = compiled_step(runner.decoder, cache)
         step = compiled_step(runner.decoder, runner.cache)
+        products, report = self._products, parts.report
+        if report is not None and reporter is not None:
+            report = with_products(report, reporter.bits, products, parts.maker.held_bytes_with(later))
         if tried is None or step is None:
-            return
-        parts.trial.check_step(tried.logits, cache.shape.dtype, parts.packed_tolerance)
+            return report
+
+        def compute(step_parts: list[StepPart]) -> torch.Tensor:
+            self._check_open()
+            return tried.logits(step_parts)
+
+        parts.trial.check_step(compute, cache.shape.dtype, parts.packed_tolerance)
+        if reporter is not None:
+            report = reporter.measure(compute, products, parts.maker.held_bytes_with(later))
         self._check_open()
         parts.adapters.use_compiled(step.adapters)
         runner.step = step
         parts.pool.moves_ended = False
+        return report
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -191,6 +217,10 @@ def _made_later(before: Linear, later: LaterLinears) -> Linear:
         linear = later.group(weights, before.bias)
         dtype = torch.float32 if before.bias is None else before.bias.dtype
         _check(linear, before, (weights.outputs, weights.inputs), dtype, _GROUP_TOLERANCE)
+        return linear
+    if isinstance(before, RoundedGroupLinear):
+        linear = later.again(before)
+        _check(linear, before, before.shape, before.dtype, _TOLERANCE[before.dtype])
         return linear
     if isinstance(before, RestorableLinear):
         weight = before.dense()

@@ -1,7 +1,7 @@
 """Make the linear layers of a generating model as its entry asks: in its dtype, in 8 bits or in 4."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,10 @@ from frameworks.pytorch.generation.cpu_kernels import (
 from frameworks.pytorch.generation.group_linear import (
     DeferredGroupLinear,
     ReadGroups,
+    RoundedGroupLinear,
     int8_chooser,
     make_group_linear,
+    rounding_kernels,
 )
 from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.kernel_choice import KernelChooser, packed_bytes
@@ -43,8 +45,8 @@ class LinearMaker:
         self, model: Any, folder: Path, bits: Bits | None, kernels: str = "auto", *, defers_compiled: bool = False
     ) -> None:
         """`model`: of transformers, on its device. `bits`: None for its dtype. `kernels`: the setting.
-        `defers_compiled`: make the layers without compiled kernels, which `later` chooses among. Only for a CPU,
-        without bits and a named kernel.
+        `defers_compiled`: make the layers without compiled kernels, which `later` makes. Only for a CPU, without a
+        named kernel.
 
         Raises InvalidModel for a kernel that this CPU or this dtype does not have.
         """
@@ -70,12 +72,13 @@ class LinearMaker:
         self._itemsize: int = model.dtype.itemsize
         self._is_deferred = defers_compiled
         self._later_bytes = 0
-        if defers_compiled:
+        self._has_halves: bool | None = None
+        if defers_compiled and bits is None:
             usual = [each for each in usual if each.code is None and each.restores]
         self._is_tied_copied = bool(usual) and not usual[0].shares
         self._choosers: list[KernelChooser] = []
         if self._is_on_cpu:
-            *narrower, last = _lists(bits, usual, kernels, folder)
+            *narrower, last = _lists(bits, usual, kernels, folder, defers_compiled=defers_compiled)
             self._choosers = [self._chooser(found, usual, model.dtype.itemsize) for found in narrower]
             max_error = None if bits is None else largest_error
             self._choosers.append(self._chooser(last, usual, model.dtype.itemsize, max_error))
@@ -84,8 +87,10 @@ class LinearMaker:
         """Make a layer of weights [outputs, inputs]."""
         if not self._is_on_cpu:
             return self._make_on_accelerator(weight, bias)
-        if self._is_deferred:
+        if self._is_deferred and self._bits is None:
             self._later_bytes += packed_bytes(weight, self._itemsize)
+        if self._is_deferred and self._has_halves is None:
+            self._has_halves = half_is_exact(weight)
         is_head = weight.data_ptr() == self._head and self._bits == "int4"
         choosers = self._choosers[-1:] if is_head else self._choosers
         return next(each for each in choosers if each.fits(weight))(weight, bias)
@@ -108,13 +113,29 @@ class LinearMaker:
         chooser = KernelChooser(
             self._all_kernels, max_bytes=self._itemsize, shared=self._tables, measure=shortest_seconds_beside_steps
         )
-        return LaterLinears(chooser, int8_chooser(shortest_seconds_beside_steps))
+        return LaterLinears(
+            chooser, int8_chooser(shortest_seconds_beside_steps), self._later_rounded(4), self._later_rounded(8)
+        )
+
+    def _later_rounded(self, bits: int) -> KernelChooser:
+        """Return what makes compiled layers of weights that the load has rounded: they keep their numbers. Beside the
+        compiled kernel only the original's is timed.
+        """
+        kernels = [each for each in (int4_kernels() if bits == 4 else int8_kernels()) if each.code is not None]
+        halves = [replace(each, fits=lambda _: True) for each in self._all_kernels if each.fits is half_is_exact]
+        original = [*[each for each in self._all_kernels if each.fits is not half_is_exact][:1], *halves[:1]]
+        if not self._has_halves:
+            original = original[:1]
+        return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, measure=shortest_seconds_beside_steps)
+
+    def held_bytes_with(self, later: "LaterLinears") -> int:
+        """Return the bytes of a model whose layers are all rounded, and made by `later`."""
+        return self._kept_bytes + later.int4.held_bytes + later.rounded.held_bytes
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
         """The kernel of each shape of a CPU's layers, most weights first."""
-        found = [each for chooser in (*self._choosers, self._group_int8) for each in chooser.products]
-        return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
+        return _by_weights((*self._choosers, self._group_int8))
 
     @property
     def original_bytes(self) -> int:
@@ -141,6 +162,9 @@ class LinearMaker:
             return KernelChooser(kernels, max_bytes=itemsize, shared=self._tables)
         halves = [each for each in usual if each.fits is half_is_exact]
         original = [*[each for each in usual if each not in halves][:1], *halves[:1]]
+        if self._is_deferred:
+            # `later` times it.
+            original = []
         return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, max_error=max_error)
 
     def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -155,27 +179,46 @@ class LinearMaker:
 @dataclass(frozen=True, slots=True)
 class LaterLinears:
     """Makes layers with the kernels that are fastest beside steps. `floats`: of weights that are not quantised.
-    `int8`: of those that are rounded again to 8 bits. Used by one thread.
+    `int8`: of those of a file that are rounded again to 8 bits. `int4`, `rounded`: of those of 4 and of 8 bits that the
+    load has rounded. Used by one thread.
     """
 
     floats: KernelChooser
     int8: KernelChooser
+    int4: KernelChooser
+    rounded: KernelChooser
 
     def group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that a file holds in 8 or 4 bits."""
         return make_group_linear(weights, bias, self.int8)
 
+    def again(self, before: RoundedGroupLinear) -> Linear:
+        """Make a layer of the same weights."""
+        chooser = self.int4 if before.bits == 4 else self.rounded
+        return chooser.of_groups(before.groups(), before.bias, before.dtype)
+
     @property
     def products(self) -> tuple[ProductTrial, ...]:
         """As LinearMaker.products, of the layers made so far."""
-        return (*self.floats.products, *self.int8.products)
+        return _by_weights((self.floats, self.int8, self.int4, self.rounded))
 
 
-def _lists(bits: Bits | None, usual: Sequence[CpuKernel], name: str, folder: Path) -> list[Sequence[CpuKernel]]:
+def _by_weights(choosers: Sequence[KernelChooser]) -> tuple[ProductTrial, ...]:
+    """Return the kernels of all layers, most weights first."""
+    found = [each for chooser in choosers for each in chooser.products]
+    return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
+
+
+def _lists(
+    bits: Bits | None, usual: Sequence[CpuKernel], name: str, folder: Path, *, defers_compiled: bool
+) -> list[Sequence[CpuKernel]]:
     """Return the kernels for the weights; then those for weights that the first do not fit.
 
-    `name`: of the kernel to use, or auto. Raises InvalidModel for a name that is not among the first kernels.
+    `name`: of the kernel to use, or auto. `defers_compiled`: as of LinearMaker. Raises InvalidModel for a name that is
+    not among the first kernels.
     """
+    if bits is not None and defers_compiled:
+        return [rounding_kernels(4), rounding_kernels(8)] if bits == "int4" else [rounding_kernels(8)]
     found: list[Sequence[CpuKernel]] = [usual] if bits is None else [int8_kernels()]
     if bits == "int4":
         found.insert(0, int4_kernels())
@@ -195,3 +238,10 @@ def product_weights(model: Any) -> list[torch.Tensor]:
     """Return the weights of all products, [outputs, inputs]."""
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
     return [module.weight for module in linears]
+
+
+def product_inputs(model: Any) -> set[int]:
+    """Return the numbers of inputs that products have."""
+    modules = list(model.modules())
+    found = {module.in_features for module in modules if isinstance(module, torch.nn.Linear)}
+    return found | {module.nx for module in modules if isinstance(module, Conv1D)}

@@ -80,7 +80,7 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
     if served.switch is not None:
         served.switch.start(loaded.note_products)
     if drafting is not None and drafting.switch is not None:
-        drafting.switch.start(lambda _: None)
+        drafting.switch.start(lambda *_: None)
     return loaded
 
 

@@ -22,7 +22,7 @@ from frameworks.pytorch.generation.linear_makers import LinearMaker, product_wei
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.model_loading import PACKED_TOLERANCE, load_model, packed_bytes, packed_dtype
 from frameworks.pytorch.generation.packed.building import packed_modules
-from frameworks.pytorch.generation.quantization_report import MIN_COSINE, report_quantization, warn_if_less_accurate
+from frameworks.pytorch.generation.quantization_report import Reporter
 from frameworks.pytorch.generation.runner import PagedRunner
 from frameworks.pytorch.generation.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
@@ -30,7 +30,6 @@ from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.trial import Trial
 from frameworks.pytorch.loader import DTYPES
-from frameworks.quantization.comparison import check_cosine
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
 
@@ -67,17 +66,18 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
-    packed_tolerance = PACKED_TOLERANCE if load.source is not None else 0.0
+    packed_tolerance = PACKED_TOLERANCE if load.source is not None or load.bits is not None else 0.0
+    reporter: Reporter | None = None
     if load.bits is None:
         trial.check(runner, shape.cache.dtype, packed_tolerance)
     else:
-        report = report_quantization(load.bits, trial, runner, maker)
-        min_cosine = MIN_COSINE[load.bits] if entry.min_cosine is None else entry.min_cosine
-        check_cosine(report, min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
-        warn_if_less_accurate(report, load.bits, entry.name)
+        reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
+        report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None
-    switched = SwitchParts(entry.name, load.dtype, runner, adapters, maker, trial, pool, packed_tolerance)
+    switched = SwitchParts(
+        entry.name, load.bits or load.dtype, runner, adapters, maker, trial, pool, packed_tolerance, reporter, report
+    )
     return ServedModel(
         runner,
         pool,

@@ -30,6 +30,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _CAUSAL_SHARE = 0.1
 _ROUNDS = 3
 
+Compute = Callable[[list[StepPart]], torch.Tensor]
+"""Parts of a step → their logits."""
+
 
 class Trial:
     """The reference logits of one text, computed before the model is changed."""
@@ -66,6 +69,7 @@ class Trial:
             self.check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
+        self._expected = self._logits
 
     def check_causal(self, logits_of: Callable[[list[int]], torch.Tensor]) -> None:
         """Raise InvalidModel if logits depend on later tokens, as in an encoder.
@@ -98,20 +102,21 @@ class Trial:
 
     def check_step(
         self,
-        compute: Callable[[list[StepPart]], torch.Tensor],
+        compute: Compute,
         kv_dtype: torch.dtype,
         packed_tolerance: float = 0.0,
     ) -> None:
-        """As `check`, for what computes the steps of few tokens alone."""
+        """As `check`, for what computes the steps of few tokens alone. A model with quantised weights is compared with
+        itself at the last report.
+        """
         own, _ = self._run(compute)
-        off = self.off(own)
+        off = _off(own, self._expected)
         if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
             raise NotPaged(f"by its compiled step its logits are off by {off:.3g} times their spread")
 
     def off(self, logits: Any, first: int = 0) -> float:
         """Return the error of logits after the parts from `first` on, relative to their spread."""
-        expected = self._logits[first:]
-        return float(np.sqrt(np.square(logits - expected).mean())) / max(float(expected.std()), 1e-6)
+        return _off(logits, self._logits[first:])
 
     @property
     def num_blocks(self) -> int:
@@ -119,13 +124,22 @@ class Trial:
         return -(-sum(self.counts) // BLOCK_TOKENS)
 
     @property
+    def num_report_blocks(self) -> int:
+        """Blocks of keys and values that `report` takes, numbered from 0."""
+        return max(self.num_blocks, -(-len(self._text_ids) // BLOCK_TOKENS))
+
+    @property
     def tolerance(self) -> float:
         """Largest error of a right model."""
         return _TOLERANCE[self._dtype]
 
-    def report(self, runner: PagedRunner, scheme: str, bytes_before: int, bytes_after: int) -> QuantizationReport:
-        """Measure how far a decoder with quantised weights is from the model."""
-        own, own_s = self._run(runner.compute)
+    def report(self, compute: Compute, scheme: str, bytes_before: int, bytes_after: int) -> QuantizationReport:
+        """Measure how far a decoder with quantised weights is from the model.
+
+        `compute`: as PagedRunner.compute, with a cache that is free.
+        """
+        own, own_s = self._run(compute)
+        self._expected = own
         cosines = row_cosines(self._logits, own)
         return QuantizationReport(
             scheme,
@@ -136,11 +150,11 @@ class Trial:
             bytes_after=bytes_after,
             original_ms=round(1e3 * self._original_s, 3),
             quantized_ms=round(1e3 * own_s, 3),
-            perplexity=decoder_perplexity(runner.compute, self._text_ids),
+            perplexity=decoder_perplexity(compute, self._text_ids),
             perplexity_original=self._perplexity,
         )
 
-    def _run(self, compute: Callable[[list[StepPart]], torch.Tensor]) -> tuple[Any, float]:
+    def _run(self, compute: Compute) -> tuple[Any, float]:
         """Return the logits after each part, and the seconds of the whole text at once."""
         blocks = list(range(self.num_blocks))
 
@@ -165,6 +179,11 @@ class Trial:
         ours = map_device_error(error, f"{self.folder}: a text of {len(self.token_ids)} tokens", self._device)
         if isinstance(ours, OutOfMemory):
             raise ours from error
+
+
+def _off(logits: Any, expected: Any) -> float:
+    """Return the error of logits, relative to the spread of the expected ones."""
+    return float(np.sqrt(np.square(logits - expected).mean())) / max(float(expected.std()), 1e-6)
 
 
 def _timed(run: Callable[[], torch.Tensor], rounds: int) -> tuple[torch.Tensor, float]:

@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from frameworks.pytorch.generation import group_linear
-from frameworks.pytorch.generation.group_linear import DeferredGroupLinear, WidenedGroupLinear, make_group_linear
-from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.compiled_linears import compiles
+from frameworks.pytorch.generation.cpu_kernels import int4_kernels, int8_kernels
+from frameworks.pytorch.generation.group_linear import (
+    DeferredGroupLinear,
+    WidenedGroupLinear,
+    make_group_linear,
+    rounding_kernels,
+)
+from frameworks.pytorch.generation.group_weights import GroupWeights, NibbleWeights, round_to_groups
 from frameworks.pytorch.generation.linear import PlainLinear
 from frameworks.pytorch.generation.packed.modules import JoinedLinear, ReorderedLinear, replaced
 
@@ -52,6 +59,34 @@ def test_four_bits_keep_sixteen_numbers_exactly() -> None:
 def test_equal_numbers_are_kept() -> None:
     constant = torch.full((OUTPUTS, INPUTS), 0.3)
     assert torch.allclose(round_to_groups(constant, 4, 32).dense(), constant, atol=1e-6)
+
+
+def test_nibbles_keep_numbers_of_parts() -> None:
+    rounded = round_to_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32)
+    nibbles, part = NibbleWeights.of(rounded), slice(3, 7)
+    assert nibbles.nibbles.nbytes == OUTPUTS * INPUTS // 2
+    assert torch.equal(nibbles.whole().values, rounded.values)
+    assert torch.equal(nibbles.part(part).dense(), rounded.dense()[part])
+
+
+@pytest.mark.skipif(not compiles("int8"), reason="no products are compiled for this CPU")
+@pytest.mark.parametrize("inputs", [96, 70])
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.02), (4, 0.2)])
+def test_rounded_product_equals_compiled(bits: int, tolerance: float, inputs: int) -> None:
+    """The same whole numbers of weights and of rows: sums alone differ."""
+    weight, rows = random(OUTPUTS, inputs, seed=1), random(9, inputs, seed=2)
+    bias = random(OUTPUTS, seed=3)
+    rows[::2, 0] *= 30
+    found = [each for each in rounding_kernels(bits) if each.fits(weight)]
+    if bits == 4 and inputs % 32:
+        assert not found
+        return
+    compiled = next(each for each in (int8_kernels() if bits == 8 else int4_kernels()) if each.fits(weight))
+    ours, expected = found[0].make(weight, bias)(rows), compiled.make(weight, bias)(rows)
+    exact = torch.nn.functional.linear(rows.double(), weight.double(), bias.double())
+    assert float((ours - expected).norm() / exact.norm()) < 1e-5
+    assert float((ours - exact).norm() / exact.norm()) < tolerance
+    assert compiled.weights == found[0].weights
 
 
 def test_scale_of_other_shape_is_refused() -> None:
