@@ -67,6 +67,16 @@ def test_architecture_names_existing_files() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+def test_glossary_names_existing_files_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([\w./]+)` \|$", _text("docs/glossary.md"), flags=re.MULTILINE)
+    assert rows
+    assert [(term, name) for term, name in rows if not (ROOT / name).exists()] == []
+    assert len({term for term, _ in rows}) == len(rows)
+    lines = [line for line in _text("docs/glossary.md").splitlines() if line.startswith("| ")]
+    headings = [line for line in lines if line.endswith("| file |")]
+    assert len(rows) == len(lines) - len(headings), "each row is a term, a line of meaning, and a file"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sentences_have_at_most_twenty_words(page: Path) -> None:
     text = re.sub(r"<!-- generated: .*?<!-- end: |```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
