@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_isa_tests_are_found_by_their_marker() -> None:
-    assert str(ROOT / "tests/frameworks/pytorch/compiled/test_matrix_attention.py") in isa_files()
+    assert str(ROOT / "tests/frameworks/pytorch/compiled/test_amx_attention.py") in isa_files()
 
 
 def test_gpu_kit_finds_its_tests() -> None:

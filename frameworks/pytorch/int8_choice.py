@@ -12,7 +12,7 @@ from math import prod
 import structlog
 import torch
 
-from frameworks.pytorch.int8_products import (
+from frameworks.pytorch.int8_matmul import (
     CPU_PRODUCTS,
     Int8Kernel,
     Int8Product,

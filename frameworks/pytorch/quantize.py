@@ -16,7 +16,7 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel, ModelFailed
 from frameworks.progress import phase, step, working
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Product, choose_int8, log_choice
-from frameworks.pytorch.int8_products import Int8Kernel, round_rows
+from frameworks.pytorch.int8_matmul import Int8Kernel, round_rows
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import Comparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies

@@ -11,8 +11,8 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.files import check_weight_bytes
 from frameworks.pytorch import kernels
-from frameworks.pytorch.compiled.code_cache import set_cache_folder
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.image_folders import find_images

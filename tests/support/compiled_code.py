@@ -14,7 +14,7 @@ def keep_compiled_code() -> None:
 def main() -> None:
     """Compile all that this CPU can have, by its instruction sets as the environment masks them."""
     keep_compiled_code()
-    from frameworks.pytorch.compiled.vectors import lanes
+    from frameworks.pytorch.compiled.cpu_features import lanes
 
     if lanes():
         from frameworks.pytorch.compiling.parts import PARTS, compile_part

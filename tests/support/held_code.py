@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling import background
 
 _WAIT_S = 120.0

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numba import types
 
+from frameworks.pytorch.compiled.cpu_features import has_matrix_tiles
 from frameworks.pytorch.compiled.jit import llvm_function
-from frameworks.pytorch.compiled.vectors import has_matrix_tiles
-from tests.support.matrix_tiles import MatrixTiles
+from tests.support.amx_tiles import MatrixTiles
 from tests.support.pair_products import add_pair_products, rounded_sum
 
 ROWS, PAIRS, OUTPUTS = 16, 16, 16
@@ -114,22 +114,22 @@ def test_row_of_pair_products_ignores_other_rows(kind: str) -> None:
 @cache
 def instruction(by_cpu: bool) -> Any:
     """Compile one product of tiles: (addresses of the rows, the weights of two registers, the sums) -> nothing."""
-    from frameworks.pytorch.compiled import tile_registers
-    from frameworks.pytorch.compiled.tiles import BYTES, number
+    from frameworks.pytorch.compiled.amx import amx_registers
+    from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, number
 
     @llvm_function
     def add(_context: Any, _rows: Any, _weights: Any, _sums: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             rows, weights, sums = (builder.inttoptr(each, BYTES) for each in arguments)
             row_bytes = number(2 * OUTPUTS * 4)
-            tile_registers.move_sums(builder, "tileloadd64", sums, 1, row_bytes)
-            tile_registers.multiply_step(builder, (rows, weights), number(0), number(0), 1)
-            tile_registers.move_sums(builder, "tilestored64", sums, 1, row_bytes)
+            amx_registers.move_sums(builder, "tileloadd64", sums, 1, row_bytes)
+            amx_registers.multiply_step(builder, (rows, weights), number(0), number(0), 1)
+            amx_registers.move_sums(builder, "tilestored64", sums, 1, row_bytes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), write
 
-    configure, release = tile_registers.configure, tile_registers.release
+    configure, release = amx_registers.configure, amx_registers.release
 
     def run(rows: int, weights: int, sums: int) -> None:
         configure()
@@ -138,7 +138,7 @@ def instruction(by_cpu: bool) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         if not by_cpu:
-            patch.setattr(tile_registers, "function", TILES.function)
+            patch.setattr(amx_registers, "function", TILES.function)
         return numba.njit(types.void(*[types.int64] * 3))(run)
 
 

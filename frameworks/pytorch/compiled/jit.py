@@ -9,7 +9,7 @@ from numba import types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from frameworks.pytorch.compiled.kept_function import KeptFunction
+from frameworks.pytorch.compiled.cache.cached_function import KeptFunction
 
 _LINE_BYTES = 64
 """Of the CPU's caches: a vector that crosses lines is read and written as two."""

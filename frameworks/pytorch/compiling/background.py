@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from frameworks.progress import Work, begin
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling.parts import missing_parts
 from frameworks.pytorch.compiling.process import NOT_KEPT
 

@@ -6,11 +6,13 @@ A part is compiled when its module is imported, unless its code is in the cache.
 from collections.abc import Iterable
 from importlib import import_module
 
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 
-ADAPTERS = "low_rank"
+ADAPTERS = "lora"
 _FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int8_groups")
 STEP = "step"
+_FOLDERS = {ADAPTERS: "matmul", STEP: "decoder_step"}
+"""Of `compiled`, for parts that are not in `dtypes`."""
 PARTS = (*_FORMATS, STEP)
 """Parts that every model may need."""
 
@@ -22,11 +24,12 @@ def adapters_of(dtype: str) -> str:
 
 def compile_part(part: str) -> None:
     """Compile a part, or read it from the cache. Raises OSError, and errors of numba."""
-    module = import_module(f"frameworks.pytorch.compiled.{part.partition('.')[0]}")
-    if part.startswith(ADAPTERS):
+    name, _, dtype = part.partition(".")
+    module = import_module(f"frameworks.pytorch.compiled.{_FOLDERS.get(name, 'dtypes')}.{name}")
+    if dtype:
         import torch
 
-        module.region_address(getattr(torch, part.partition(".")[2]))
+        module.region_address(getattr(torch, dtype))
 
 
 def missing_parts(parts: Iterable[str]) -> list[str]:

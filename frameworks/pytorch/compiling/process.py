@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from frameworks.pytorch.compiled.code_files import end_process
+from frameworks.pytorch.compiled.cache.code_files import end_process
 
 _NICENESS = 10
 _LOCK = "compiling.lock"
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _compile(folder: Path, parts: list[str]) -> None:
-    from frameworks.pytorch.compiled import code_cache
+    from frameworks.pytorch.compiled.cache import code_cache
     from frameworks.pytorch.compiling.parts import compile_part, missing_parts
 
     code_cache.use_folder(folder, only_to_keep=True)

@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from frameworks.progress import phase
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
 from frameworks.pytorch.generation.compiled_linears import GROUP, compiles

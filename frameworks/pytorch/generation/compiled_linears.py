@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from frameworks.pytorch.compiled.vectors import has_integers, lanes
+from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
-from frameworks.pytorch.int8_products import round_weight
+from frameworks.pytorch.int8_matmul import round_weight
 from frameworks.quantization.ranges import WHOLE
 
 if TYPE_CHECKING:
-    from frameworks.pytorch.compiled.formats import PackedFormat
-    from frameworks.pytorch.compiled.linear import CompiledLinear
+    from frameworks.pytorch.compiled.matmul.formats import PackedFormat
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
 FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups"]
 GROUP = 32
@@ -25,17 +25,17 @@ def packed_format(name: FormatName) -> "PackedFormat":
     """Return the format of this name, compiled."""
     # Each module compiles when it is imported.
     if name == "float32":
-        from frameworks.pytorch.compiled.float32 import PACKED
+        from frameworks.pytorch.compiled.dtypes.float32 import PACKED
     elif name == "float16":
-        from frameworks.pytorch.compiled.float16 import PACKED
+        from frameworks.pytorch.compiled.dtypes.float16 import PACKED
     elif name == "bfloat16":
-        from frameworks.pytorch.compiled.bfloat16 import PACKED
+        from frameworks.pytorch.compiled.dtypes.bfloat16 import PACKED
     elif name == "int8":
-        from frameworks.pytorch.compiled.int8 import PACKED
+        from frameworks.pytorch.compiled.dtypes.int8 import PACKED
     elif name == "int4":
-        from frameworks.pytorch.compiled.int4 import PACKED
+        from frameworks.pytorch.compiled.dtypes.int4 import PACKED
     else:
-        from frameworks.pytorch.compiled.int8_groups import PACKED
+        from frameworks.pytorch.compiled.dtypes.int8_groups import PACKED
     return PACKED
 
 
@@ -51,7 +51,7 @@ def compiled_bytes(name: FormatName, outputs: int, inputs: int) -> int:
 
 def make_float(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
     """Make a layer of weights [outputs, inputs]; those of another dtype are rounded to the format's."""
-    from frameworks.pytorch.compiled.linear import CompiledLinear
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     packed = packed_format(name)
     return CompiledLinear(packed.pack(weight.detach().float().numpy()), _shape(weight), bias, packed)
@@ -61,7 +61,7 @@ def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinea
     """Make a layer of weights [outputs, inputs] of any float type. Outputs and rows are rounded, each by its largest
     number.
     """
-    from frameworks.pytorch.compiled.linear import CompiledLinear
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     packed = packed_format("int8")
     values, scale = round_weight(weight, WHOLE)
@@ -88,7 +88,7 @@ def packs_groups(weights: GroupWeights) -> bool:
 
 def make_groups(weights: GroupWeights, bias: torch.Tensor | None) -> "CompiledLinear":
     """Make a layer of weights that `packs_groups` accepts."""
-    from frameworks.pytorch.compiled.linear import CompiledLinear
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     values, scale = weights.values.numpy(), weights.scale.float().numpy()
     if weights.bits == 4:

@@ -14,12 +14,12 @@ import torch
 
 from frameworks.generation.sequence import Sequence as TextInProgress
 from frameworks.generation.sequence import StepPart
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
-# As compiled/rows.py numbers them; importing it would compile.
+# As compiled/attention/cache_rows.py numbers them; importing it would compile.
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Pieces of a step have whole tiles of so many rows.
 _TILE_ROWS = 8
@@ -33,7 +33,7 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, *, is_idle: bool = Fal
     """
     if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _KINDS:
         return None
-    from frameworks.pytorch.compiled.linear import CompiledLinear, join_small
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear, join_small
 
     linears = [linear for layer in decoder.layers for linear in layer.linears] + [decoder.head]
     compiled = [each for each in linears if isinstance(each, CompiledLinear)]
@@ -54,18 +54,12 @@ class CompiledStep:
         cache: KeyValueCache,
     ) -> None:
         """`linears`: the CompiledLinears of all layers in the order of LlamaLayer.linears, and the head."""
-        from frameworks.pytorch.compiled import (
-            attention,
-            buffers,
-            elementwise,
-            products,
-            row_blocks,
-            step,
-            step_arguments,
-            step_table,
-            tile_registers,
-        )
+        from frameworks.pytorch.compiled.amx import amx_registers
+        from frameworks.pytorch.compiled.attention import flash_attention
+        from frameworks.pytorch.compiled.decoder_step import blocked_states, step, step_arguments
+        from frameworks.pytorch.compiled.matmul import gemm, gemm_table, packing
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
+        from frameworks.pytorch.compiled.simd import elementwise
         from frameworks.pytorch.generation.adapters.compiled import CompiledAdapters
 
         self._decoder = decoder
@@ -77,8 +71,8 @@ class CompiledStep:
         self._embedding = None if embedding is None or embedding.dtype not in _KINDS else embedding.detach()
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
-        self._step, self._products, self._operations = step_arguments, products, elementwise
-        self._columns, self._registers, self._part_bytes = step_table, tile_registers, row_blocks.PART_BYTES
+        self._step, self._products, self._operations = step_arguments, gemm, elementwise
+        self._columns, self._registers, self._part_bytes = gemm_table, amx_registers, blocked_states.PART_BYTES
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
         self._region = Region(step.ADDRESS, step_arguments.NUM_STEP_ARGUMENTS - NUM_RESERVED)
@@ -98,12 +92,12 @@ class CompiledStep:
         # The products behind attention, computed together, have rows in order there.
         num_bytes[-1] = max(num_bytes[-1], *(each.ordered_bytes(self.most_rows) for each in linears[4::5]))
         num_bytes.append(max(each.tile_bytes(self.most_rows) for each in linears))
-        self._buffers = dict(zip((*sizes, "tiles"), buffers.empty_parts(num_bytes), strict=True))
+        self._buffers = dict(zip((*sizes, "tiles"), packing.empty_parts(num_bytes), strict=True))
         self._room = torch.empty(0, dtype=torch.uint8)
         self._head_size, self._cache_kind = first.head_size, _KINDS[cache.shape.dtype]
         self._room_bytes = step.room_bytes(first.head_size, self._cache_kind)
         self._key_heads = first.key_heads
-        self._group, self._most_heads = first.query_heads // first.key_heads, attention.MAX_TILE_ROWS
+        self._group, self._most_heads = first.query_heads // first.key_heads, flash_attention.MAX_TILE_ROWS
         # Tokens of a tile, by its heads.
         self._tile_tokens = [0] + [
             step.tile_tokens(heads + 1, first.head_size, self._cache_kind)

@@ -40,7 +40,7 @@ from frameworks.pytorch.generation.weight_only import (
     packs_int4,
 )
 from frameworks.pytorch.int8_choice import exact_kernels
-from frameworks.pytorch.int8_products import Int8Kernel
+from frameworks.pytorch.int8_matmul import Int8Kernel
 
 ORIGINAL = "original"
 GROUPED = "grouped"

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.int8_products import Int8Kernel, fbgemm_engine
+from frameworks.pytorch.int8_matmul import Int8Kernel, fbgemm_engine
 from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
 
 # Up to here each number of rows is computed as it is: these are the batches of texts, one row each.

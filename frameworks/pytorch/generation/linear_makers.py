@@ -28,7 +28,7 @@ from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.kernel_choice import KernelChooser, packed_bytes
 from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
-from frameworks.pytorch.int8_products import Int8Kernel, TorchProduct
+from frameworks.pytorch.int8_matmul import Int8Kernel, TorchProduct
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 from frameworks.types import ProductTrial
 

@@ -8,7 +8,7 @@ import torch
 
 from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.linear import UnfusedLinear
-from frameworks.pytorch.int8_products import round_weight
+from frameworks.pytorch.int8_matmul import round_weight
 from frameworks.quantization.ranges import WHOLE
 
 INT8_INPUTS_MULTIPLE = 32

@@ -3,7 +3,7 @@
 import pytest
 
 from frameworks.pytorch.int8_choice import exact_range
-from frameworks.pytorch.int8_products import Int8Kernel
+from frameworks.pytorch.int8_matmul import Int8Kernel
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from frameworks.pytorch import int8_choice
 from frameworks.pytorch.int8_choice import ORIGINAL, Int8Choice, Measure, Product, choose_int8, log_choice
-from frameworks.pytorch.int8_products import Int8Kernel, Int8Product
+from frameworks.pytorch.int8_matmul import Int8Kernel, Int8Product
 from frameworks.quantization.ranges import HALVED, WHOLE
-from tests.frameworks.pytorch.test_int8_products import ExactProduct
+from tests.frameworks.pytorch.test_int8_matmul import ExactProduct
 
 pytestmark = pytest.mark.isa
 

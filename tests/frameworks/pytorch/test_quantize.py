@@ -8,7 +8,7 @@ import torch
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.int8_choice import exact_kernels
-from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
+from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, Int8Kernel, round_weight
 from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker

@@ -14,7 +14,7 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CompiledAdapter(NamedTuple):
-    """One adapter. `numbers`: int64 [products, step_table.PRODUCT_NUMBERS]. `columns`: the most of a product.
+    """One adapter. `numbers`: int64 [products, gemm_table.PRODUCT_NUMBERS]. `columns`: the most of a product.
     `kept`: what the numbers have addresses of.
     """
 
@@ -27,14 +27,14 @@ class CompiledAdapters:
     """The adapters of one compiled step, by number. One thread computes the steps, any thread adds and removes."""
 
     def __init__(self, products: Table, layers: Sequence[AdaptableLayer], max_rows: int) -> None:
-        """`products`: the step's table, [products, step_table.PRODUCT_COLUMNS]. `layers`: of its products but the
+        """`products`: the step's table, [products, gemm_table.PRODUCT_COLUMNS]. `layers`: of its products but the
         head, in their order. `max_rows`: of a step.
         """
-        from frameworks.pytorch.compiled import products as arguments
-        from frameworks.pytorch.compiled import step_table
-        from frameworks.pytorch.compiled.formats import BLOCK
+        from frameworks.pytorch.compiled.matmul import gemm as arguments
+        from frameworks.pytorch.compiled.matmul import gemm_table
+        from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 
-        self._arguments, self._columns, self._block = arguments, step_table, BLOCK
+        self._arguments, self._columns, self._block = arguments, gemm_table, BLOCK
         self._products = own = products[: len(layers)]
         self._layers = layers
         self._max_rows = max_rows
@@ -51,10 +51,10 @@ class CompiledAdapters:
         self._changes = np.zeros((2, max_rows), dtype=np.int64)
         self._of_selected = np.array([layer.selects_rows for layer in layers])
         # Gate and up have the same rows, so they are computed together.
-        own[:, step_table.PRODUCT] = np.arange(len(layers))
-        own[:, step_table.TOGETHER] = 1
-        own[step_table.GATE :: step_table.PRODUCTS_OF_LAYER, step_table.TOGETHER] = 2
-        own[:, step_table.ROOM] = max_rows
+        own[:, gemm_table.PRODUCT] = np.arange(len(layers))
+        own[:, gemm_table.TOGETHER] = 1
+        own[gemm_table.GATE :: gemm_table.PRODUCTS_OF_LAYER, gemm_table.TOGETHER] = 2
+        own[:, gemm_table.ROOM] = max_rows
         for each, changes in zip((~self._of_selected, self._of_selected), self._changes, strict=True):
             own[each, arguments.ARE_CHANGED] = changes.ctypes.data
         widest = -(-int(own[:, arguments.OUTPUTS].max()) // BLOCK) * BLOCK
@@ -62,7 +62,7 @@ class CompiledAdapters:
 
     def add(self, number: int, pairs: Mapping[str, Pair]) -> None:
         """Add an adapter; all have one dtype. `pairs`: of the modules. Compiles, unless the code is in the cache."""
-        from frameworks.pytorch.compiled.low_rank import region_address
+        from frameworks.pytorch.compiled.matmul.lora import region_address
 
         packed = self._packed(pairs)
         address = region_address(next(iter(pairs.values())).a.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.pytorch.compiled.vectors import has_integers, lanes
+from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
 from frameworks.pytorch.generation import compiled_linears
 from frameworks.pytorch.generation.compiled_linears import FormatName
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.frameworks.pytorch.compiled.attention_texts import BLOCKS, IN_ROW, KINDS, Form, Text
+from tests.frameworks.pytorch.compiled.attention_cases import BLOCKS, IN_ROW, KINDS, Form, Text
 from tests.frameworks.pytorch.compiled.layers import needs_vectors
 
 pytestmark = [pytest.mark.isa, needs_vectors]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.pytorch.compiled import code_cache, code_files
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cache import code_cache, code_files
+from frameworks.pytorch.compiled.cpu_features import lanes
 
 pytestmark = [pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"), pytest.mark.extended]
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.skipif(not lanes(), reason="no products are compiled f
 COMPILE = """
 import ctypes, sys
 from pathlib import Path
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 code_cache.set_cache_folder(Path(sys.argv[1]))
 from frameworks.pytorch.compiled import jit
 import numpy as np
@@ -32,10 +32,10 @@ def double(arguments):
     arguments[0] = 2 * arguments[0]
 
 if sys.argv[2:]:
-    from frameworks.pytorch.compiled import kept_function
+    from frameworks.pytorch.compiled.cache import cached_function
     def fail(*_):
         raise OSError(28, "No space left on device")
-    kept_function.write_code = fail
+    cached_function.write_code = fail
 numbers = np.array([21])
 ctypes.CFUNCTYPE(None, ctypes.c_void_p)(jit.address_of(double))(numbers.ctypes.data)
 assert numbers[0] == 42

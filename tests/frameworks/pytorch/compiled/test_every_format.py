@@ -81,7 +81,7 @@ def test_held_bytes_are_those_of_weights(name: FormatName) -> None:
 
 @pytest.mark.parametrize("name", formats())
 def test_small_layers_share_memory(name: FormatName) -> None:
-    from frameworks.pytorch.compiled.linear import join_small
+    from frameworks.pytorch.compiled.matmul.linear import join_small
 
     linears = [make(name, random(OUTPUTS + number, INPUTS, seed=number)) for number in range(5)]
     rows = random(7, INPUTS, seed=7)
@@ -96,7 +96,7 @@ def test_small_layers_share_memory(name: FormatName) -> None:
 
 
 def test_large_layers_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frameworks.pytorch.compiled import linear as module
+    from frameworks.pytorch.compiled.matmul import linear as module
 
     linears = [make("float32", random(OUTPUTS, INPUTS, seed=number)) for number in range(3)]
     before = [linear.weights.ctypes.data for linear in linears]

@@ -14,8 +14,8 @@ ROOM = 64
 
 @pytest.fixture(scope="module")
 def interleaved() -> Callable[[int, int, int, int, int], None]:
-    from frameworks.pytorch.compiled.interleave import interleave
     from frameworks.pytorch.compiled.jit import compiled
+    from frameworks.pytorch.compiled.simd.interleave import interleave
 
     @compiled
     def run(source: int, stride: int, target: int, rows: int, words: int) -> None:

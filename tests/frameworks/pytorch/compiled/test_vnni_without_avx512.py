@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.pytorch.compiled.vectors import has_integers
+from frameworks.pytorch.compiled.cpu_features import has_integers
 
 pytestmark = pytest.mark.nightly
 
@@ -17,7 +17,7 @@ _LIKE_SUCH_A_CPU = {
     "NUMBA_CPU_NAME": "x86-64-v3",
     "NUMBA_CPU_FEATURES": "+avxvnni",
 }
-_SAY = "from frameworks.pytorch.compiled.vectors import *; print(lanes(), has_vnni())"
+_SAY = "from frameworks.pytorch.compiled.cpu_features import *; print(lanes(), has_vnni())"
 
 
 def has_such_instructions() -> bool:

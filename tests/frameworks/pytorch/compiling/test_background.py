@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.pytorch.compiled import code_cache
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cache import code_cache
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.compiling import background
 from frameworks.pytorch.compiling.background import CompilationFailed
 from tests.support.held_code import wait_until
@@ -39,7 +39,7 @@ compiler_process.main()
 SERVER = """
 import sys
 from pathlib import Path
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling import background
 code_cache.use_folder(Path(sys.argv[1]))
 background.command = lambda folder, parts: [sys.executable, sys.argv[2], str(folder), *parts]
@@ -48,7 +48,7 @@ background.compile_parts(["float32"], "m").result()
 TEMPORARY = """
 import sys
 from pathlib import Path
-from frameworks.pytorch.compiled import code_cache
+from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling import background
 code_cache.set_cache_folder(Path(sys.argv[1]))
 folders = []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.generation.sequence import Sequence, StepPart
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.generation.compiled_step import compiled_step
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.compiled.vectors import has_integers
+from frameworks.pytorch.compiled.cpu_features import has_integers
 from frameworks.pytorch.generation.cpu_kernels import (
     COMPILED_INT4,
     COMPILED_INT8,

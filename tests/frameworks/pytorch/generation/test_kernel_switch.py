@@ -15,7 +15,7 @@ import transformers
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel
-from frameworks.pytorch.compiled.vectors import lanes
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.compiling import background
 from frameworks.pytorch.generation import kernel_switch, loading
 from frameworks.pytorch.generation.group_linear import RoundedGroupLinear

@@ -10,7 +10,7 @@ from frameworks.pytorch.generation.linear import (
     QuantizedLinear,
     can_quantize,
 )
-from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
+from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, Int8Kernel, round_weight
 from frameworks.quantization.ranges import LARGEST_INT8
 
 pytestmark = pytest.mark.isa

@@ -15,7 +15,7 @@ from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.shape import GeneratorShape, kv_bytes, read_shape
-from frameworks.pytorch.int8_products import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
+from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry

@@ -1,0 +1,1 @@
+"""GEMM of bfloat16 by Intel's AMX."""

@@ -1,0 +1,1 @@
+"""Attention over a block table: scaled dot products, online softmax, weighted values."""

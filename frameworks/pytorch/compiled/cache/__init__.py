@@ -1,0 +1,1 @@
+"""Keep compiled machine code in files between processes."""

@@ -1,0 +1,1 @@
+"""A whole decoder step in one compiled call."""

@@ -1,0 +1,1 @@
+"""GEMM for the weights of each dtype; importing a module compiles its kernel."""

@@ -1,0 +1,1 @@
+"""GEMM: packed weights, quantized activations, tiles, epilogue, linear layers, LoRA."""

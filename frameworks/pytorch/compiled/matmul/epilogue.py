@@ -1,0 +1,145 @@
+"""Write the sums of a tile: with the bias, what adapters add, and an operation."""
+
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+
+from frameworks.pytorch.compiled.jit import compiled, inlined, llvm_function, pointer_to_floats, pointer_to_integers
+from frameworks.pytorch.compiled.simd.elementwise import ADD, MUL, NONE, SILU, silu
+from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, BYTES, PARTS, VECTORS, at, load, number
+
+
+@llvm_function
+def _write_rows(
+    _context: Any, _sums: Any, _target: Any, _other: Any, _row_bytes: Any, _rows: Any, _operation: Any
+) -> Any:
+    """(addresses of the sums, of the target and of the operand; bytes from row to row of these two; rows; operation) →
+    nothing, after writing whole blocks.
+
+    A loop in Python would test at each row whether the numbers overlap.
+    """
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        sums, target, other = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+        row_bytes, rows, operation = arguments[3:]
+        for own in (NONE, SILU, MUL, ADD):
+            with (
+                builder.if_then(builder.icmp_signed("==", operation, number(own))),
+                cgutils.for_range_slice(builder, number(0), rows, number(1)) as (row, _),
+            ):
+                offset = builder.mul(row, row_bytes)
+                given = builder.gep(sums, [builder.mul(row, number(4 * BLOCK))])
+                _write_row(builder, own, given, builder.gep(target, [offset]), builder.gep(other, [offset]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), write
+
+
+def _write_row(builder: Any, operation: int, sums: Any, target: Any, other: Any) -> None:
+    kind = VECTORS.floats
+    for offset in (4 * VECTORS.lanes * part for part in PARTS):
+        found = load(builder, at(builder, sums, offset), kind)
+        if operation == SILU:
+            found = silu(builder, found)
+        elif operation == MUL:
+            found = builder.fmul(found, load(builder, at(builder, other, offset), kind))
+        elif operation == ADD:
+            found = builder.fadd(found, load(builder, at(builder, other, offset), kind))
+        builder.store(found, builder.bitcast(at(builder, target, offset), kind.as_pointer()), align=4)
+
+
+def write_any_row(builder: Any, operation: Any, sums: Any, target: Any, other: Any) -> None:
+    """Write a row of a whole block of sums, with an operation that is known when the code runs."""
+    for own in (NONE, SILU, MUL, ADD):
+        with builder.if_then(builder.icmp_signed("==", operation, number(own))):
+            _write_row(builder, own, sums, target, other)
+
+
+@llvm_function
+def _apply_silu(_context: Any, _sums: Any) -> Any:
+    """(address of the sums) → nothing, after replacing those of a whole block."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        sums = builder.inttoptr(arguments[0], BYTES)
+        for part in PARTS:
+            place = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
+            builder.store(silu(builder, builder.load(place, align=4)), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), write
+
+
+@compiled
+def finish(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
+    """Write the sums of a tile, float32 [rows, BLOCK]; they are overwritten.
+
+    `rows`: first, count. `columns`: first, count, number of the outputs. `how`: operation, other, bias, deltas and
+    which rows they change.
+    """
+    add_terms(sums, rows, columns, how)
+    write_sums(sums, out, rows, columns, how)
+
+
+@compiled
+def add_terms(sums: int, rows: Any, columns: Any, how: Any) -> None:
+    """Add the bias, and what adapters add, to the sums of a tile. Arguments as `finish` has them."""
+    first, _, outputs = columns
+    _, _, bias, (deltas, are_changed) = how
+    if bias:
+        for row in range(rows[1]):
+            _add_bias(sums + 4 * row * BLOCK, bias, first, outputs)
+    if deltas:
+        _add_deltas(sums, rows, columns, deltas, are_changed)
+
+
+@compiled
+def write_sums(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
+    """Write the sums of a tile with the operation. Arguments as `finish` has them."""
+    first_row, num_rows = rows
+    first, count, outputs = columns
+    operation, other, _, _ = how
+    offset = 4 * (first_row * outputs + first)
+    if count == BLOCK:
+        _write_rows(sums, out + offset, other + offset, 4 * outputs, num_rows, operation)
+        return
+    for row in range(num_rows):
+        place, own_offset = sums + 4 * row * BLOCK, offset + 4 * row * outputs
+        if operation == SILU:
+            _apply_silu(place)
+        _write_part(pointer_to_floats(place), out + own_offset, other + own_offset, count, operation)
+
+
+@inlined
+def _add_deltas(sums: int, rows: Any, columns: Any, deltas: int, are_changed: int) -> None:
+    first_row, num_rows = rows
+    first, count, outputs = columns
+    width = (outputs + BLOCK - 1) // BLOCK * BLOCK
+    for row in range(num_rows):
+        if pointer_to_integers(are_changed)[first_row + row]:
+            own = pointer_to_floats(sums + 4 * row * BLOCK)
+            delta = pointer_to_floats(deltas + 4 * ((first_row + row) * width + first))
+            for column in range(count):
+                own[column] += delta[column]
+
+
+@inlined
+def _add_bias(sums: int, bias: int, first: int, outputs: int) -> None:
+    """Add the bias of a block to the sums of a row. `first`: output of the block. `outputs`: of the whole product."""
+    own, added = pointer_to_floats(sums), pointer_to_floats(bias + 4 * first)
+    for column in range(min(BLOCK, outputs - first)):
+        own[column] += added[column]
+
+
+@inlined
+def _write_part(own: Any, out: int, other: int, count: int, operation: int) -> None:
+    target, operand = pointer_to_floats(out), pointer_to_floats(other)
+    if operation == MUL:
+        for column in range(count):
+            target[column] = own[column] * operand[column]
+    elif operation == ADD:
+        for column in range(count):
+            target[column] = own[column] + operand[column]
+    else:
+        for column in range(count):
+            target[column] = own[column]

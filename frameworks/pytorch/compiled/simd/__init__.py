@@ -1,0 +1,1 @@
+"""Vectors in LLVM's language: loads, conversions of dtypes, elementwise functions."""
