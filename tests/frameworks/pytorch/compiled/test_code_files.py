@@ -21,6 +21,8 @@ def test_end_waits_for_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "replace", held)
     monkeypatch.setattr(os, "_exit", lambda status: ended.append((status, os.listdir(tmp_path))))
     monkeypatch.setattr(code_files, "_MAX_WRITE_S", 60.0)
+    # The end of a process keeps the lock, and this process goes on.
+    monkeypatch.setattr(code_files, "_writing", threading.Lock())
     writer = threading.Thread(target=code_files.write_code, args=(tmp_path / "a.code", "key", b"code"))
     writer.start()
     while not os.listdir(tmp_path):
