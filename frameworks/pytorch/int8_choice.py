@@ -1,6 +1,6 @@
-"""Choose the int8 product of a model by measurements on its own largest layer.
+"""Choose the int8 matmul of a model by measurements on its own largest layer.
 
-CPU flags alone do not decide. On one core with AVX2, where float32 takes 1, torch's own int8 product takes 6 to 90,
+CPU flags alone do not decide. On one core with AVX2, where float32 takes 1, torch's own int8 matmul takes 6 to 90,
 oneDNN's 0.5 to 1.2, and FBGEMM's 0.2 to 0.6; on a CPU with VNNI all three are fast.
 """
 
@@ -13,12 +13,12 @@ import structlog
 import torch
 
 from frameworks.pytorch.int8_matmul import (
-    CPU_PRODUCTS,
+    CPU_MATMULS,
     Int8Kernel,
-    Int8Product,
-    TorchProduct,
-    WidenedProduct,
-    round_rows,
+    Int8Matmul,
+    TorchMatmul,
+    WidenedMatmul,
+    quantize_activations,
 )
 from frameworks.pytorch.kernels import shortest_seconds
 from frameworks.quantization.ranges import LARGEST_INT8, RANGES, WHOLE, WeightRange
@@ -30,19 +30,19 @@ ENCODER_ROWS = (16, 128)
 ORIGINAL = "original"
 # The outputs of a larger layer are cut: 128 rows of it take float32 a few milliseconds.
 _MAX_ELEMENTS = 1 << 20
-# A product this many times slower than the fastest is not timed with more rows: torch's takes a second on AVX2.
+# A matmul this many times slower than the fastest is not timed with more rows: torch's takes a second on AVX2.
 _HOPELESS = 4.0
-# Relative to the error of weights and rows that are rounded to 127 steps. `HALVED` has 1.6.
+# Relative to the error of weights and activations that are quantized to 127 steps. `HALVED` has 1.6.
 _MAX_ERROR = 2.0
 MAX_BYTES_PER_WEIGHT = 2
 """With its scale; a layer of float32 has four."""
 _SAMPLE_ROWS = 8
 _OUTLIER = 30.0
-# Rows, inputs and outputs for which products of the largest numbers are checked: whole and broken vectors.
+# Rows, inputs and outputs for which a matmul of the largest integers is checked: whole and broken vectors.
 _CHECKED_SHAPES = ((1, 128, 128), (7, 45, 51), (16, 128, 128), (64, 128, 128))
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-MakeProduct = Callable[[torch.Tensor], Product]
+Matmul = Callable[[torch.Tensor], torch.Tensor]
+MakeMatmul = Callable[[torch.Tensor], Matmul]
 Measure = Callable[[Mapping[str, Callable[[], object]]], Mapping[str, float]]
 """The seconds of each run."""
 
@@ -56,27 +56,27 @@ class Int8Choice:
 
     @property
     def milliseconds(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Return those of the original and of the chosen product, by number of rows; empty on an accelerator."""
+        """Return those of the original and of the chosen matmul, by number of rows; empty on an accelerator."""
         found = {trial.kernel: trial.milliseconds for trial in self.trials}
         return found.get(ORIGINAL, {}), found.get(self.kernel.name, {})
 
     @property
     def speedup(self) -> float:
-        """Return how many times as fast the product is as the original's, in the geometric mean over the rows."""
+        """Return how many times as fast the matmul is as the original's, in the geometric mean over the rows."""
         original, chosen = self.milliseconds
         return geometric_mean([original[rows] / chosen[rows] for rows in original]) if original else 1.0
 
 
 def choose_int8(
-    weight: torch.Tensor, row_counts: Sequence[int], make_original: MakeProduct, measure: Measure | None = None
+    weight: torch.Tensor, row_counts: Sequence[int], make_original: MakeMatmul, measure: Measure | None = None
 ) -> Int8Choice:
-    """Return the fastest product that keeps the accuracy, for the device of `weight`.
+    """Return the fastest matmul that keeps the accuracy, for the device of `weight`.
 
-    `weight`: [outputs, inputs] of the model's largest layer. `make_original`: makes the product that the model has
-    without quantisation. `measure`: None for the clock.
+    `weight`: [outputs, inputs] of the model's largest layer. `make_original`: makes the matmul that the model has
+    without quantization. `measure`: None for the clock.
     """
     if weight.device.type != "cpu":
-        return Int8Choice(Int8Kernel(TorchProduct))
+        return Int8Choice(Int8Kernel(TorchMatmul))
     weight = weight[: max(1, _MAX_ELEMENTS // weight.shape[1])]
     shape = (weight.shape[0], weight.shape[1])
     kernels = _small_kernels(shape)
@@ -90,7 +90,7 @@ def choose_int8(
 
 
 def log_choice(choice: Int8Choice, model: str) -> None:
-    """Log the product, and warn of one that is slower than the original's."""
+    """Log the matmul, and warn of one that is slower than the original's."""
     if not choice.trials:
         return
     original, chosen = choice.milliseconds
@@ -112,32 +112,32 @@ def log_choice(choice: Int8Choice, model: str) -> None:
 
 
 def _small_kernels(shape: tuple[int, int]) -> list[Int8Kernel]:
-    """Return the products that keep the memory of int8: FBGEMM fills up the inputs of a small layer."""
+    """Return the kernels that keep the memory of int8: FBGEMM pads the inputs of a small layer."""
     most = MAX_BYTES_PER_WEIGHT * prod(shape)
     return [each for each in exact_kernels() if each.product.held_bytes(*shape) <= most]
 
 
 @cache
 def exact_kernels() -> tuple[Int8Kernel, ...]:
-    """Return the CPU's products, each with the most exact range of weights in which no sum saturates."""
+    """Return the CPU's kernels, each with the most exact range of weights in which no sum saturates."""
     found = []
-    for product in CPU_PRODUCTS:
+    for product in CPU_MATMULS:
         weight_range = exact_range(product)
         if weight_range is not None:
             found.append(Int8Kernel(product, weight_range))
     return tuple(found)
 
 
-def exact_range(product: type[Int8Product]) -> WeightRange | None:
-    """Return the most exact range of weights in which the product is exact on this CPU; None where torch has it not."""
+def exact_range(product: type[Int8Matmul]) -> WeightRange | None:
+    """Return the most exact range of weights in which the matmul is exact on this CPU; None where torch lacks it."""
     try:
         return next((each for each in RANGES if _is_exact(product, each)), None)
     except (RuntimeError, AttributeError):  # a build of torch without this library, or without kernels for this CPU
         return None
 
 
-def _is_exact(product: type[Int8Product], weight_range: WeightRange) -> bool:
-    """Multiply the largest numbers of both signs, which saturate first."""
+def _is_exact(product: type[Int8Matmul], weight_range: WeightRange) -> bool:
+    """Multiply the largest integers of both signs, which saturate first."""
     for probe in weight_range.probes:
         for num_rows, inputs, outputs in _CHECKED_SHAPES:
             weight = torch.tensor(probe).repeat(-(-inputs // len(probe)))[:inputs].repeat(outputs, 1)
@@ -156,17 +156,17 @@ def _times(
     shape: tuple[int, int],
     dtype: torch.dtype,
     row_counts: tuple[int, ...],
-    make_original: MakeProduct,
+    make_original: MakeMatmul,
     measure: Measure,
 ) -> Mapping[str, Mapping[int, float]]:
-    """Return the seconds of the original and of each int8 product by the number of rows; fewer for a hopeless one.
+    """Return the seconds of the original and of each int8 matmul by the number of rows; fewer for a hopeless one.
 
     Measured once for layers of one shape: loads of the same model choose alike.
     """
     weight = torch.rand(shape).sub_(0.5).to(dtype)
     products: dict[str, Callable[[torch.Tensor], object]] = {ORIGINAL: make_original(weight)}
     for kernel in _small_kernels(shape):
-        products[kernel.name] = _with_rounding(kernel.pack(weight))
+        products[kernel.name] = _with_quantization(kernel.pack(weight))
     times: dict[str, dict[int, float]] = {name: {} for name in products}
     for count in row_counts:
         rows = torch.ones(count, shape[1], dtype=dtype)
@@ -182,29 +182,31 @@ def _run(product: Callable[[torch.Tensor], object], rows: torch.Tensor) -> Calla
     return lambda: product(rows)
 
 
-def _with_rounding(product: Int8Product) -> Product:
+def _with_quantization(product: Int8Matmul) -> Matmul:
     def rounded(rows: torch.Tensor) -> torch.Tensor:
-        whole, scale = round_rows(rows.float())
-        return product(whole).mul_(scale)
+        quantized, scale = quantize_activations(rows.float())
+        return product(quantized).mul_(scale)
 
     return rounded
 
 
-def _error(weight: torch.Tensor, product: Int8Product) -> float:
-    """Return the root mean square of the rows' errors, relative to each row's product."""
+def _error(weight: torch.Tensor, product: Int8Matmul) -> float:
+    """Return the root mean square of the rows' errors, relative to each row's exact result."""
     rows = sample_rows(weight.shape[1])
     exact = torch.nn.functional.linear(rows, weight.float())
-    errors = (_with_rounding(product)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
+    errors = (_with_quantization(product)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
     return float(errors.square().mean().sqrt())
 
 
 def largest_error(weight: torch.Tensor) -> float:
-    """Return the largest error that a product of these weights [outputs, inputs] may have to be chosen."""
-    return _MAX_ERROR * _error(weight, Int8Kernel(WidenedProduct, WHOLE).pack(weight))
+    """Return the largest error that a matmul of these weights [outputs, inputs] may have to be chosen."""
+    return _MAX_ERROR * _error(weight, Int8Kernel(WidenedMatmul, WHOLE).pack(weight))
 
 
 def sample_rows(inputs: int) -> torch.Tensor:
-    """Return random rows, float32 [rows, inputs]. Half of them have one large number, as those of language models."""
+    """Return random activations, float32 [rows, inputs]. Half of the rows have one outlier, as in language
+    models.
+    """
     rows = torch.randn(_SAMPLE_ROWS, inputs, generator=torch.Generator().manual_seed(0))
     rows[::2, 0] *= _OUTLIER
     return rows
@@ -215,6 +217,6 @@ def _trial(name: str, weights: str, error: float, times: Mapping[int, float]) ->
     return KernelTrial(name, weights, round(error, 5), milliseconds)
 
 
-def geometric_mean(numbers: Sequence[float]) -> float:
-    """Return the mean by which ratios are averaged."""
-    return prod(numbers) ** (1 / len(numbers))
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return the geometric mean of ratios."""
+    return prod(ratios) ** (1 / len(ratios))

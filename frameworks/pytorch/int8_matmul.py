@@ -1,4 +1,4 @@
-"""Products of rounded rows and int8 weights, by every library that torch has for them."""
+"""Matmul of int8 activations and int8 weights, by every library that torch has for it."""
 
 import threading
 import warnings
@@ -14,40 +14,40 @@ from frameworks.quantization.ranges import LARGEST_INT8, WHOLE, WeightRange
 
 _TINY = 1e-12
 _ROW_SHIFT = 128
-# cuBLAS multiplies int8 only with more than 16 rows.
+# cuBLAS multiplies int8 only with more than 16 rows of activations.
 _MIN_ROWS_ON_CUDA = 32
-# FBGEMM packs the inputs in blocks of this number, the last one filled up with zeros.
+# FBGEMM packs the inputs in blocks of this size, the last one padded with zeros.
 _FBGEMM_BLOCK = 512
-# Weights that are widened to float32 at once; they stay in the CPU's cache.
+# Weights that are dequantized to float32 at once; they stay in the CPU's cache.
 _WIDENED_ELEMENTS = 1 << 18
 _engine_lock = threading.Lock()
 
 
-class Int8Product(ABC):
-    """int8 weights in the order of one library. Sums have 32 bits; all libraries give the same bits."""
+class Int8Matmul(ABC):
+    """int8 weights packed for one library. Accumulators are int32; all libraries give the same bits."""
 
     name = ""
 
     @abstractmethod
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
         """`weight`: int8 [outputs, inputs]. `scale`: float32 [outputs]. Raises RuntimeError or AttributeError where
-        torch has no such product on this CPU.
+        torch has no such matmul on this CPU.
         """
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the product times the scale, float32 [rows, outputs].
+        """Return the matmul times the scale of the weights, float32 [rows, outputs].
 
-        `rows`: float32 [rows, inputs], whole numbers from -127 to 127; overwritten.
+        `rows`: float32 [rows, inputs], integers from -127 to 127; overwritten.
         """
 
-    def of_floats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the product of rows that are rounded here, each by its own largest number: float32 [rows, outputs].
+    def multiply_floats(self, rows: torch.Tensor) -> torch.Tensor:
+        """Quantize activations, each row by its absolute maximum, and multiply: float32 [rows, outputs].
 
         `rows`: float32 [rows, inputs].
         """
-        whole, scale = round_rows(rows)
-        return self(whole).mul_(scale)
+        quantized, scale = quantize_activations(rows)
+        return self(quantized).mul_(scale)
 
     @classmethod
     def held_bytes(cls, outputs: int, inputs: int) -> int:
@@ -55,8 +55,8 @@ class Int8Product(ABC):
         return outputs * (inputs + torch.float32.itemsize)
 
 
-class TorchProduct(Int8Product):
-    """torch's product of int8 matrices, on a CPU with VNNI, on other architectures and on CUDA."""
+class TorchMatmul(Int8Matmul):
+    """torch's matmul of int8 matrices, on a CPU with VNNI, on other architectures and on CUDA."""
 
     name = "torch"
 
@@ -72,8 +72,8 @@ class TorchProduct(Int8Product):
         return torch._int_mm(rounded, self._weight)[:count].float().mul_(self._scale)
 
 
-class OneDnnProduct(Int8Product):
-    """oneDNN's product of unsigned rows and packed weights."""
+class OneDnnMatmul(Int8Matmul):
+    """oneDNN's matmul of uint8 activations and packed weights."""
 
     name = "onednn"
 
@@ -91,8 +91,8 @@ class OneDnnProduct(Int8Product):
         return product
 
 
-class FbgemmProduct(Int8Product):
-    """FBGEMM's product of unsigned rows and packed weights: on x86, the fastest without VNNI."""
+class FbgemmMatmul(Int8Matmul):
+    """FBGEMM's matmul of uint8 activations and packed weights: on x86, the fastest without VNNI."""
 
     name = "fbgemm"
 
@@ -107,12 +107,12 @@ class FbgemmProduct(Int8Product):
         )
         return product
 
-    def of_floats(self, rows: torch.Tensor) -> torch.Tensor:
-        """As Int8Product.of_floats. FBGEMM rounds a row that is alone by the same arithmetic as `round_rows`: a third
-        of the time of a small product is saved.
+    def multiply_floats(self, rows: torch.Tensor) -> torch.Tensor:
+        """As Int8Matmul.multiply_floats. FBGEMM quantizes a single row by the same arithmetic as `quantize_activations`:
+        a third of the time of a small matmul is saved.
         """
         if len(rows) != 1:
-            return super().of_floats(rows)
+            return super().multiply_floats(rows)
         scale = max(float(rows.abs().amax()) / LARGEST_INT8, _TINY)
         product: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             rows, scale, _ROW_SHIFT, self._packed
@@ -121,13 +121,13 @@ class FbgemmProduct(Int8Product):
 
     @classmethod
     def held_bytes(cls, outputs: int, inputs: int) -> int:
-        """As Int8Product.held_bytes. There are a scale, a zero point and the sum of the weights for each output."""
+        """As Int8Matmul.held_bytes. There are a scale, a zero point and the sum of the weights for each output."""
         blocks = -(-inputs // _FBGEMM_BLOCK)
         return outputs * (blocks * _FBGEMM_BLOCK + 3 * torch.int32.itemsize)
 
 
-class WidenedProduct(Int8Product):
-    """Weights that are widened to float32 for each product, a piece at a time: about as fast as float32."""
+class WidenedMatmul(Int8Matmul):
+    """Weights that are dequantized to float32 for each matmul, a piece at a time: about as fast as float32."""
 
     name = "float32"
 
@@ -142,14 +142,14 @@ class WidenedProduct(Int8Product):
         return product.mul_(self._scale)
 
 
-CPU_PRODUCTS: tuple[type[Int8Product], ...] = (TorchProduct, OneDnnProduct, FbgemmProduct, WidenedProduct)
+CPU_MATMULS: tuple[type[Int8Matmul], ...] = (TorchMatmul, OneDnnMatmul, FbgemmMatmul, WidenedMatmul)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Kernel:
-    """A library's product, and the range of weights in which it is exact on this device."""
+    """A library's matmul, and the range of weights in which it is exact on this device."""
 
-    product: type[Int8Product]
+    product: type[Int8Matmul]
     weight_range: WeightRange = WHOLE
 
     @property
@@ -157,13 +157,13 @@ class Int8Kernel:
         """The library's name."""
         return self.product.name
 
-    def pack(self, weight: torch.Tensor) -> Int8Product:
-        """Round weights [outputs, inputs] of any float type, and put them in the library's order."""
-        return self.product(*round_weight(weight, self.weight_range))
+    def pack(self, weight: torch.Tensor) -> Int8Matmul:
+        """Quantize weights [outputs, inputs] of any float dtype, and pack them for the library."""
+        return self.product(*quantize_weight(weight, self.weight_range))
 
 
-def round_weight(weight: torch.Tensor, weight_range: WeightRange) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 weights [outputs, inputs] and the scale of each output, as small as the range allows."""
+def quantize_weight(weight: torch.Tensor, weight_range: WeightRange) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 weights [outputs, inputs] and the scale of each output, float32, as small as the range allows."""
     wide = weight.detach().float()
     scale = wide.abs().amax(dim=1) / weight_range.largest
     if weight_range.largest_unrounded_pair is not None:
@@ -174,9 +174,11 @@ def round_weight(weight: torch.Tensor, weight_range: WeightRange) -> tuple[torch
     return torch.round(wide / scale[:, None]).to(torch.int8).contiguous(), scale
 
 
-def round_rows(rows: torch.Tensor, *, limits_pairs: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whole numbers from -127 to 127, float32 [rows, inputs], and the scale of each row, [rows, 1]. A row is
-    rounded by its own largest number. `limits_pairs`: the sums of inputs 0 and 1, 2 and 3, … count as numbers, too.
+def quantize_activations(rows: torch.Tensor, *, limits_pairs: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return integers from -127 to 127 as float32 [rows, inputs], and the scale of each row, float32 [rows, 1].
+
+    A row of activations is quantized by its absolute maximum. `rows`: float32 [rows, inputs]. `limits_pairs`: the sums
+    of inputs 0 and 1, 2 and 3, … count for the maximum, too.
     """
     # torch's norm of infinity and aminmax take eight times as long.
     largest = rows.abs().amax(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Choose the CPU's products of float32 and bfloat16 by measurements in this process, each made once and kept.
+"""Choose the CPU's matmul of float32 and bfloat16 by measurements in this process, each made once and kept.
 
 CPU flags alone do not decide. The instruction sets that oneDNN and torch use can be masked by the environment, and the
 same operator is fast on one CPU and slow on the next.
@@ -19,8 +19,8 @@ _ROWS_HINT = 64
 _INPUTS, _OUTPUTS = 768, 1024
 _DECODE_ROWS, _PREFILL_ROWS = 16, 64
 _ROUNDS = 5
-# Packed products are 0.8 to 1.3 times as fast as plain ones with AVX2, 2 to 3 times with AVX-512, and half as fast with
-# SSE 4.1. A choice between 0.8 and 0.5 depends on no chance.
+# With packed weights matmul is 0.8 to 1.3 times as fast as with plain ones with AVX2, 2 to 3 times with AVX-512, and
+# half as fast with SSE 4.1. A choice between 0.8 and 0.5 depends on no chance.
 _MAX_PACKED_TIME = 1.5
 _MAX_BF16_TIME = 1.1
 
@@ -42,7 +42,7 @@ def packs(dtype: torch.dtype) -> bool:
     rows, weight = torch.ones(_DECODE_ROWS, _INPUTS, dtype=dtype), torch.ones(_OUTPUTS, _INPUTS, dtype=dtype)
     try:
         packed = pack(weight)
-        plain_s, packed_s = _seconds(lambda: _plain_product(rows, weight), lambda: _packed_product(rows, packed))
+        plain_s, packed_s = _seconds(lambda: _plain_matmul(rows, weight), lambda: _packed_matmul(rows, packed))
     except RuntimeError:
         return False
     return packed_s <= _MAX_PACKED_TIME * plain_s
@@ -50,22 +50,20 @@ def packs(dtype: torch.dtype) -> bool:
 
 @cache
 def multiplies_bf16() -> bool:
-    """Return whether this CPU has instructions for products of bfloat16 and they are not slower than float32."""
+    """Return whether this CPU has instructions for matmul of bfloat16 and they are not slower than float32."""
     if not _has_onednn() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     rows, weight = torch.ones(_PREFILL_ROWS, _INPUTS), torch.ones(_OUTPUTS, _INPUTS)
     narrow_rows, narrow_weight = rows.bfloat16(), weight.bfloat16()
-    wide_s, narrow_s = _seconds(
-        lambda: _plain_product(rows, weight), lambda: _plain_product(narrow_rows, narrow_weight)
-    )
+    wide_s, narrow_s = _seconds(lambda: _plain_matmul(rows, weight), lambda: _plain_matmul(narrow_rows, narrow_weight))
     return narrow_s <= _MAX_BF16_TIME * wide_s
 
 
-def _plain_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _plain_matmul(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(rows, weight)
 
 
-def _packed_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _packed_matmul(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
     return product
 

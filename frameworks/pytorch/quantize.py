@@ -15,8 +15,8 @@ import torch
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, ModelFailed
 from frameworks.progress import phase, step, working
-from frameworks.pytorch.int8_choice import ENCODER_ROWS, Product, choose_int8, log_choice
-from frameworks.pytorch.int8_matmul import Int8Kernel, round_rows
+from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
+from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import Comparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
@@ -53,7 +53,7 @@ class Int8Linear(torch.nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[…, inputs] → […, outputs]."""
-        rows, scale = round_rows(values.reshape(-1, values.shape[-1]).float())
+        rows, scale = quantize_activations(values.reshape(-1, values.shape[-1]).float())
         output = self._product(rows).mul_(scale)
         if self.bias is not None:
             output.add_(self.bias)
@@ -125,7 +125,7 @@ def _rounded(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], ker
     return made
 
 
-def _plain_product(weight: torch.Tensor) -> Product:
+def _plain_product(weight: torch.Tensor) -> Matmul:
     return lambda rows: torch.nn.functional.linear(rows, weight)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import types
 
-from frameworks.pytorch.compiled.cpu_features import has_matrix_tiles
+from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.compiled.jit import llvm_function
 from tests.support.amx_tiles import MatrixTiles
 from tests.support.pair_products import add_pair_products, rounded_sum
@@ -21,7 +21,7 @@ EXPONENTS = {"near": (120, 134), "tiny": (0, 80), "large": (180, 254), "all": (0
 """Biased exponents of bfloat16: products of `tiny` numbers are denormal, those of `large` overflow, and numbers with
 255 are infinite or NaN."""
 TILES = MatrixTiles()
-NEEDS_TILES = pytest.mark.skipif(not has_matrix_tiles(), reason="the CPU has no matrix tiles")
+NEEDS_TILES = pytest.mark.skipif(not has_amx(), reason="the CPU has no matrix tiles")
 FINITE = ["near", "tiny", "large", "all"]
 
 pytestmark = pytest.mark.isa
@@ -115,16 +115,16 @@ def test_row_of_pair_products_ignores_other_rows(kind: str) -> None:
 def instruction(by_cpu: bool) -> Any:
     """Compile one product of tiles: (addresses of the rows, the weights of two registers, the sums) -> nothing."""
     from frameworks.pytorch.compiled.amx import amx_registers
-    from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, number
+    from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, int64
 
     @llvm_function
     def add(_context: Any, _rows: Any, _weights: Any, _sums: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             rows, weights, sums = (builder.inttoptr(each, BYTES) for each in arguments)
-            row_bytes = number(2 * OUTPUTS * 4)
-            amx_registers.move_sums(builder, "tileloadd64", sums, 1, row_bytes)
-            amx_registers.multiply_step(builder, (rows, weights), number(0), number(0), 1)
-            amx_registers.move_sums(builder, "tilestored64", sums, 1, row_bytes)
+            row_bytes = int64(2 * OUTPUTS * 4)
+            amx_registers.move_accumulators(builder, "tileloadd64", sums, 1, row_bytes)
+            amx_registers.matmul_step(builder, (rows, weights), int64(0), int64(0), 1)
+            amx_registers.move_accumulators(builder, "tilestored64", sums, 1, row_bytes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), write

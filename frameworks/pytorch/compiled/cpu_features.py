@@ -1,4 +1,4 @@
-"""The CPU's vectors, and its instructions for narrow numbers."""
+"""The SIMD vectors of this CPU, and its instructions for int8, bfloat16 and AMX."""
 
 import importlib.util
 import platform
@@ -14,9 +14,9 @@ _ARM_LANES = 4
 
 @cache
 def lanes() -> int:
-    """Return how many float32 a vector holds; 0 where nothing can be compiled for this CPU.
+    """Return how many float32 a SIMD vector holds; 0 where nothing can be compiled for this CPU.
 
-    torch's own choice is taken, so its variable masks instruction sets here too. Products need the threads that torch
+    torch's own choice is taken, so its variable masks instruction sets here too. Regions need the threads that torch
     has: those of GNU OpenMP.
     """
     if importlib.util.find_spec("numba") is None or parallel_library() is None:
@@ -27,20 +27,20 @@ def lanes() -> int:
 
 
 def has_vnni() -> bool:
-    """Return whether vectors have VNNI's products of unsigned and signed bytes: those of 512 bits, or of 256 bits on a
-    CPU without AVX-512.
+    """Return whether vectors have VNNI, dot products of unsigned and signed bytes: those of 512 bits, or of 256 bits on
+    a CPU without AVX-512.
     """
     return _has("avx512vnni") or _has("avxvnni", "AVX2")
 
 
 def has_bfloat16() -> bool:
-    """Return whether vectors of 512 bits have products of pairs of bfloat16."""
+    """Return whether vectors of 512 bits have dot products of pairs of bfloat16."""
     return _has("avx512bf16")
 
 
 @cache
-def has_matrix_tiles() -> bool:
-    """Return whether the CPU multiplies matrices of bfloat16 (Intel AMX), and the system lets this process do so."""
+def has_amx() -> bool:
+    """Return whether the CPU has Intel's AMX for bfloat16, and the system lets this process use it."""
     if not (_has("amx-tile") and _has("amx-bf16")):
         return False
     # Linux saves the registers of a process that has asked for them alone.
@@ -48,7 +48,7 @@ def has_matrix_tiles() -> bool:
 
 
 def has_integers() -> bool:
-    """Return whether products of narrow integers can be compiled for this CPU."""
+    """Return whether GEMMs of int8 and int4 can be compiled for this CPU."""
     return lanes() in _LANES.values()
 
 

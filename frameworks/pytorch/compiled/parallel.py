@@ -1,11 +1,11 @@
-"""Run compiled functions on the threads of torch's OpenMP."""
+"""Run compiled functions (regions) on the threads of torch's OpenMP."""
 
 import ctypes
 from typing import Any
 
 import numpy as np
 
-from frameworks.pytorch.compiled.jit import call, call_for_number, inlined
+from frameworks.pytorch.compiled.jit import call, call_for_int, inlined
 from frameworks.pytorch.openmp import parallel_library
 
 THREADS, THREAD_NUMBER, BARRIER, NUM_RESERVED = 0, 1, 2, 3
@@ -50,13 +50,13 @@ class Region:
 @inlined
 def num_threads(arguments: Any) -> int:
     """Return how many threads run the region."""
-    return call_for_number(arguments[THREADS]) if arguments[THREADS] else 1
+    return call_for_int(arguments[THREADS]) if arguments[THREADS] else 1
 
 
 @inlined
 def thread_number(arguments: Any) -> int:
     """Return the number of the calling thread in the region."""
-    return call_for_number(arguments[THREAD_NUMBER]) if arguments[THREADS] else 0
+    return call_for_int(arguments[THREAD_NUMBER]) if arguments[THREADS] else 0
 
 
 @inlined

@@ -1,4 +1,4 @@
-"""Compile the products of `compiled` in another process, while a server loads and serves.
+"""Compile the kernels of `compiled` in another process, while a server loads and serves.
 
 - `parts`: what is compiled alone, and which of it the cache lacks.
 - `process`: the process that compiles.

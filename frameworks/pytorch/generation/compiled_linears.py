@@ -9,7 +9,7 @@ import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
-from frameworks.pytorch.int8_matmul import round_weight
+from frameworks.pytorch.int8_matmul import quantize_weight
 from frameworks.quantization.ranges import WHOLE
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinea
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     packed = packed_format("int8")
-    values, scale = round_weight(weight, WHOLE)
+    values, scale = quantize_weight(weight, WHOLE)
     return CompiledLinear(packed.pack(values.numpy(), scale.numpy()), _shape(weight), bias, packed)
 
 

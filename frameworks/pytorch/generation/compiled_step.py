@@ -72,7 +72,7 @@ class CompiledStep:
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
         self._step, self._products, self._operations = step_arguments, gemm, elementwise
-        self._columns, self._registers, self._part_bytes = gemm_table, amx_registers, blocked_states.PART_BYTES
+        self._columns, self._registers, self._part_bytes = gemm_table, amx_registers, blocked_states.PIECE_BYTES
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
         self._region = Region(step.ADDRESS, step_arguments.NUM_STEP_ARGUMENTS - NUM_RESERVED)
@@ -82,7 +82,7 @@ class CompiledStep:
             "states": self._hidden_size,
             "normed": self._hidden_size,
             "heads": heads * first.head_size,
-            "seen": first.query_heads * first.head_size,
+            "attended": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
         self._in_blocks = self._products_in_blocks(linears, first.head_size)
@@ -90,12 +90,12 @@ class CompiledStep:
         # Blocks have one row more.
         num_bytes = [4 * (self.most_rows + 1) * size for size in sizes.values()]
         # The products behind attention, computed together, have rows in order there.
-        num_bytes[-1] = max(num_bytes[-1], *(each.ordered_bytes(self.most_rows) for each in linears[4::5]))
+        num_bytes[-1] = max(num_bytes[-1], *(each.packed_bytes(self.most_rows) for each in linears[4::5]))
         num_bytes.append(max(each.tile_bytes(self.most_rows) for each in linears))
         self._buffers = dict(zip((*sizes, "tiles"), packing.empty_parts(num_bytes), strict=True))
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._head_size, self._cache_kind = first.head_size, _KINDS[cache.shape.dtype]
-        self._room_bytes = step.room_bytes(first.head_size, self._cache_kind)
+        self._scratch_bytes = step.scratch_bytes(first.head_size, self._cache_kind)
         self._key_heads = first.key_heads
         self._group, self._most_heads = first.query_heads // first.key_heads, flash_attention.MAX_TILE_ROWS
         # Tokens of a tile, by its heads.
@@ -142,17 +142,17 @@ class CompiledStep:
         """Compute a piece of a step, and return the number of its logits. `done`: logits before them."""
         threads = torch.get_num_threads()
         numbers, cosines, sines = self._set_rows(piece, threads)
-        if len(self._room) < threads * self._room_bytes:
-            self._room = torch.empty(threads * self._room_bytes, dtype=torch.uint8)
+        if len(self._scratch) < threads * self._scratch_bytes:
+            self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
         step, arguments = self._step, self._region.arguments
-        arguments[step.ROOM] = self._room.data_ptr()
+        arguments[step.SCRATCH] = self._scratch.data_ptr()
         arguments[step.COSINES], arguments[step.SINES] = cosines.ctypes.data, sines.ctypes.data
         count = int(arguments[step.LOGITS])
         products = self._arguments_of_products
         products[:, self._products.ROWS] = arguments[step.ROWS]
         products[self._in_blocks, self._products.BLOCK_BYTES] = arguments[step.BLOCK_BYTES]
         # The head, and what is behind the attention of the last layer.
-        products[-self._columns.PRODUCTS_OF_LAYER :, self._products.ROWS] = count
+        products[-self._columns.GEMMS_OF_LAYER :, self._products.ROWS] = count
         products[-1, self._products.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
         adapters = self._prepare_adapters(piece)
         self._region.prepare(threads)
@@ -206,10 +206,8 @@ class CompiledStep:
     def _products_in_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """Return which products write blocks: those of states and heads, if all of them can, or none."""
         columns, numbers = self._columns, self._registers.INPUTS
-        of_layer = np.isin(
-            np.arange(columns.PRODUCTS_OF_LAYER), (columns.QUERY_KEY_VALUE, columns.OUTPUT, columns.DOWN)
-        )
-        found = np.append(np.tile(of_layer, len(linears) // columns.PRODUCTS_OF_LAYER), False)
+        of_layer = np.isin(np.arange(columns.GEMMS_OF_LAYER), (columns.QUERY_KEY_VALUE, columns.OUTPUT, columns.DOWN))
+        found = np.append(np.tile(of_layer, len(linears) // columns.GEMMS_OF_LAYER), False)
         writing = [linear for linear, is_in_blocks in zip(linears, found, strict=True) if is_in_blocks]
         if head_size % numbers or not all(each.writes_blocks for each in writing):
             found[:] = False
@@ -272,7 +270,7 @@ class CompiledStep:
             (normed, gated, operations.MUL, gated),
             (gated, states, operations.ADD, states),
         )
-        table = np.zeros((len(linears), self._columns.PRODUCT_COLUMNS), dtype=np.int64)
+        table = np.zeros((len(linears), self._columns.GEMM_COLUMNS), dtype=np.int64)
         for index, linear in enumerate(linears):
             own = table[index]
             own[: products.NUM_ARGUMENTS] = linear.arguments
@@ -287,13 +285,13 @@ class CompiledStep:
             parts = {seen: self._head_size}
             if self._is_in_blocks:
                 parts[normed] = linear.inputs
-            own[self._columns.TAKES_ORDERED] = x in parts and linear.takes_ordered(self.most_rows, parts[x])
+            own[self._columns.TAKES_PACKED] = x in parts and linear.takes_packed(self.most_rows, parts[x])
         self._join_products(table, linears)
         return table
 
     def _join_products(self, table: "np.ndarray[Any, np.dtype[np.int64]]", linears: Sequence[Any]) -> None:
         """Set which products behind attention are computed together."""
-        per_layer, gate = self._columns.PRODUCTS_OF_LAYER, self._columns.GATE
+        per_layer, gate = self._columns.GEMMS_OF_LAYER, self._columns.GATE
         for index in range(gate, len(linears) - 1, per_layer):
             formats = {each.format for each in linears[index : index + per_layer - gate]}
             if len(formats) == 1:
@@ -306,19 +304,19 @@ class CompiledStep:
         arguments[step.HIDDEN] = self._hidden_size
         arguments[step.QUERY_HEADS], arguments[step.KEY_HEADS] = layer.query_heads, layer.key_heads
         arguments[step.HEAD_SIZE] = layer.head_size
-        arguments[step.ROOM_BYTES] = self._room_bytes
+        arguments[step.SCRATCH_BYTES] = self._scratch_bytes
         arguments[step.TABLE] = self._table.ctypes.data
-        arguments[step.PRODUCTS] = self._arguments_of_products.ctypes.data
-        arguments[step.NUMBERS] = self._numbers.ctypes.data
+        arguments[step.GEMMS] = self._arguments_of_products.ctypes.data
+        arguments[step.CONSTANTS] = self._numbers.ctypes.data
         arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
-        arguments[step.EMBEDDING_KIND] = 0 if self._embedding is None else _KINDS[self._embedding.dtype]
-        arguments[step.CACHE_KIND] = self._cache_kind
+        arguments[step.EMBEDDING_DTYPE] = 0 if self._embedding is None else _KINDS[self._embedding.dtype]
+        arguments[step.CACHE_DTYPE] = self._cache_kind
         arguments[step.FINAL_NORM] = self._final_norm
         arguments[step.CACHE] = keys.data_ptr()
         arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()
         arguments[step.CACHE_LAYER_BYTES] = 2 * arguments[step.CACHE_HALF_BYTES]
         arguments[step.CACHE_BLOCK_BYTES] = keys.stride(0) * keys.element_size()
-        for name in ("STATES", "NORMED", "HEADS", "SEEN"):
+        for name in ("STATES", "NORMED", "HEADS", "ATTENDED"):
             arguments[getattr(step, name)] = self._buffers[name.lower()].ctypes.data
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from frameworks.pytorch.compiled.vectors import has_vnni
+from frameworks.pytorch.compiled.cpu_features import has_vnni
 from frameworks.pytorch.generation.compiled_linears import GROUP, compiles, make_groups, packs_groups
 from frameworks.pytorch.generation.cpu_kernels import (
     GROUPED,

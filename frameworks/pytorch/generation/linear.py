@@ -177,7 +177,7 @@ class QuantizedLinear(UnfusedLinear):
         self._bias = None if bias is None else bias.detach().float()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        product = self._product.of_floats(rows.float())
+        product = self._product.multiply_floats(rows.float())
         if self._bias is not None:
             product.add_(self._bias)
         return product.to(rows.dtype)

@@ -28,7 +28,7 @@ from frameworks.pytorch.generation.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.kernel_choice import KernelChooser, packed_bytes
 from frameworks.pytorch.generation.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
-from frameworks.pytorch.int8_matmul import Int8Kernel, TorchProduct
+from frameworks.pytorch.int8_matmul import Int8Kernel, TorchMatmul
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 from frameworks.types import ProductTrial
 
@@ -169,8 +169,8 @@ class LinearMaker:
 
     def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         if self._bits == "int8" and can_quantize(weight):
-            self._plain_bytes += TorchProduct.held_bytes(*weight.shape)
-            return QuantizedLinear(weight, bias, Int8Kernel(TorchProduct))
+            self._plain_bytes += TorchMatmul.held_bytes(*weight.shape)
+            return QuantizedLinear(weight, bias, Int8Kernel(TorchMatmul))
         if weight.data_ptr() not in self._tables:
             self._plain_bytes += weight.nbytes
         return PlainLinear(weight, bias)

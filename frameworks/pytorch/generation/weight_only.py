@@ -8,7 +8,7 @@ import torch
 
 from frameworks.pytorch.generation.group_weights import GroupWeights
 from frameworks.pytorch.generation.linear import UnfusedLinear
-from frameworks.pytorch.int8_matmul import round_weight
+from frameworks.pytorch.int8_matmul import quantize_weight
 from frameworks.quantization.ranges import WHOLE
 
 INT8_INPUTS_MULTIPLE = 32
@@ -22,7 +22,7 @@ class Int8WeightLinear(UnfusedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs], the inputs a multiple of INT8_INPUTS_MULTIPLE."""
-        values, scale = round_weight(weight, WHOLE)
+        values, scale = quantize_weight(weight, WHOLE)
         self._values = values
         self._scale = scale.bfloat16()
         # The operator's scale is rounded to bfloat16; what that loses is multiplied here, and the bias added.

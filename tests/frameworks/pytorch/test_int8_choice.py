@@ -8,25 +8,25 @@ import torch
 from structlog.testing import capture_logs
 
 from frameworks.pytorch import int8_choice
-from frameworks.pytorch.int8_choice import ORIGINAL, Int8Choice, Measure, Product, choose_int8, log_choice
-from frameworks.pytorch.int8_matmul import Int8Kernel, Int8Product
+from frameworks.pytorch.int8_choice import ORIGINAL, Int8Choice, Matmul, Measure, choose_int8, log_choice
+from frameworks.pytorch.int8_matmul import Int8Kernel, Int8Matmul
 from frameworks.quantization.ranges import HALVED, WHOLE
-from tests.frameworks.pytorch.test_int8_matmul import ExactProduct
+from tests.frameworks.pytorch.test_int8_matmul import ExactMatmul
 
 pytestmark = pytest.mark.isa
 
 ROWS = (1, 16)
 
 
-class First(ExactProduct):
+class First(ExactMatmul):
     name = "first"
 
 
-class Second(ExactProduct):
+class Second(ExactMatmul):
     name = "second"
 
 
-class Inexact(ExactProduct):
+class Inexact(ExactMatmul):
     """Loses every other input."""
 
     name = "inexact"
@@ -37,7 +37,7 @@ class Inexact(ExactProduct):
         super().__init__(weight, scale)
 
 
-class Padded(ExactProduct):
+class Padded(ExactMatmul):
     """Fills up the inputs."""
 
     name = "padded"
@@ -47,7 +47,7 @@ class Padded(ExactProduct):
         return 3 * outputs * inputs
 
 
-def original(weight: torch.Tensor) -> Product:
+def original(weight: torch.Tensor) -> Matmul:
     return lambda rows: torch.nn.functional.linear(rows, weight)
 
 
@@ -70,7 +70,7 @@ def measure_as(times: Mapping[str, tuple[float, ...]], timed: list[set[str]] | N
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`kernels(First, …)`: the products of this CPU."""
 
-    def put(*products: type[Int8Product]) -> None:
+    def put(*products: type[Int8Matmul]) -> None:
         monkeypatch.setattr(int8_choice, "exact_kernels", lambda: tuple(Int8Kernel(each) for each in products))
 
     yield put
@@ -140,7 +140,7 @@ class TestChoice:
         monkeypatch.setattr(int8_choice, "_MAX_ELEMENTS", 40)
         shapes: list[tuple[int, ...]] = []
 
-        def noted(weight: torch.Tensor) -> Product:
+        def noted(weight: torch.Tensor) -> Matmul:
             shapes.append(tuple(weight.shape))
             return original(weight)
 

@@ -5,21 +5,21 @@ import torch
 
 from frameworks.pytorch.int8_choice import exact_kernels, exact_range
 from frameworks.pytorch.int8_matmul import (
-    CPU_PRODUCTS,
-    FbgemmProduct,
+    CPU_MATMULS,
+    FbgemmMatmul,
     Int8Kernel,
-    Int8Product,
-    OneDnnProduct,
-    TorchProduct,
-    WidenedProduct,
-    round_weight,
+    Int8Matmul,
+    OneDnnMatmul,
+    TorchMatmul,
+    WidenedMatmul,
+    quantize_weight,
 )
 from frameworks.quantization.ranges import HALVED, PAIRED, RANGES, WHOLE, WeightRange
 
 pytestmark = pytest.mark.isa
 
 
-class ExactProduct(Int8Product):
+class ExactMatmul(Int8Matmul):
     """A CPU with VNNI."""
 
     name = "exact"
@@ -31,7 +31,7 @@ class ExactProduct(Int8Product):
         return (rows.double() @ self.weight.t()).float() * self.scale
 
 
-class SaturatingProduct(ExactProduct):
+class SaturatingProduct(ExactMatmul):
     """Adds pairs of products in 16 bits, as x86 without VNNI does: rows are shifted to 0 … 255."""
 
     name = "saturating"
@@ -51,12 +51,12 @@ class ShiftedProduct(SaturatingProduct):
     first = 1
 
 
-class BrokenProduct(ExactProduct):
+class BrokenProduct(ExactMatmul):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return super().__call__(rows) + 1
 
 
-class AbsentProduct(ExactProduct):
+class AbsentProduct(ExactMatmul):
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
         raise RuntimeError("no such operator")
 
@@ -64,14 +64,14 @@ class AbsentProduct(ExactProduct):
 @pytest.mark.parametrize(
     ("product", "expected"),
     [
-        (ExactProduct, WHOLE),
+        (ExactMatmul, WHOLE),
         (SaturatingProduct, PAIRED),
         (ShiftedProduct, HALVED),
         (BrokenProduct, None),
         (AbsentProduct, None),
     ],
 )
-def test_range_is_most_exact_without_saturation(product: type[Int8Product], expected: WeightRange | None) -> None:
+def test_range_is_most_exact_without_saturation(product: type[Int8Matmul], expected: WeightRange | None) -> None:
     assert exact_range(product) is expected
 
 
@@ -86,7 +86,7 @@ def random_weight(outputs: int = 51, inputs: int = 45) -> torch.Tensor:
 @pytest.mark.parametrize("weight_range", RANGES, ids=lambda each: each.name)
 def test_rounded_weights_keep_to_range(weight_range: WeightRange, inputs: int) -> None:
     weight = random_weight(inputs=inputs)[:, :inputs] if inputs > 5 else torch.randn(51, inputs)
-    rounded, scale = round_weight(weight, weight_range)
+    rounded, scale = quantize_weight(weight, weight_range)
     assert rounded.abs().max() <= weight_range.largest
     assert torch.all((rounded * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None])
     if weight_range.largest_pair is not None:
@@ -99,7 +99,7 @@ def test_paired_weights_are_more_exact_than_halved() -> None:
     weight = torch.randn(256, 768, generator=torch.Generator().manual_seed(2))
     whole, paired, halved = (
         float((rounded * scale[:, None] - weight).norm() / weight.norm())
-        for rounded, scale in (round_weight(weight, each) for each in RANGES)
+        for rounded, scale in (quantize_weight(weight, each) for each in RANGES)
     )
     assert whole < paired < 1.5 * whole
     assert halved > 1.9 * whole
@@ -108,47 +108,47 @@ def test_paired_weights_are_more_exact_than_halved() -> None:
 @pytest.mark.parametrize("weight_range", [PAIRED, HALVED], ids=lambda each: each.name)
 def test_saturating_product_exact_in_limited_range(weight_range: WeightRange) -> None:
     """Rows of the largest numbers, each with the sign of the weight that it meets."""
-    rounded, scale = round_weight(random_weight(), weight_range)
+    rounded, scale = quantize_weight(random_weight(), weight_range)
     for sign in (1, -1):
         rows = 127.0 * sign * rounded.sign()
         found = SaturatingProduct(rounded, scale)(rows.clone())
-        assert torch.equal(found, ExactProduct(rounded, scale)(rows))
+        assert torch.equal(found, ExactMatmul(rounded, scale)(rows))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
-@pytest.mark.parametrize("product", CPU_PRODUCTS, ids=lambda each: each.name)
-def test_products_give_the_same_bits(product: type[Int8Product], rows: int) -> None:
+@pytest.mark.parametrize("product", CPU_MATMULS, ids=lambda each: each.name)
+def test_products_give_the_same_bits(product: type[Int8Matmul], rows: int) -> None:
     weight_range = exact_range(product)
     if weight_range is None:
         pytest.skip("torch has no such product on this CPU")
-    if not rows and product in (TorchProduct, OneDnnProduct):
+    if not rows and product in (TorchMatmul, OneDnnMatmul):
         pytest.skip("no model multiplies no rows")
-    rounded, scale = round_weight(random_weight(), HALVED)
+    rounded, scale = quantize_weight(random_weight(), HALVED)
     given = torch.randint(-127, 128, (rows, 45), generator=torch.Generator().manual_seed(0)).float()
     expected = (given @ rounded.float().t()) * scale
     assert torch.equal(product(rounded, scale)(given), expected)
 
 
 def test_every_cpu_has_a_whole_product() -> None:
-    assert Int8Kernel(WidenedProduct, WHOLE) in exact_kernels()
+    assert Int8Kernel(WidenedMatmul, WHOLE) in exact_kernels()
 
 
 def test_large_layers_are_widened_in_pieces() -> None:
     weight = torch.randn(700, 800, generator=torch.Generator().manual_seed(3))
-    rounded, scale = round_weight(weight, WHOLE)
+    rounded, scale = quantize_weight(weight, WHOLE)
     given = torch.randint(-127, 128, (3, 800), generator=torch.Generator().manual_seed(0)).float()
     expected = (given.double() @ rounded.double().t()).float() * scale
-    assert torch.allclose(WidenedProduct(rounded, scale)(given), expected, rtol=1e-5)
+    assert torch.allclose(WidenedMatmul(rounded, scale)(given), expected, rtol=1e-5)
 
 
 def test_fbgemm_leaves_engine_and_warns_of_nothing() -> None:
     before = torch.backends.quantized.engine
-    if exact_range(FbgemmProduct) is None:
+    if exact_range(FbgemmMatmul) is None:
         pytest.skip("torch has no FBGEMM on this CPU")
-    Int8Kernel(FbgemmProduct, HALVED).pack(random_weight())
+    Int8Kernel(FbgemmMatmul, HALVED).pack(random_weight())
     assert torch.backends.quantized.engine == before
 
 
 @pytest.mark.parametrize(("inputs", "held"), [(384, 512), (512, 512), (768, 1024), (2048, 2048)])
 def test_fbgemm_bytes_include_padding(inputs: int, held: int) -> None:
-    assert held <= FbgemmProduct.held_bytes(100, inputs) / 100 <= held + 12
+    assert held <= FbgemmMatmul.held_bytes(100, inputs) / 100 <= held + 12

@@ -8,7 +8,7 @@ import torch
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.int8_choice import exact_kernels
-from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, Int8Kernel, round_weight
+from frameworks.pytorch.int8_matmul import CPU_MATMULS, Int8Kernel, quantize_weight
 from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
@@ -29,12 +29,12 @@ def int8_of(layer: torch.nn.Linear, kernel: Int8Kernel) -> Int8Linear:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+@pytest.mark.parametrize("kernel", CPU_MATMULS, ids=lambda product: product.name, indirect=True)
 def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) -> None:
     """float64 has room for every sum of products of int8, so the reference is exact."""
     layer = linear(bias)
     x = torch.randn(3, 5, 48) * torch.logspace(-3, 3, 5)[:, None]
-    rounded, scale = round_weight(layer.weight, kernel.weight_range)
+    rounded, scale = quantize_weight(layer.weight, kernel.weight_range)
     rows = x.double()
     steps = rows.abs().amax(-1, keepdim=True) / 127
     expected = (torch.round(rows / steps) * steps) @ (rounded.double() * scale.double()[:, None]).T
@@ -43,7 +43,7 @@ def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) 
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+@pytest.mark.parametrize("kernel", CPU_MATMULS, ids=lambda product: product.name, indirect=True)
 def test_int8_row_independent_of_neighbours(kernel: Int8Kernel) -> None:
     layer = linear()
     int8 = int8_of(layer, kernel)

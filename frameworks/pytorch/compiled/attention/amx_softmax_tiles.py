@@ -1,11 +1,12 @@
-"""The shares of keys in rows of attention, from scores of matrix tiles to the order of the next product.
+"""The softmax of attention between two AMX GEMMs: from float32 scores to bfloat16 weights, tile by tile.
 
-Scores are exponents of 2: their factor is in the scale of the queries. A share is 2 to the score, relative to a
-reference of its row. It is rounded to bfloat16 next, so powers need not be more exact than 3e-6.
+Scores are exponents of 2: log2(e) is a factor of the scale of the queries. A weight is 2^(score - reference), and is
+divided by the sum of the row's weights at the end. Weights are rounded to bfloat16, so exp2 need not be more exact than
+3e-6.
 
-The reference is the row's first score. So scores are read once: shares and their sums are float32 and bfloat16, whose
-range is wide enough for scores that are larger by _MOST_ABOVE. Where sums are larger still, the caller sets another
-reference, and computes the shares again.
+The reference is the row's first score in place of the running maximum, so scores are read once. Weights are bfloat16
+and their sums float32: both hold weights of scores that are _MAX_LOG2_SUM above the reference. If a sum is larger, the
+caller sets another reference and computes the weights again.
 """
 
 from typing import Any
@@ -17,25 +18,25 @@ from numba.core import cgutils
 from frameworks.pytorch.compiled.amx.amx_registers import (
     ROWS,
     TILE_BYTES,
-    begin_sums,
-    move_sums,
-    multiply_step,
-    parts_of,
-    place_of_row,
+    matmul_step,
+    move_accumulators,
+    row_pointer,
+    unpack,
+    zero_accumulators,
 )
-from frameworks.pytorch.compiled.attention.attention_tiles import KEYS, LANES, LOWEST
-from frameworks.pytorch.compiled.attention.flash_attention import END, STATE_NUMBERS
+from frameworks.pytorch.compiled.attention.attention_tiles import KEYS, LANES, LOWEST_SCORE
+from frameworks.pytorch.compiled.attention.flash_attention import KEY_END, STATE_FLOATS
 from frameworks.pytorch.compiled.jit import llvm_function
-from frameworks.pytorch.compiled.matmul.bfloat16_activations import store_rounded
+from frameworks.pytorch.compiled.matmul.bfloat16_activations import store_bfloat16_vector
 from frameworks.pytorch.compiled.simd.elementwise import all_lanes, multiply_add
-from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, PARTS, VECTORS, at, function, load, number, splat
+from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, PARTS, VECTORS, at, function, int64, load, splat
 
 LOG2_E = 1.4426950408889634
 BLOCK_BYTES = 4 * 2 * ROWS * KEYS
 """Of the scores of a block of keys, float32 [2 * ROWS, KEYS]."""
-_MOST_ABOVE = 64.0
-"""Sums of shares stay far below the largest float32."""
-# Of 2 to the x, from 0 to 1: the largest relative error is 2.9e-6, and there is none at 0.
+_MAX_LOG2_SUM = 64.0
+"""Of the sums of weights: they stay far below the largest float32."""
+# Of 2^x, x from 0 to 1: the largest relative error is 2.9e-6, and 0 at 0.
 _POLYNOMIAL = (1.342669186e-2, 5.224246147e-2, 2.412802112e-1, 6.930448440e-1, 1.0)
 # Of the instructions: round down without exceptions; all lanes; as the current mode rounds.
 _DOWN, _ALL_LANES, _CURRENT = 9, -1, 4
@@ -47,70 +48,71 @@ _I16, _I32, _I64, _FLOAT, _INTEGERS = (
     VECTORS.integers(32),
 )
 _VECTOR_BYTES = 4 * LANES
-_STATE_BYTES, _END_BYTES = 4 * STATE_NUMBERS, 8 * END
+_STATE_BYTES, _END_BYTES = 4 * STATE_FLOATS, 8 * KEY_END
 
 
-def shares_of_block(row_tiles: int, *, is_whole: bool) -> Any:
-    """Return a function for compiled code that writes the shares of a block of keys in one or two tiles of rows.
+def softmax_of_block(row_tiles: int, *, is_unmasked: bool) -> Any:
+    """Return a function for compiled code that computes the softmax weights of a block of keys for one or two tiles of
+    rows.
 
-    (scores of the block, states of the rows, the shares' place: addresses; rows, bytes to the place of the second tile;
-    position of the first key, window; queries and keys of the next block, the place of its scores: addresses; steps of
-    a head; whether there is a next block) → nothing. `is_whole`: all rows see all keys, and have a reference.
-    Otherwise the shares of keys that a row does not see are 0, and its first score becomes the reference. The next
-    block is multiplied meanwhile: tiles wait for nothing that vectors need.
+    (addresses: float32 scores of the block, states of the rows, bfloat16 weights; rows, bytes to the second tile of
+    weights; position of the first key, window; addresses: queries and keys of the next block, its scores; steps of a
+    head; whether there is a next block) → nothing. `is_unmasked`: every row sees every key, and has a reference.
+    Otherwise the weights of masked keys are 0, and a row without a reference takes its first score. The scores of the
+    next block are multiplied meanwhile: AMX and vector instructions overlap.
 
-    `states`: as `attention_tiles.shares_of_row` has it, with the reference in place of the largest score.
+    `states`: as in `attention_tiles.softmax_row`, with the reference in place of the maximum.
     """
 
     @llvm_function
-    def shares(_context: Any, places: Any, sizes: Any, seen: Any, following: Any, sized: Any) -> Any:
+    def weights(_context: Any, addresses: Any, sizes: Any, span: Any, next_block: Any, sized: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            places, (rows, tile_bytes) = _addresses(builder, arguments[0], 3), parts_of(builder, arguments[1], 2)
-            seen = parts_of(builder, arguments[2], 2)
-            next_places, (steps, has_next) = _addresses(builder, arguments[3], 3), parts_of(builder, arguments[4], 2)
-            queries_bytes = builder.mul(steps, number(TILE_BYTES))
-            is_followed = builder.icmp_signed("!=", has_next, number(0))
-            at_once = builder.add(builder.sdiv(rows, builder.add(steps, number(1))), number(1))
+            pointers, (rows, tile_bytes) = _addresses(builder, arguments[0], 3), unpack(builder, arguments[1], 2)
+            span = unpack(builder, arguments[2], 2)
+            next_pointers, (steps, has_next) = _addresses(builder, arguments[3], 3), unpack(builder, arguments[4], 2)
+            queries_bytes = builder.mul(steps, int64(TILE_BYTES))
+            is_followed = builder.icmp_signed("!=", has_next, int64(0))
+            at_once = builder.add(builder.sdiv(rows, builder.add(steps, int64(1))), int64(1))
 
             def write_rows(first: Any) -> None:
-                behind = builder.add(first, at_once)
-                end = builder.select(builder.icmp_signed("<", behind, rows), behind, rows)
-                with cgutils.for_range_slice(builder, first, end, number(1)) as (row, _):
-                    _write_row(builder, (*places, tile_bytes), row, None if is_whole else seen)
+                after = builder.add(first, at_once)
+                end = builder.select(builder.icmp_signed("<", after, rows), after, rows)
+                with cgutils.for_range_slice(builder, first, end, int64(1)) as (row, _):
+                    _write_row(builder, (*pointers, tile_bytes), row, None if is_unmasked else span)
 
             with builder.if_then(is_followed):
-                begin_sums(builder, row_tiles)
-            with cgutils.for_range_slice(builder, number(0), steps, number(1)) as (step, _):
+                zero_accumulators(builder, row_tiles)
+            with cgutils.for_range_slice(builder, int64(0), steps, int64(1)) as (step, _):
                 with builder.if_then(is_followed):
-                    multiply_step(builder, next_places[:2], queries_bytes, step, row_tiles)
+                    matmul_step(builder, next_pointers[:2], queries_bytes, step, row_tiles)
                 write_rows(builder.mul(step, at_once))
             with builder.if_then(is_followed):
-                move_sums(builder, "tilestored64", next_places[2], row_tiles, number(4 * KEYS))
+                move_accumulators(builder, "tilestored64", next_pointers[2], row_tiles, int64(4 * KEYS))
             write_rows(builder.mul(steps, at_once))
             return context.get_dummy_value()
 
         return types.void(*(types.UniTuple(types.int64, count) for count in (3, 2, 2, 3, 2))), write
 
-    return shares
+    return weights
 
 
-def values_adder(row_tiles: int) -> Any:
-    """Return a function for compiled code that adds values, each times its share, to the sums of rows.
+def weighted_values_adder(row_tiles: int) -> Any:
+    """Return a function for compiled code that adds softmax weights @ values to the accumulators of rows.
 
-    (shares, values in the order of the tiles, sums float32 [rows, size of a head]: addresses of 32 outputs; blocks of
-    keys; bytes from row to row of the sums) → nothing.
+    (addresses: bfloat16 weights, packed values, sums float32 [rows, head size] of 32 columns; blocks of keys; bytes
+    from row to row of the sums) → nothing.
     """
 
     @llvm_function
-    def add_values(_context: Any, shares: Any, values: Any, sums: Any, blocks: Any, row_bytes: Any) -> Any:
+    def add_values(_context: Any, weights: Any, values: Any, sums: Any, blocks: Any, row_bytes: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            shares, values, sums = (builder.inttoptr(each, BYTES) for each in arguments[:3])
+            weights, values, sums = (builder.inttoptr(each, BYTES) for each in arguments[:3])
             blocks, row_bytes = arguments[3:]
-            tile_bytes = builder.mul(blocks, number(TILE_BYTES))
-            move_sums(builder, "tileloadd64", sums, row_tiles, row_bytes)
-            with cgutils.for_range_slice(builder, number(0), blocks, number(1)) as (block, _):
-                multiply_step(builder, (shares, values), tile_bytes, block, row_tiles)
-            move_sums(builder, "tilestored64", sums, row_tiles, row_bytes)
+            tile_bytes = builder.mul(blocks, int64(TILE_BYTES))
+            move_accumulators(builder, "tileloadd64", sums, row_tiles, row_bytes)
+            with cgutils.for_range_slice(builder, int64(0), blocks, int64(1)) as (block, _):
+                matmul_step(builder, (weights, values), tile_bytes, block, row_tiles)
+            move_accumulators(builder, "tilestored64", sums, row_tiles, row_bytes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), write
@@ -119,74 +121,74 @@ def values_adder(row_tiles: int) -> Any:
 
 
 @llvm_function
-def exceeds(_context: Any, _state: Any) -> Any:
-    """(address of the state of a row) → whether a sum of its shares is above 2 to the _MOST_ABOVE, a number."""
+def sum_exceeds(_context: Any, _state: Any) -> Any:
+    """(address of the state of a row) → 1 if a lane of its sum of weights is above 2^_MAX_LOG2_SUM, else 0, int64."""
 
     def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         total = load(builder, at(builder, builder.inttoptr(arguments[0], BYTES), _VECTOR_BYTES), VECTORS.floats)
-        above = builder.bitcast(builder.fcmp_ordered(">", total, all_lanes(2.0**_MOST_ABOVE)), _I16)
+        above = builder.bitcast(builder.fcmp_ordered(">", total, all_lanes(2.0**_MAX_LOG2_SUM)), _I16)
         return builder.zext(builder.icmp_unsigned("!=", above, _I16(0)), _I64)
 
     return types.int64(types.int64), write
 
 
 @llvm_function
-def power_of_two(_context: Any, _x: Any) -> Any:
-    """(float32) → 2 to this, as the shares are computed."""
+def exp2(_context: Any, _x: Any) -> Any:
+    """(float32 x) → 2^x, as the softmax computes it."""
 
     def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.extract_element(_power_of_two(builder, splat(builder, arguments[0], LANES)), _I32(0))
+        return builder.extract_element(_exp2(builder, splat(builder, arguments[0], LANES)), _I32(0))
 
     return types.float32(types.float32), write
 
 
-def _addresses(builder: Any, numbers: Any, count: int) -> list[Any]:
-    return [builder.inttoptr(each, BYTES) for each in parts_of(builder, numbers, count)]
+def _addresses(builder: Any, values: Any, count: int) -> list[Any]:
+    return [builder.inttoptr(each, BYTES) for each in unpack(builder, values, count)]
 
 
-def _write_row(builder: Any, places: tuple[Any, ...], row: Any, seen: Any) -> None:
-    """Write the shares of a row. `places`: scores, states, shares, and bytes to the second tile of these. `seen`:
-    position of the first key, window; None if the row sees all keys.
+def _write_row(builder: Any, pointers: tuple[Any, ...], row: Any, span: Any) -> None:
+    """Write the softmax weights of a row. `pointers`: scores, states, weights, and bytes to the second tile of these.
+    `span`: position of the first key, window; None if the row sees all keys.
     """
-    scores, states, target, tile_bytes = places
-    own = builder.gep(scores, [builder.mul(row, number(4 * KEYS))])
-    state = builder.gep(states, [builder.mul(row, number(_STATE_BYTES))])
+    scores, states, target, tile_bytes = pointers
+    own = builder.gep(scores, [builder.mul(row, int64(4 * KEYS))])
+    state = builder.gep(states, [builder.mul(row, int64(_STATE_BYTES))])
     given = [load(builder, at(builder, own, _VECTOR_BYTES * part), VECTORS.floats) for part in PARTS]
-    masks = None if seen is None else _masks(builder, own, state, seen)
+    masks = None if span is None else _key_masks(builder, own, state, span)
     reference = splat(builder, load(builder, state, _FLOAT), LANES)
-    shares = [_power_of_two(builder, builder.fsub(each, reference)) for each in given]
+    weights = [_exp2(builder, builder.fsub(each, reference)) for each in given]
     if masks is not None:
-        shares = [builder.select(mask, each, all_lanes(0.0)) for mask, each in zip(masks, shares, strict=True)]
+        weights = [builder.select(mask, each, all_lanes(0.0)) for mask, each in zip(masks, weights, strict=True)]
     totals = builder.bitcast(at(builder, state, _VECTOR_BYTES), VECTORS.floats.as_pointer())
-    builder.store(builder.fadd(builder.load(totals, align=4), builder.fadd(*shares)), totals, align=4)
+    builder.store(builder.fadd(builder.load(totals, align=4), builder.fadd(*weights)), totals, align=4)
     order = ir.Constant(ir.VectorType(_I32, KEYS), list(range(KEYS)))
-    place = place_of_row(builder, target, row, tile_bytes)
-    store_rounded(builder, builder.shuffle_vector(*shares, order), place)
+    pointer = row_pointer(builder, target, row, tile_bytes)
+    store_bfloat16_vector(builder, builder.shuffle_vector(*weights, order), pointer)
 
 
-def _masks(builder: Any, scores: Any, state: Any, seen: Any) -> list[Any]:
-    """Return which keys a row sees, after making its first score the reference if there is none yet."""
-    start, window = seen
+def _key_masks(builder: Any, scores: Any, state: Any, span: Any) -> list[Any]:
+    """Return the mask of the keys that a row sees. Its first score becomes the reference if there is none yet."""
+    start, window = span
     end = builder.sub(load(builder, at(builder, state, _END_BYTES), _I64), start)
-    is_limited = builder.icmp_signed("!=", window, number(0))
-    first = builder.select(is_limited, builder.sub(end, window), number(0))
-    first = builder.select(builder.icmp_signed(">", first, number(0)), first, number(0))
-    end = builder.select(builder.icmp_signed("<", end, number(KEYS)), end, number(KEYS))
-    is_first = builder.fcmp_ordered("<=", load(builder, state, _FLOAT), ir.Constant(_FLOAT, LOWEST))
+    is_limited = builder.icmp_signed("!=", window, int64(0))
+    first = builder.select(is_limited, builder.sub(end, window), int64(0))
+    first = builder.select(builder.icmp_signed(">", first, int64(0)), first, int64(0))
+    end = builder.select(builder.icmp_signed("<", end, int64(KEYS)), end, int64(KEYS))
+    is_first = builder.fcmp_ordered("<=", load(builder, state, _FLOAT), ir.Constant(_FLOAT, LOWEST_SCORE))
     with builder.if_then(builder.and_(builder.icmp_signed("<", first, end), is_first)):
-        score = load(builder, builder.gep(scores, [builder.mul(first, number(4))]), _FLOAT)
+        score = load(builder, builder.gep(scores, [builder.mul(first, int64(4))]), _FLOAT)
         builder.store(score, builder.bitcast(state, _FLOAT.as_pointer()), align=4)
     bounds = [splat(builder, builder.trunc(each, _I32), LANES) for each in (first, end)]
     found = []
     for part in PARTS:
-        numbers = ir.Constant(_INTEGERS, list(range(LANES * part, LANES * (part + 1))))
-        is_behind = builder.icmp_signed(">=", numbers, bounds[0])
-        found.append(builder.and_(is_behind, builder.icmp_signed("<", numbers, bounds[1])))
+        key_indices = ir.Constant(_INTEGERS, list(range(LANES * part, LANES * (part + 1))))
+        is_after = builder.icmp_signed(">=", key_indices, bounds[0])
+        found.append(builder.and_(is_after, builder.icmp_signed("<", key_indices, bounds[1])))
     return found
 
 
-def _power_of_two(builder: Any, x: Any) -> Any:
-    """Return 2 to the x; 0 for minus infinity. A number that is none stays so."""
+def _exp2(builder: Any, x: Any) -> Any:
+    """Return 2^x for float32 lanes: 0 for minus infinity, NaN for NaN."""
     kind = VECTORS.floats
     mask = ir.Constant(_I16, _ALL_LANES)
     reduce = function(builder, "llvm.x86.avx512.mask.reduce.ps.512", kind, [kind, _I32, kind, _I16, _I32])

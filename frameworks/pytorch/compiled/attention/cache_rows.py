@@ -1,4 +1,4 @@
-"""Norms and rotations of a decoder's rows, for compiled code."""
+"""Convert the dtype of rows, and write keys to the blocks of a KV cache, for compiled code."""
 
 from typing import Any
 
@@ -8,32 +8,32 @@ from numba.core import cgutils
 
 from frameworks.pytorch.compiled.jit import compiled, llvm_function, pointer_to_floats, stack_floats
 from frameworks.pytorch.compiled.simd.float_dtypes import load_bfloat16, load_float16, store_bfloat16, store_float16
-from frameworks.pytorch.compiled.simd.llvm_vectors import number
+from frameworks.pytorch.compiled.simd.llvm_vectors import int64
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
-"""Kinds of numbers: of a cache, and of an embedding."""
+"""The dtypes of a KV cache and of an embedding, as integers for compiled code."""
 ROWS_AT_ONCE = 8
 """Rows that `scatter_rows` writes."""
 _ROUNDED = 64
-"""Numbers that are rounded as vectors before each is written alone."""
+"""Elements that are rounded as vectors before each is written alone."""
 _ROUNDED_FLOATS = _ROUNDED // 2
 
 
 @compiled
 def copy(source: int, target: int, size: int) -> None:
-    """Copy `size` float32 numbers."""
+    """Copy `size` float32 elements."""
     x, out = pointer_to_floats(source), pointer_to_floats(target)
     for position in range(size):
         out[position] = x[position]
 
 
 @compiled
-def widen(source: int, target: int, size: int, kind: int) -> None:
-    """Copy `size` numbers of a kind as float32."""
+def widen(source: int, target: int, size: int, dtype: int) -> None:
+    """Copy `size` elements of a dtype as float32."""
     out = pointer_to_floats(target)
-    if kind == FLOAT32:
+    if dtype == FLOAT32:
         copy(source, target, size)
-    elif kind == BFLOAT16:
+    elif dtype == BFLOAT16:
         for position in range(size):
             out[position] = load_bfloat16(source, position)
     else:
@@ -42,29 +42,29 @@ def widen(source: int, target: int, size: int, kind: int) -> None:
 
 
 @compiled
-def scatter(source: int, target: int, size: int, stride: int, kind: int) -> None:
-    """Write `size` float32 numbers to a cache, `stride` numbers from one to the next."""
+def scatter(source: int, target: int, size: int, stride: int, dtype: int) -> None:
+    """Write `size` float32 elements to a cache of a dtype, with a stride of `stride` elements."""
     x, out = pointer_to_floats(source), pointer_to_floats(target)
-    if kind == FLOAT32:
+    if dtype == FLOAT32:
         for position in range(size):
             out[position * stride] = x[position]
         return
     rounded = stack_floats(_ROUNDED_FLOATS)
     for first in range(0, size, _ROUNDED):
         count = min(_ROUNDED, size - first)
-        narrow(source + 4 * first, rounded, count, kind)
-        _scatter_narrow(rounded, target + 2 * first * stride, count, stride)
+        narrow(source + 4 * first, rounded, count, dtype)
+        _scatter_16_bits(rounded, target + 2 * first * stride, count, stride)
 
 
 @llvm_function
-def _scatter_narrow(_context: Any, _source: Any, _target: Any, _count: Any, _stride: Any) -> Any:
-    """(addresses of numbers of 16 bits, and of their place; count; numbers from one to the next there) → nothing."""
+def _scatter_16_bits(_context: Any, _source: Any, _target: Any, _count: Any, _stride: Any) -> Any:
+    """(addresses of 16-bit elements, and of the target; count; stride of the target in elements) → nothing."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.IntType(16).as_pointer()
         source, target = (builder.inttoptr(each, kind) for each in arguments[:2])
         count, stride = arguments[2:]
-        with cgutils.for_range_slice(builder, number(0), count, number(1)) as (position, _):
+        with cgutils.for_range_slice(builder, int64(0), count, int64(1)) as (position, _):
             own = builder.load(builder.gep(source, [position]), align=2)
             builder.store(own, builder.gep(target, [builder.mul(position, stride)]), align=2)
         return context.get_dummy_value()
@@ -73,34 +73,35 @@ def _scatter_narrow(_context: Any, _source: Any, _target: Any, _count: Any, _str
 
 
 @llvm_function
-def _scatter_parts(_context: Any, _source: Any, _target: Any, _size: Any, _stride: Any) -> Any:
-    """As `scatter_rows`, for whole parts of ROWS_AT_ONCE numbers: the square of numbers is transposed in vectors."""
+def _scatter_squares(_context: Any, _source: Any, _target: Any, _size: Any, _stride: Any) -> Any:
+    """As `scatter_rows`, for whole squares of ROWS_AT_ONCE elements, which are transposed in vectors."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.IntType(16).as_pointer()
         source, target = (builder.inttoptr(each, kind) for each in arguments[:2])
         size, stride = arguments[2:]
         square = ir.VectorType(ir.IntType(16), ROWS_AT_ONCE)
-        end = builder.sub(size, builder.urem(size, number(ROWS_AT_ONCE)))
-        with cgutils.for_range_slice(builder, number(0), end, number(ROWS_AT_ONCE)) as (first, _):
-            places = [
-                builder.gep(source, [builder.add(first, builder.mul(size, number(row)))]) for row in range(ROWS_AT_ONCE)
+        end = builder.sub(size, builder.urem(size, int64(ROWS_AT_ONCE)))
+        with cgutils.for_range_slice(builder, int64(0), end, int64(ROWS_AT_ONCE)) as (first, _):
+            pointers = [
+                builder.gep(source, [builder.add(first, builder.mul(size, int64(row)))]) for row in range(ROWS_AT_ONCE)
             ]
-            vectors = [builder.load(builder.bitcast(each, square.as_pointer()), align=2) for each in places]
+            vectors = [builder.load(builder.bitcast(each, square.as_pointer()), align=2) for each in pointers]
             for index, vector in enumerate(_transposed(builder, vectors)):
-                place = builder.gep(target, [builder.mul(builder.add(first, number(index)), stride)])
-                builder.store(vector, builder.bitcast(place, square.as_pointer()), align=2)
+                pointer = builder.gep(target, [builder.mul(builder.add(first, int64(index)), stride)])
+                builder.store(vector, builder.bitcast(pointer, square.as_pointer()), align=2)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), write
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Return the columns of a square of numbers, by numbers of two rows in turn, three times."""
+    """Return the columns of a square of elements: two rows are interleaved at a time, three times."""
     count = len(rows)
     masks = [
         ir.Constant(
-            ir.VectorType(ir.IntType(32), count), [place // 2 + start + count * (place % 2) for place in range(count)]
+            ir.VectorType(ir.IntType(32), count),
+            [lane // 2 + start + count * (lane % 2) for lane in range(count)],
         )
         for start in (0, count // 2)
     ]
@@ -112,23 +113,21 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 @compiled
 def scatter_rows(source: int, target: int, size: int, stride: int) -> None:
-    """Write numbers of 16 bits, [ROWS_AT_ONCE, size], to a cache as [size, ROWS_AT_ONCE], `stride` numbers from one row
-    there to the next.
+    """Write 16-bit elements, [ROWS_AT_ONCE, size], to a cache as [size, ROWS_AT_ONCE], with a stride of `stride`
+    elements from row to row there.
     """
-    _scatter_parts(source, target, size, stride)
+    _scatter_squares(source, target, size, stride)
     whole = size - size % ROWS_AT_ONCE
     for row in range(ROWS_AT_ONCE):
-        place = target + 2 * (whole * stride + row)
-        _scatter_narrow(source + 2 * (row * size + whole), place, size - whole, stride)
+        address = target + 2 * (whole * stride + row)
+        _scatter_16_bits(source + 2 * (row * size + whole), address, size - whole, stride)
 
 
 @compiled
-def narrow(source: int, target: int, size: int, kind: int) -> None:
-    """Round `size` float32 numbers to those of a cache: kind BFLOAT16 or FLOAT16. In place too, if the target is not
-    behind the source.
-    """
+def narrow(source: int, target: int, size: int, dtype: int) -> None:
+    """Round `size` float32 elements to BFLOAT16 or FLOAT16. In place too, if the target is not behind the source."""
     x = pointer_to_floats(source)
-    if kind == BFLOAT16:
+    if dtype == BFLOAT16:
         for position in range(size):
             store_bfloat16(target, position, x[position])
     else:

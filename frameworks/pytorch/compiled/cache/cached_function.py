@@ -1,4 +1,4 @@
-"""numba's cache of one function, in a file that is checked before it is used."""
+"""numba's cache of one compiled function, in a file that is checked before it is used."""
 
 import hashlib
 import pickle
@@ -17,7 +17,7 @@ from frameworks.pytorch.compiled.cache.code_files import DamagedCode, read_code,
 log = structlog.get_logger(__name__)
 
 
-class KeptFunction(_Cache):  # type: ignore[misc]
+class CachedFunction(_Cache):  # type: ignore[misc]
     """The code of a function in the folder of `code_cache`. numba calls it with its compiler's lock held."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

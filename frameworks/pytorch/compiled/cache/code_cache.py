@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from frameworks.pytorch.compiled.cache.code_files import SUFFIX, DamagedCode, read_code
-from frameworks.pytorch.compiled.cpu_features import has_matrix_tiles, lanes
+from frameworks.pytorch.compiled.cpu_features import has_amx, lanes
 
 log = structlog.get_logger(__name__)
 
@@ -142,7 +142,7 @@ def _digest() -> str:
     from numba.core.registry import cpu_target
 
     cpu = cpu_target.target_context.codegen().magic_tuple()
-    vectors = f"{lanes()} {has_matrix_tiles()}"
+    vectors = f"{lanes()} {has_amx()}"
     found = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {vectors} {cpu}".encode())
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(path.read_bytes())

@@ -1,30 +1,33 @@
-"""A whole step of a Llama decoder in one call: no Python and no operator of torch between its products.
+"""A whole step of a Llama decoder in one call: no Python and no operator of torch between its GEMMs.
 
 All threads run the step together. A barrier ends each part of it.
 """
 
 from typing import Any
 
-from frameworks.pytorch.compiled.amx.amx_gemm import order_row, place_in_order
+from frameworks.pytorch.compiled.amx.amx_gemm import pack_row, packed_row_address
 from frameworks.pytorch.compiled.amx.amx_registers import INPUTS, TILE_BYTES
 from frameworks.pytorch.compiled.attention.attention_tiles import KEYS
 from frameworks.pytorch.compiled.attention.cache_rows import FLOAT32, copy, widen
-from frameworks.pytorch.compiled.cpu_features import has_matrix_tiles
-from frameworks.pytorch.compiled.decoder_step.blocked_states import PART_BYTES, copy_parts, normalize_row
-from frameworks.pytorch.compiled.decoder_step.norm_rope import normalize
+from frameworks.pytorch.compiled.cpu_features import has_amx
+from frameworks.pytorch.compiled.decoder_step.blocked_states import PIECE_BYTES, copy_pieces, rms_norm_row
+from frameworks.pytorch.compiled.decoder_step.norm_rope import rms_norm
 from frameworks.pytorch.compiled.decoder_step.rope_and_cache import write_heads
 from frameworks.pytorch.compiled.decoder_step.step_arguments import (
+    ATTENDED,
     BLOCK_BYTES,
     BLOCKS,
     CACHE,
     CACHE_BLOCK_BYTES,
+    CACHE_DTYPE,
     CACHE_HALF_BYTES,
-    CACHE_KIND,
     CACHE_LAYER_BYTES,
+    CONSTANTS,
     EMBEDDING,
-    EMBEDDING_KIND,
+    EMBEDDING_DTYPE,
     FINAL_NORM,
     FIRST_BLOCKS,
+    GEMMS,
     HEAD_SIZE,
     HEADS,
     HIDDEN,
@@ -39,14 +42,11 @@ from frameworks.pytorch.compiled.decoder_step.step_arguments import (
     NUM_COLUMNS,
     NUM_LAST_TILES,
     NUM_TILES,
-    NUMBERS,
     POSITIONS,
-    PRODUCTS,
     QUERY_HEADS,
-    ROOM,
-    ROOM_BYTES,
     ROWS,
-    SEEN,
+    SCRATCH,
+    SCRATCH_BYTES,
     STATES,
     TABLE,
     TILE_HEADS,
@@ -61,206 +61,206 @@ from frameworks.pytorch.compiled.jit import (
     pointer_to_floats,
     pointer_to_integers,
 )
-from frameworks.pytorch.compiled.matmul.gemm import TILES as PRODUCT_TILES
+from frameworks.pytorch.compiled.matmul.gemm import TILES as GEMM_TILES
 from frameworks.pytorch.compiled.matmul.gemm import X
 from frameworks.pytorch.compiled.matmul.gemm_table import (
     ADAPTING,
     DOWN,
     FEED_FORWARD,
     GATE,
+    GEMM_COLUMNS,
+    GEMMS_OF_LAYER,
     OUTPUT,
-    PRODUCT_COLUMNS,
-    PRODUCTS_OF_LAYER,
     QUERY_KEY_VALUE,
     REGION,
-    TAKES_ORDERED,
+    TAKES_PACKED,
     UP,
 )
 from frameworks.pytorch.compiled.parallel import barrier, num_threads, thread_number
 
-if has_matrix_tiles():
+if has_amx():
     from frameworks.pytorch.compiled.attention.amx_attention import MAX_TILE_ROWS, attend, tile_tokens
-    from frameworks.pytorch.compiled.attention.amx_attention import room_bytes as attention_bytes
+    from frameworks.pytorch.compiled.attention.amx_attention import scratch_bytes as attention_bytes
 else:
     from frameworks.pytorch.compiled.attention.flash_attention import MAX_TILE_ROWS, tile_tokens
     from frameworks.pytorch.compiled.attention.flash_attention import attend_by_vectors as attend
-    from frameworks.pytorch.compiled.attention.flash_attention import room_bytes as attention_bytes
-__all__ = ["ADDRESS", "room_bytes", "tile_tokens"]
+    from frameworks.pytorch.compiled.attention.flash_attention import scratch_bytes as attention_bytes
+__all__ = ["ADDRESS", "scratch_bytes", "tile_tokens"]
 
 
-def room_bytes(head_size: int, kind: int) -> int:
-    """Return the bytes that a thread needs for its work: for attention, and behind that for what a tile has seen."""
-    return attention_bytes(head_size, kind) + 4 * head_size * MAX_TILE_ROWS
+def scratch_bytes(head_size: int, dtype: int) -> int:
+    """Return the bytes of the scratch buffer of a thread: for attention, and behind that for the output of a tile."""
+    return attention_bytes(head_size, dtype) + 4 * head_size * MAX_TILE_ROWS
 
 
 @compiled
-def _multiply(arguments: Any, layer: int, index: int) -> None:
-    own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index)
-    product = pointer_to_integers(own)
-    if product[ADAPTING]:
-        call_with(product[ADAPTING], own)
-    call_with(product[REGION], own)
+def _gemm(arguments: Any, layer: int, index: int) -> None:
+    own = arguments[GEMMS] + 8 * GEMM_COLUMNS * (layer * GEMMS_OF_LAYER + index)
+    gemm = pointer_to_integers(own)
+    if gemm[ADAPTING]:
+        call_with(gemm[ADAPTING], own)
+    call_with(gemm[REGION], own)
     barrier(arguments)
 
 
 @compiled
 def _feed_forward(arguments: Any, layer: int) -> None:
-    own = arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + GATE)
+    own = arguments[GEMMS] + 8 * GEMM_COLUMNS * (layer * GEMMS_OF_LAYER + GATE)
     gate = pointer_to_integers(own)
-    if _is_together(gate):
+    if _is_fused(gate):
         call_with(gate[FEED_FORWARD], own)
         barrier(arguments)
         return
-    _multiply(arguments, layer, GATE)
-    _multiply(arguments, layer, UP)
-    _multiply(arguments, layer, DOWN)
+    _gemm(arguments, layer, GATE)
+    _gemm(arguments, layer, UP)
+    _gemm(arguments, layer, DOWN)
 
 
 @compiled
-def _normalize_rows(arguments: Any, layer: int, index: int, weight: int, rows: int, number: int, threads: int) -> None:
-    """Normalize the states for a product."""
-    own = pointer_to_integers(arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + index))
+def _rms_norm_rows(arguments: Any, layer: int, index: int, weight: int, rows: int, thread: int, threads: int) -> None:
+    """Apply RMSNorm to the states, as activations of a GEMM."""
+    own = pointer_to_integers(arguments[GEMMS] + 8 * GEMM_COLUMNS * (layer * GEMMS_OF_LAYER + index))
     size, normed, block_bytes = arguments[HIDDEN], arguments[NORMED], arguments[BLOCK_BYTES]
-    epsilon = pointer_to_floats(arguments[NUMBERS])[0]
-    in_order = own[TAKES_ORDERED] and not (own[ADAPTING] or (index == GATE and not _is_together(own)))
-    for row in range(number, rows, threads):
-        target, part_bytes = normed + 4 * row * size, PART_BYTES
-        if in_order:
-            target, part_bytes = place_in_order(own[PRODUCT_TILES], row, size), TILE_BYTES
+    epsilon = pointer_to_floats(arguments[CONSTANTS])[0]
+    is_packed = own[TAKES_PACKED] and not (own[ADAPTING] or (index == GATE and not _is_fused(own)))
+    for row in range(thread, rows, threads):
+        target, part_bytes = normed + 4 * row * size, PIECE_BYTES
+        if is_packed:
+            target, part_bytes = packed_row_address(own[GEMM_TILES], row, size), TILE_BYTES
         if block_bytes:
-            parts = (arguments[STATES] + row * PART_BYTES, block_bytes, size // INPUTS)
-            normalize_row(parts, weight, epsilon, (target, part_bytes), in_order)
+            parts = (arguments[STATES] + row * PIECE_BYTES, block_bytes, size // INPUTS)
+            rms_norm_row(parts, weight, epsilon, (target, part_bytes), is_packed)
         else:
-            normalize(arguments[STATES] + 4 * row * size, target, weight, size, epsilon)
+            rms_norm(arguments[STATES] + 4 * row * size, target, weight, size, epsilon)
     # All threads write the same.
-    own[X] = 0 if in_order else normed
+    own[X] = 0 if is_packed else normed
     barrier(arguments)
 
 
 @compiled
-def _is_together(gate: Any) -> bool:
-    """Whether the products from `GATE` on are computed together. `gate`: its row of the table."""
-    return bool(gate[FEED_FORWARD] and not (gate[ADAPTING] or gate[(DOWN - GATE) * PRODUCT_COLUMNS + ADAPTING]))
+def _is_fused(gate: Any) -> bool:
+    """Whether the GEMMs from `GATE` on are fused. `gate`: its row of the table."""
+    return bool(gate[FEED_FORWARD] and not (gate[ADAPTING] or gate[(DOWN - GATE) * GEMM_COLUMNS + ADAPTING]))
 
 
 @compiled
-def _attend_tiles(arguments: Any, layer: int, number: int, threads: int) -> None:
+def _attend_tiles(arguments: Any, layer: int, thread: int, threads: int) -> None:
     is_last = layer == arguments[LAYERS] - 1
     tiles = pointer_to_integers(arguments[LAST_TILES] if is_last else arguments[TILES])
     num_tiles = arguments[NUM_LAST_TILES] if is_last else arguments[NUM_TILES]
     query_heads, key_heads, size = arguments[QUERY_HEADS], arguments[KEY_HEADS], arguments[HEAD_SIZE]
     window = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)[WINDOW]
     positions, first_blocks = pointer_to_integers(arguments[POSITIONS]), pointer_to_integers(arguments[FIRST_BLOCKS])
-    scale = pointer_to_floats(arguments[NUMBERS])[1]
+    scale = pointer_to_floats(arguments[CONSTANTS])[1]
     keys = arguments[CACHE] + layer * arguments[CACHE_LAYER_BYTES]
-    room = arguments[ROOM] + number * arguments[ROOM_BYTES]
-    head_bytes, kind = 4 * size, arguments[CACHE_KIND]
-    cached_bytes = head_bytes if kind == FLOAT32 else 2 * size
+    scratch = arguments[SCRATCH] + thread * arguments[SCRATCH_BYTES]
+    head_bytes, dtype = 4 * size, arguments[CACHE_DTYPE]
+    cached_bytes = head_bytes if dtype == FLOAT32 else 2 * size
     out_bytes = query_heads * head_bytes
     queries, query_bytes = arguments[HEADS], (query_heads + 2 * key_heads) * head_bytes
     if arguments[BLOCK_BYTES]:
-        # A tile's queries are read before what it has seen takes their place.
-        queries, query_bytes = arguments[SEEN], out_bytes
+        # A tile's queries are read before its outputs overwrite them.
+        queries, query_bytes = arguments[ATTENDED], out_bytes
     group, at_once = query_heads // key_heads, arguments[TILE_HEADS]
-    shares = (group + at_once - 1) // at_once
-    tasks = key_heads * shares
-    product = pointer_to_integers(arguments[PRODUCTS] + 8 * PRODUCT_COLUMNS * (layer * PRODUCTS_OF_LAYER + OUTPUT))
-    # Behind the last layer's attention, rows are selected first.
-    in_order = product[TAKES_ORDERED] and not (product[ADAPTING] or is_last)
-    seen = room + arguments[ROOM_BYTES] - head_bytes * MAX_TILE_ROWS
-    for task in range(number, num_tiles * tasks, threads):
-        tile, key_head = task // tasks, task % tasks // shares
+    splits = (group + at_once - 1) // at_once
+    tasks = key_heads * splits
+    gemm = pointer_to_integers(arguments[GEMMS] + 8 * GEMM_COLUMNS * (layer * GEMMS_OF_LAYER + OUTPUT))
+    # After the last layer's attention, rows are selected first.
+    is_packed = gemm[TAKES_PACKED] and not (gemm[ADAPTING] or is_last)
+    attended = scratch + arguments[SCRATCH_BYTES] - head_bytes * MAX_TILE_ROWS
+    for task in range(thread, num_tiles * tasks, threads):
+        tile, key_head = task // tasks, task % tasks // splits
         row, tokens = tiles[2 * tile], tiles[2 * tile + 1]
-        first = task % shares * at_once
+        first = task % splits * at_once
         head = key_head * group + first
-        place = keys + key_head * KEYS * cached_bytes
+        keys_of_head = keys + key_head * KEYS * cached_bytes
         blocks = arguments[BLOCKS] + 8 * first_blocks[row]
         heads = min(at_once, group - first)
         attend(
             queries + row * query_bytes + head * head_bytes,
-            seen if in_order else arguments[SEEN] + row * out_bytes + head * head_bytes,
-            room,
+            attended if is_packed else arguments[ATTENDED] + row * out_bytes + head * head_bytes,
+            scratch,
             (tokens, heads, positions[row], window),
-            (size, query_bytes, heads * head_bytes if in_order else out_bytes),
-            (place, place + arguments[CACHE_HALF_BYTES], blocks, arguments[CACHE_BLOCK_BYTES], kind),
+            (size, query_bytes, heads * head_bytes if is_packed else out_bytes),
+            (keys_of_head, keys_of_head + arguments[CACHE_HALF_BYTES], blocks, arguments[CACHE_BLOCK_BYTES], dtype),
             scale,
         )
-        if in_order:
+        if is_packed:
             for token in range(tokens):
-                source, column = seen + token * heads * head_bytes, head * size
-                order_row(source, product[PRODUCT_TILES], row + token, (query_heads * size, column, heads * size))
+                source, column = attended + token * heads * head_bytes, head * size
+                pack_row(source, gemm[GEMM_TILES], row + token, (query_heads * size, column, heads * size))
     # All threads write the same.
-    product[X] = 0 if in_order else arguments[SEEN]
+    gemm[X] = 0 if is_packed else arguments[ATTENDED]
     barrier(arguments)
 
 
 @compiled
-def _select_rows(arguments: Any, number: int, threads: int) -> None:
+def _select_rows(arguments: Any, thread: int, threads: int) -> None:
     """Move the rows with logits to the front: no other row of the last layer is needed after its attention."""
     rows, count, hidden = pointer_to_integers(arguments[LOGIT_ROWS]), arguments[LOGITS], arguments[HIDDEN]
     block_bytes = arguments[BLOCK_BYTES]
     if block_bytes:
         blocks = hidden // INPUTS
-        first, end = blocks * number // threads, blocks * (number + 1) // threads
+        first, end = blocks * thread // threads, blocks * (thread + 1) // threads
         states = arguments[STATES] + first * block_bytes
         for row in range(count):
-            source, target = states + rows[row] * PART_BYTES, states + row * PART_BYTES
-            copy_parts(source, block_bytes, target, block_bytes, end - first)
+            source, target = states + rows[row] * PIECE_BYTES, states + row * PIECE_BYTES
+            copy_pieces(source, block_bytes, target, block_bytes, end - first)
     else:
-        _move(arguments[STATES], rows, (count, hidden), (number, threads))
-    _move(arguments[SEEN], rows, (count, arguments[QUERY_HEADS] * arguments[HEAD_SIZE]), (number, threads))
+        _move(arguments[STATES], rows, (count, hidden), (thread, threads))
+    _move(arguments[ATTENDED], rows, (count, arguments[QUERY_HEADS] * arguments[HEAD_SIZE]), (thread, threads))
     barrier(arguments)
 
 
 @compiled
-def _move(states: int, rows: Any, sizes: Any, share: Any) -> None:
+def _move(states: int, rows: Any, sizes: Any, split: Any) -> None:
     """Move this thread's share of the columns. A row moves towards the front, past rows that have moved."""
     count, size = sizes
-    number, threads = share
-    first, end = size * number // threads, size * (number + 1) // threads
+    thread, threads = split
+    first, end = size * thread // threads, size * (thread + 1) // threads
     for row in range(count):
         copy(states + 4 * (rows[row] * size + first), states + 4 * (row * size + first), end - first)
 
 
 @compiled
-def _embed(arguments: Any, number: int, threads: int) -> None:
+def _embed(arguments: Any, thread: int, threads: int) -> None:
     size, block_bytes = arguments[HIDDEN], arguments[BLOCK_BYTES]
     token_ids = pointer_to_integers(arguments[TOKEN_IDS])
-    kind = arguments[EMBEDDING_KIND]
-    width = 4 if kind == FLOAT32 else 2
-    for row in range(number, arguments[ROWS], threads):
-        given, place = arguments[EMBEDDING] + width * token_ids[row] * size, arguments[STATES] + 4 * row * size
+    dtype = arguments[EMBEDDING_DTYPE]
+    width = 4 if dtype == FLOAT32 else 2
+    for row in range(thread, arguments[ROWS], threads):
+        given, state = arguments[EMBEDDING] + width * token_ids[row] * size, arguments[STATES] + 4 * row * size
         if not block_bytes:
-            widen(given, place, size, kind)
+            widen(given, state, size, dtype)
             continue
         own = arguments[NORMED] + 4 * row * size
-        widen(given, own, size, kind)
-        copy_parts(own, PART_BYTES, arguments[STATES] + row * PART_BYTES, block_bytes, size // INPUTS)
+        widen(given, own, size, dtype)
+        copy_pieces(own, PIECE_BYTES, arguments[STATES] + row * PIECE_BYTES, block_bytes, size // INPUTS)
     barrier(arguments)
 
 
 def _region(arguments: Any) -> None:
-    number, threads = thread_number(arguments), num_threads(arguments)
+    thread, threads = thread_number(arguments), num_threads(arguments)
     rows = arguments[ROWS]
     if arguments[EMBEDDING]:
-        _embed(arguments, number, threads)
+        _embed(arguments, thread, threads)
     for layer in range(arguments[LAYERS]):
         table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
-        _normalize_rows(arguments, layer, QUERY_KEY_VALUE, table[INPUT_NORM], rows, number, threads)
-        _multiply(arguments, layer, QUERY_KEY_VALUE)
-        write_heads(arguments, layer, number, threads)
+        _rms_norm_rows(arguments, layer, QUERY_KEY_VALUE, table[INPUT_NORM], rows, thread, threads)
+        _gemm(arguments, layer, QUERY_KEY_VALUE)
+        write_heads(arguments, layer, thread, threads)
         barrier(arguments)
-        _attend_tiles(arguments, layer, number, threads)
+        _attend_tiles(arguments, layer, thread, threads)
         if layer == arguments[LAYERS] - 1 and arguments[LOGITS] < rows:
             rows = arguments[LOGITS]
             if not rows:
                 return
-            _select_rows(arguments, number, threads)
-        _multiply(arguments, layer, OUTPUT)
-        _normalize_rows(arguments, layer, GATE, table[MIDDLE_NORM], rows, number, threads)
+            _select_rows(arguments, thread, threads)
+        _gemm(arguments, layer, OUTPUT)
+        _rms_norm_rows(arguments, layer, GATE, table[MIDDLE_NORM], rows, thread, threads)
         _feed_forward(arguments, layer)
-    _normalize_rows(arguments, arguments[LAYERS], 0, arguments[FINAL_NORM], rows, number, threads)
-    _multiply(arguments, arguments[LAYERS], 0)
+    _rms_norm_rows(arguments, arguments[LAYERS], 0, arguments[FINAL_NORM], rows, thread, threads)
+    _gemm(arguments, arguments[LAYERS], 0)
 
 
 ADDRESS = address_of(_region)

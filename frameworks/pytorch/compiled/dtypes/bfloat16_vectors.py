@@ -1,12 +1,12 @@
-"""Products of bfloat16 weights by vectors: of pairs where the CPU multiplies those, else widened to float32."""
+"""GEMM of bfloat16 weights by vectors: dot products of pairs where the CPU has them, else converted to float32."""
 
 from typing import Any
 
 from llvmlite import ir
 
 from frameworks.pytorch.compiled.cpu_features import has_bfloat16
-from frameworks.pytorch.compiled.matmul.bfloat16_activations import write_pairs
-from frameworks.pytorch.compiled.matmul.float32_activations import float_row_writer
+from frameworks.pytorch.compiled.matmul.bfloat16_activations import pack_bfloat16_pairs
+from frameworks.pytorch.compiled.matmul.float32_activations import float32_packer
 from frameworks.pytorch.compiled.matmul.float_tiles import Shape, float_tile, widening_step
 from frameworks.pytorch.compiled.matmul.formats import Format
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, PARTS, VECTORS, at, function, load, splat
@@ -43,5 +43,5 @@ def _tile(rows: int, blocks: int) -> Any:
     return float_tile(VECTORS, _SHAPE, add_step, rows, blocks)
 
 
-_WRITE_ROWS = write_pairs if _HAS_PAIRS else float_row_writer(2)
+_WRITE_ROWS = pack_bfloat16_pairs if _HAS_PAIRS else float32_packer(2)
 FORMAT = Format("bfloat16", 2, _SHAPE.step_bytes, _SHAPE.row_step_bytes, _tile, _WRITE_ROWS)

@@ -1,14 +1,14 @@
-"""Products of float32 weights."""
+"""GEMM of float32 weights."""
 
 from typing import Any
 
 import numpy as np
 
 from frameworks.pytorch.compiled.jit import address_of
-from frameworks.pytorch.compiled.matmul.float32_activations import float_row_writer
+from frameworks.pytorch.compiled.matmul.float32_activations import float32_packer
 from frameworks.pytorch.compiled.matmul.float_tiles import Shape, float_tile, widening_step
 from frameworks.pytorch.compiled.matmul.formats import Format, PackedFormat
-from frameworks.pytorch.compiled.matmul.gemm import multiplier, orderer, region
+from frameworks.pytorch.compiled.matmul.gemm import activation_packer, matmul_loops, region
 from frameworks.pytorch.compiled.matmul.packing import Floats, pack_floats
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, PARTS, VECTORS, at, load
 from frameworks.pytorch.large_pages import Bytes
@@ -24,10 +24,10 @@ def _tile(rows: int, blocks: int) -> Any:
     return float_tile(VECTORS, _SHAPE, widening_step(VECTORS, _load_weights), rows, blocks)
 
 
-FORMAT = Format("float32", 1, _SHAPE.step_bytes, 4, _tile, float_row_writer(1), orders_one_row=False)
-order = orderer(FORMAT)
-multiply = multiplier(FORMAT)
-_run = region(FORMAT, order, multiply)
+FORMAT = Format("float32", 1, _SHAPE.step_bytes, 4, _tile, float32_packer(1), packs_one_row=False)
+pack_activations = activation_packer(FORMAT)
+matmul = matmul_loops(FORMAT)
+_run = region(FORMAT, pack_activations, matmul)
 
 
 def _region(arguments: Any) -> None:
@@ -38,7 +38,7 @@ ADDRESS = address_of(_region, keeps_order=True)
 
 
 def pack(weight: Floats) -> Bytes:
-    """Return weights [outputs, inputs] as bytes of [blocks, inputs, outputs of a block]."""
+    """Return weights [outputs, inputs] as float32 bytes of [blocks, inputs, outputs of a block]."""
     return pack_floats(weight, FORMAT, np.float32)
 
 

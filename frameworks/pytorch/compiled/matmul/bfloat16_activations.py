@@ -1,4 +1,4 @@
-"""Rows that are rounded to bfloat16, in the order of the tiles."""
+"""Activations rounded to bfloat16, packed in the order of the tiles."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from llvmlite import ir
 from numba import types
 
 from frameworks.pytorch.compiled.cpu_features import has_bfloat16
-from frameworks.pytorch.compiled.jit import compiled, llvm_function, part, pointer_to_floats, stack_floats
+from frameworks.pytorch.compiled.jit import compiled, inlined_early, llvm_function, pointer_to_floats, stack_floats
 from frameworks.pytorch.compiled.matmul.formats import LARGEST_TILE
 from frameworks.pytorch.compiled.simd.interleave import interleave
 from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, function, load
 
 _HAS_BFLOAT16 = has_bfloat16()
 _AT_ONCE = 32
-# Of float32, for the rounded numbers of a tile.
-_ROOM = LARGEST_TILE * _AT_ONCE // 2
+# Of float32, for the rounded activations of a tile.
+_SCRATCH_FLOATS = LARGEST_TILE * _AT_ONCE // 2
 _I32 = ir.IntType(32)
 _INTEGERS = ir.VectorType(_I32, _AT_ONCE)
 _HALF_BITS, _BELOW_HALF = 16, 0x7FFF
@@ -35,34 +35,32 @@ _BFloat16._create_instance()
 
 
 @llvm_function
-def write_rounded(_context: Any, _source: Any, _target: Any) -> Any:
-    """(address of _AT_ONCE floats, target) → nothing, after writing the nearest bfloat16, of two the even one."""
+def write_bfloat16(_context: Any, _source: Any, _target: Any) -> Any:
+    """(address of _AT_ONCE float32, target) → nothing; writes the nearest bfloat16, ties to even."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         source, target = (builder.inttoptr(each, BYTES) for each in arguments[:2])
-        numbers = load(builder, source, ir.VectorType(ir.FloatType(), _AT_ONCE))
-        store_rounded(builder, numbers, target)
+        values = load(builder, source, ir.VectorType(ir.FloatType(), _AT_ONCE))
+        store_bfloat16_vector(builder, values, target)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), write
 
 
-def store_rounded(builder: Any, numbers: Any, target: Any) -> None:
-    """Write _AT_ONCE float32 numbers as the nearest bfloat16, of two the even one. `target`: address (bytes pointer).
+def store_bfloat16_vector(builder: Any, values: Any, target: Any) -> None:
+    """Write _AT_ONCE float32 values as the nearest bfloat16, ties to even. `target`: address (bytes pointer).
 
-    The CPU's instruction rounds numbers below 2^-126 to zero; products of bfloat16 take them for zero, too.
+    The CPU's instruction rounds denormals, below 2^-126, to zero; its dot products of bfloat16 take them for zero, too.
     """
-    narrow = _rounded_by_instruction(builder, numbers) if _HAS_BFLOAT16 else _rounded(builder, numbers)
+    narrow = _bfloat16_by_instruction(builder, values) if _HAS_BFLOAT16 else _bfloat16_by_shifts(builder, values)
     builder.store(narrow, builder.bitcast(target, narrow.type.as_pointer()), align=4)
 
 
-def _rounded_by_instruction(builder: Any, numbers: Any) -> Any:
+def _bfloat16_by_instruction(builder: Any, values: Any) -> Any:
     half = _AT_ONCE // 2
     kind = ir.VectorType(ir.FloatType(), half)
     parts = [
-        builder.shuffle_vector(
-            numbers, numbers, ir.Constant(ir.VectorType(_I32, half), list(range(first, first + half)))
-        )
+        builder.shuffle_vector(values, values, ir.Constant(ir.VectorType(_I32, half), list(range(first, first + half))))
         for first in (half, 0)
     ]
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -70,8 +68,8 @@ def _rounded_by_instruction(builder: Any, numbers: Any) -> Any:
     return builder.bitcast(narrow, ir.VectorType(ir.IntType(16), _AT_ONCE))
 
 
-def _rounded(builder: Any, numbers: Any) -> Any:
-    bits = builder.bitcast(numbers, _INTEGERS)
+def _bfloat16_by_shifts(builder: Any, values: Any) -> Any:
+    bits = builder.bitcast(values, _INTEGERS)
     odd = builder.and_(builder.lshr(bits, _all(_HALF_BITS)), _all(1))
     rounded = builder.add(bits, builder.add(odd, _all(_BELOW_HALF)))
     is_nan = builder.icmp_unsigned(">", builder.and_(bits, _all(_MAGNITUDE)), _all(_INFINITY))
@@ -83,44 +81,44 @@ def _all(value: int) -> Any:
     return ir.Constant(_INTEGERS, [value] * _AT_ONCE)
 
 
-@part
-def write_pairs(x: int, tile: int, rows: int, inputs: int) -> None:
-    """A `Format.write_rows`: bfloat16 [pairs of inputs, rows of the tile, 2], with a zero behind an odd number."""
-    rounded, filled = stack_floats(_ROOM), stack_floats(_AT_ONCE)
+@inlined_early
+def pack_bfloat16_pairs(x: int, tile: int, rows: int, inputs: int) -> None:
+    """A `Format.pack_tile`: bfloat16 [pairs of inputs, rows of the tile, 2], padded with a zero behind an odd input."""
+    rounded, filled = stack_floats(_SCRATCH_FLOATS), stack_floats(_AT_ONCE)
     for first in range(0, inputs, _AT_ONCE):
         count = min(_AT_ONCE, inputs - first)
         for row in range(rows):
             source = x + 4 * (row * inputs + first)
             if count < _AT_ONCE:
-                source = _filled(source, filled, count)
-            write_rounded(source, rounded + 2 * _AT_ONCE * row)
+                source = _padded(source, filled, count)
+            write_bfloat16(source, rounded + 2 * _AT_ONCE * row)
         interleave(rounded, 2 * _AT_ONCE, tile + 2 * first * rows, rows, (count + 1) // 2)
 
 
-def rounded_row_writer(step_bytes: int) -> Any:
-    """Return a `Format.write_rows`: bfloat16 [steps, rows, _AT_ONCE], with zeros behind the inputs.
+def bfloat16_packer(step_bytes: int) -> Any:
+    """Return a `Format.pack_tile`: bfloat16 [steps, rows, _AT_ONCE], padded with zeros behind the inputs.
 
     `step_bytes`: from one step to the next.
     """
 
-    @part
-    def write_rows(x: int, tile: int, rows: int, inputs: int) -> None:
+    @inlined_early
+    def pack_tile(x: int, tile: int, rows: int, inputs: int) -> None:
         filled = stack_floats(_AT_ONCE)
         for step in range((inputs + _AT_ONCE - 1) // _AT_ONCE):
             count = min(_AT_ONCE, inputs - _AT_ONCE * step)
             for row in range(rows):
                 source = x + 4 * (row * inputs + _AT_ONCE * step)
                 if count < _AT_ONCE:
-                    source = _filled(source, filled, count)
-                write_rounded(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
+                    source = _padded(source, filled, count)
+                write_bfloat16(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
 
-    return write_rows
+    return pack_tile
 
 
 @compiled
-def _filled(source: int, place: int, count: int) -> int:
-    """Return the address of _AT_ONCE numbers, copied to `place` with zeros behind the first ones."""
-    given, copy = pointer_to_floats(source), pointer_to_floats(place)
+def _padded(source: int, address: int, count: int) -> int:
+    """Return the address of _AT_ONCE float32, copied to `address` with zeros behind the first `count`."""
+    given, copy = pointer_to_floats(source), pointer_to_floats(address)
     for position in range(_AT_ONCE):
         copy[position] = given[position] if position < count else np.float32(0)
-    return place
+    return address

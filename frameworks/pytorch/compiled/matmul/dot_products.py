@@ -1,8 +1,8 @@
-"""Products of rounded rows and whole weights in LLVM's language: a few rows times 32 inputs of a block of the weights.
+"""Dot products of int8 activations and int8 or int4 weights, in LLVM's language: a few rows times 32 inputs of a block.
 
-Sums are exact. VNNI adds four products of an unsigned and a signed number to a sum of 32 bits. Without it, x86 adds two
-products of 16 bits in 32, or two of 8 bits in 16. There the sums of a whole group of 4-bit weights still fit, and those
-of 8-bit weights if the two numbers of a row are not both large.
+Sums are exact. VNNI adds four products of an unsigned and a signed byte to an int32. Without it, x86 adds two products
+of int16 to an int32, or two of bytes to an int16. There the sums of a whole group of int4 weights still fit, and those
+of int8 weights if the two activations are not both large.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from frameworks.pytorch.compiled.cpu_features import has_vnni
-from frameworks.pytorch.compiled.matmul.float_tiles import registers
+from frameworks.pytorch.compiled.matmul.float_tiles import accumulators
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK_VECTORS, PARTS, VECTORS, at, function, load, splat
 
 GROUP = 32
@@ -33,37 +33,37 @@ Sums = list[list[list[Any]]]
 """Variables [blocks][rows][BLOCK_VECTORS]."""
 
 
-class Dot(ABC):
-    """`row_width`: bytes of a rounded number in a row. `at_once`: numbers of a row that lie side by side, so that one
-    broadcast reads them. `offset`: what is added to each weight in memory. `limits_pairs`: whether the numbers of
-    inputs 0 and 1, 2 and 3, … of a row may add up to 128 at most in magnitude.
+class DotProduct(ABC):
+    """`activation_bytes`: of a quantized activation. `at_once`: activations of a row that lie side by side, so that one
+    broadcast reads them. `zero_point`: what is added to each weight in memory. `limits_pairs`: whether the activations
+    of inputs 0 and 1, 2 and 3, … of a row may add up to 128 at most in magnitude.
     """
 
-    row_width: int
+    activation_bytes: int
     at_once: int
-    offset: int
+    zero_point: int
     group_bytes: int
     limits_pairs: bool = False
 
     @property
-    def is_nibbles(self) -> bool:
+    def is_int4(self) -> bool:
         """Whether weights have 4 bits."""
         return self.group_bytes < GROUP * VECTORS.block
 
     @abstractmethod
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
-        """Add the products of a group to int32 sums. `x`, `blocks`: addresses (bytes) of the group in the tile's rows
-        and in the weights of each block.
+        """Add the dot products of a group to int32 accumulators. `x`, `blocks`: addresses (bytes) of the group in the
+        tile's activations and in the weights of each block.
         """
 
 
 @dataclass(frozen=True)
-class WideDot(Dot):
-    """Weights of 8 bits with VNNI: they are unsigned there, so each is 128 more."""
+class VnniDotProduct(DotProduct):
+    """int8 weights with VNNI: they are unsigned there, with a zero point of 128."""
 
-    row_width: int = 1
+    activation_bytes: int = 1
     at_once: int = 4
-    offset: int = 128
+    zero_point: int = 128
     group_bytes: int = GROUP * VECTORS.block
 
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
@@ -73,12 +73,12 @@ class WideDot(Dot):
 
 
 @dataclass(frozen=True)
-class NibbleDot(Dot):
-    """Weights of 4 bits with VNNI: each is 8 more, as GroupWeights has them, so from 0 to 15."""
+class Int4VnniDotProduct(DotProduct):
+    """int4 weights with VNNI: a zero point of 8, as in GroupWeights, so from 0 to 15."""
 
-    row_width: int = 1
+    activation_bytes: int = 1
     at_once: int = 4
-    offset: int = 8
+    zero_point: int = 8
     group_bytes: int = GROUP * VECTORS.block // 2
 
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
@@ -88,12 +88,12 @@ class NibbleDot(Dot):
 
 
 @dataclass(frozen=True)
-class PairDot(Dot):
-    """Weights of 8 bits without VNNI, widened to 16."""
+class Int16PairDotProduct(DotProduct):
+    """int8 weights without VNNI, converted to int16."""
 
-    row_width: int = 2
+    activation_bytes: int = 2
     at_once: int = 2
-    offset: int = 0
+    zero_point: int = 0
     group_bytes: int = GROUP * VECTORS.block
 
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
@@ -110,8 +110,8 @@ class PairDot(Dot):
 
 
 @dataclass(frozen=True)
-class LimitedPairDot(WideDot):
-    """The same weights without VNNI: each is 255 at most in memory, and 255 * 128 fits into 16 bits."""
+class LimitedPairDotProduct(VnniDotProduct):
+    """The same weights without VNNI: each is 255 at most in memory, and 255 * 128 fits into int16."""
 
     limits_pairs: bool = True
 
@@ -124,12 +124,12 @@ class LimitedPairDot(WideDot):
 
 
 @dataclass(frozen=True)
-class NibblePairDot(Dot):
-    """Weights of 4 bits without VNNI: the eight sums of two products, 15 * 127 at most, fit into 16 bits."""
+class Int4PairDotProduct(DotProduct):
+    """int4 weights without VNNI: the eight sums of two products, 15 * 127 at most, fit into int16."""
 
-    row_width: int = 1
+    activation_bytes: int = 1
     at_once: int = 4
-    offset: int = 8
+    zero_point: int = 8
     group_bytes: int = GROUP * VECTORS.block // 2
 
     def add(self, builder: Any, x: Any, blocks: list[Any], rows: int, sums: Sums) -> None:
@@ -137,41 +137,41 @@ class NibblePairDot(Dot):
             self._add_block(builder, x, w, rows, own)
 
     def _add_block(self, builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
-        narrow = registers(builder, rows, _WORDS)
+        narrow = accumulators(builder, rows, _WORDS)
         for each in chain(*narrow):
             builder.store(ir.Constant(_WORDS, [0] * 2 * _LANES), each)
         for quad, weights in _nibble_quads(builder, w):
             for row in range(rows):
                 factor = _broadcast(builder, x, quad * rows + row)
                 for own, sum_ in zip(weights, narrow[row], strict=True):
-                    builder.store(builder.add(_multiply_octets(builder, own, factor), builder.load(sum_)), sum_)
+                    builder.store(builder.add(_multiply_int8_pairs(builder, own, factor), builder.load(sum_)), sum_)
             _pin(builder, narrow)
         for each, sum_ in zip(chain(*narrow), chain(*sums), strict=True):
             builder.store(builder.add(_add_neighbours(builder, builder.load(each)), builder.load(sum_)), sum_)
 
 
-def eight_bits() -> Dot:
-    """Return the product of weights of 8 bits and rows that have one scale, for this CPU."""
-    return WideDot() if has_vnni() else PairDot()
+def int8_dot_product() -> DotProduct:
+    """Return the dot product of int8 weights and activations with a scale for each token, for this CPU."""
+    return VnniDotProduct() if has_vnni() else Int16PairDotProduct()
 
 
-def eight_bits_in_groups() -> Dot:
-    """Return the product of weights of 8 bits and rows that have a scale for each group, for this CPU.
+def int8_group_dot_product() -> DotProduct:
+    """Return the dot product of int8 weights and activations with a scale for each group, for this CPU.
 
-    There a limit of pairs costs little: a group's scale grows less than that of a whole row.
+    There a limit of pairs costs little: a group's scale grows less than that of a whole token.
     """
-    return WideDot() if has_vnni() else LimitedPairDot()
+    return VnniDotProduct() if has_vnni() else LimitedPairDotProduct()
 
 
-def four_bits() -> Dot:
-    """Return the product of weights of 4 bits for this CPU."""
-    return NibbleDot() if has_vnni() else NibblePairDot()
+def int4_dot_product() -> DotProduct:
+    """Return the dot product of int4 weights for this CPU."""
+    return Int4VnniDotProduct() if has_vnni() else Int4PairDotProduct()
 
 
 def _pin(builder: Any, sums: Iterable[list[Any]]) -> None:
-    """Let LLVM compute the sums up to here, in registers, before it goes on.
+    """Make LLVM compute the accumulators up to here, in registers, before it goes on.
 
-    Sums of integers may be made in any order. LLVM would compute all of one part first, and write the rows' numbers to
+    Sums of integers may be made in any order. LLVM would compute all of one part first, and spill the activations to
     the stack for the other part.
     """
     for each in chain(*sums):
@@ -181,8 +181,8 @@ def _pin(builder: Any, sums: Iterable[list[Any]]) -> None:
 
 
 def _nibble_quads(builder: Any, w: Any) -> list[tuple[int, list[Any]]]:
-    """Return each quad's index and weights: a byte has a weight of one of the first four quads, and of one of the last
-    four above it.
+    """Return each quad's index and weights: the low 4 bits of a byte are a weight of one of the first four quads, the
+    high ones of one of the last four.
     """
     mask = ir.Constant(_INTEGERS, [_LOW_NIBBLES] * _LANES)
     shift = ir.Constant(_INTEGERS, [_NIBBLE] * _LANES)
@@ -203,14 +203,14 @@ def _broadcast(builder: Any, x: Any, index: int) -> Any:
 
 
 def _add_by_vnni(builder: Any, total: Any, weights: Any, factor: Any) -> Any:
-    """Return the sum with the products of four unsigned and four signed numbers of 8 bits."""
+    """Return the int32 accumulator plus the dot products of four unsigned and four signed bytes."""
     name = f"llvm.x86.avx512.vpdpbusd.{32 * _LANES}"
     return builder.call(function(builder, name, _INTEGERS, [_INTEGERS] * 3), [total, weights, factor])
 
 
 def _add_in_pairs(builder: Any, total: Any, weights: Any, factor: Any) -> Any:
-    """As `_add_by_vnni`, where the products of each pair fit into 16 bits together."""
-    return builder.add(_add_neighbours(builder, _multiply_octets(builder, weights, factor)), total)
+    """As `_add_by_vnni`, where the two products of a pair fit into int16 together."""
+    return builder.add(_add_neighbours(builder, _multiply_int8_pairs(builder, weights, factor)), total)
 
 
 def _add_quad(
@@ -222,7 +222,7 @@ def _add_quad(
     sums: list[list[Any]],
     add: Callable[..., Any] = _add_by_vnni,
 ) -> None:
-    """Add the products of four inputs of unsigned weights."""
+    """Add the dot products of four inputs of unsigned weights."""
     for row in range(rows):
         factor = _broadcast(builder, x, quad * rows + row)
         for own, sum_ in zip(weights, sums[row], strict=True):
@@ -230,18 +230,18 @@ def _add_quad(
 
 
 def _add_pairs(builder: Any, first: Any, second: Any) -> Any:
-    """Return int32 sums of two products of neighbouring numbers of 16 bits."""
+    """Return int32 dot products of two adjacent int16."""
     name = "llvm.x86.avx512.pmaddw.d.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.wd"
     return builder.call(function(builder, name, _INTEGERS, [_WORDS, _WORDS]), [first, second])
 
 
-def _multiply_octets(builder: Any, unsigned: Any, signed: Any) -> Any:
-    """Return int16 sums of two products of neighbouring numbers of 8 bits."""
+def _multiply_int8_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """Return int16 dot products of two adjacent bytes."""
     name = "llvm.x86.avx512.pmaddubs.w.512" if _LANES == _WIDE_LANES else "llvm.x86.avx2.pmadd.ub.sw"
     octets = [builder.bitcast(each, _OCTETS) for each in (unsigned, signed)]
     return builder.call(function(builder, name, _WORDS, [_OCTETS, _OCTETS]), octets)
 
 
 def _add_neighbours(builder: Any, words: Any) -> Any:
-    """Return int32 sums of two neighbouring numbers of 16 bits."""
+    """Return int32 sums of two adjacent int16."""
     return _add_pairs(builder, words, ir.Constant(_WORDS, [1] * 2 * _LANES))

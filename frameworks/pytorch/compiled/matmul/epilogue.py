@@ -1,4 +1,4 @@
-"""Write the sums of a tile: with the bias, what adapters add, and an operation."""
+"""The epilogue of a GEMM: add the bias and what adapters add, apply an operation, and store."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numba.core import cgutils
 
 from frameworks.pytorch.compiled.jit import compiled, inlined, llvm_function, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.simd.elementwise import ADD, MUL, NONE, SILU, silu
-from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, BYTES, PARTS, VECTORS, at, load, number
+from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, BYTES, PARTS, VECTORS, at, int64, load
 
 
 @llvm_function
@@ -15,9 +15,9 @@ def _write_rows(
     _context: Any, _sums: Any, _target: Any, _other: Any, _row_bytes: Any, _rows: Any, _operation: Any
 ) -> Any:
     """(addresses of the sums, of the target and of the operand; bytes from row to row of these two; rows; operation) →
-    nothing, after writing whole blocks.
+    nothing; writes whole blocks, float32.
 
-    A loop in Python would test at each row whether the numbers overlap.
+    A loop in Python would test at each row whether the memory overlaps.
     """
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -25,11 +25,11 @@ def _write_rows(
         row_bytes, rows, operation = arguments[3:]
         for own in (NONE, SILU, MUL, ADD):
             with (
-                builder.if_then(builder.icmp_signed("==", operation, number(own))),
-                cgutils.for_range_slice(builder, number(0), rows, number(1)) as (row, _),
+                builder.if_then(builder.icmp_signed("==", operation, int64(own))),
+                cgutils.for_range_slice(builder, int64(0), rows, int64(1)) as (row, _),
             ):
                 offset = builder.mul(row, row_bytes)
-                given = builder.gep(sums, [builder.mul(row, number(4 * BLOCK))])
+                given = builder.gep(sums, [builder.mul(row, int64(4 * BLOCK))])
                 _write_row(builder, own, given, builder.gep(target, [offset]), builder.gep(other, [offset]))
         return context.get_dummy_value()
 
@@ -49,43 +49,45 @@ def _write_row(builder: Any, operation: int, sums: Any, target: Any, other: Any)
         builder.store(found, builder.bitcast(at(builder, target, offset), kind.as_pointer()), align=4)
 
 
-def write_any_row(builder: Any, operation: Any, sums: Any, target: Any, other: Any) -> None:
-    """Write a row of a whole block of sums, with an operation that is known when the code runs."""
+def store_row(builder: Any, operation: Any, sums: Any, target: Any, other: Any) -> None:
+    """Store a row of a whole block of sums, with an operation that is known when the code runs."""
     for own in (NONE, SILU, MUL, ADD):
-        with builder.if_then(builder.icmp_signed("==", operation, number(own))):
+        with builder.if_then(builder.icmp_signed("==", operation, int64(own))):
             _write_row(builder, own, sums, target, other)
 
 
 @llvm_function
 def _apply_silu(_context: Any, _sums: Any) -> Any:
-    """(address of the sums) → nothing, after replacing those of a whole block."""
+    """(address of the sums) → nothing; applies SiLU to those of a whole block in place."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         sums = builder.inttoptr(arguments[0], BYTES)
         for part in PARTS:
-            place = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
-            builder.store(silu(builder, builder.load(place, align=4)), place, align=4)
+            pointer = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
+            builder.store(silu(builder, builder.load(pointer, align=4)), pointer, align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64), write
 
 
 @compiled
-def finish(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
-    """Write the sums of a tile, float32 [rows, BLOCK]; they are overwritten.
+def apply_epilogue(sums: int, out: int, rows: Any, columns: Any, epilogue: Any) -> None:
+    """Apply the epilogue to the sums of a tile, float32 [rows, BLOCK], and store them. The sums are overwritten.
 
-    `rows`: first, count. `columns`: first, count, number of the outputs. `how`: operation, other, bias, deltas and
-    which rows they change.
+    `rows`: first, count. `columns`: first, count, number of the outputs. `epilogue`: operation, other operand, bias,
+    deltas of adapters and the rows that they change.
     """
-    add_terms(sums, rows, columns, how)
-    write_sums(sums, out, rows, columns, how)
+    add_bias_and_deltas(sums, rows, columns, epilogue)
+    store_sums(sums, out, rows, columns, epilogue)
 
 
 @compiled
-def add_terms(sums: int, rows: Any, columns: Any, how: Any) -> None:
-    """Add the bias, and what adapters add, to the sums of a tile. Arguments as `finish` has them."""
+def add_bias_and_deltas(sums: int, rows: Any, columns: Any, epilogue: Any) -> None:
+    """Add the bias, and what adapters add, to the sums of a tile, float32 [rows, BLOCK]. Arguments as in
+    `apply_epilogue`.
+    """
     first, _, outputs = columns
-    _, _, bias, (deltas, are_changed) = how
+    _, _, bias, (deltas, are_changed) = epilogue
     if bias:
         for row in range(rows[1]):
             _add_bias(sums + 4 * row * BLOCK, bias, first, outputs)
@@ -94,20 +96,20 @@ def add_terms(sums: int, rows: Any, columns: Any, how: Any) -> None:
 
 
 @compiled
-def write_sums(sums: int, out: int, rows: Any, columns: Any, how: Any) -> None:
-    """Write the sums of a tile with the operation. Arguments as `finish` has them."""
+def store_sums(sums: int, out: int, rows: Any, columns: Any, epilogue: Any) -> None:
+    """Store the sums of a tile, float32 [rows, BLOCK], with the operation. Arguments as in `apply_epilogue`."""
     first_row, num_rows = rows
     first, count, outputs = columns
-    operation, other, _, _ = how
+    operation, other, _, _ = epilogue
     offset = 4 * (first_row * outputs + first)
     if count == BLOCK:
         _write_rows(sums, out + offset, other + offset, 4 * outputs, num_rows, operation)
         return
     for row in range(num_rows):
-        place, own_offset = sums + 4 * row * BLOCK, offset + 4 * row * outputs
+        address, own_offset = sums + 4 * row * BLOCK, offset + 4 * row * outputs
         if operation == SILU:
-            _apply_silu(place)
-        _write_part(pointer_to_floats(place), out + own_offset, other + own_offset, count, operation)
+            _apply_silu(address)
+        _write_part(pointer_to_floats(address), out + own_offset, other + own_offset, count, operation)
 
 
 @inlined
@@ -125,7 +127,7 @@ def _add_deltas(sums: int, rows: Any, columns: Any, deltas: int, are_changed: in
 
 @inlined
 def _add_bias(sums: int, bias: int, first: int, outputs: int) -> None:
-    """Add the bias of a block to the sums of a row. `first`: output of the block. `outputs`: of the whole product."""
+    """Add the bias of a block to the sums of a row. `first`: output of the block. `outputs`: of the whole GEMM."""
     own, added = pointer_to_floats(sums), pointer_to_floats(bias + 4 * first)
     for column in range(min(BLOCK, outputs - first)):
         own[column] += added[column]

@@ -1,7 +1,8 @@
-"""The inner loops of a product, written in LLVM's language: a few rows times one block of the weights' outputs.
+"""The inner loops of a GEMM of floats, in LLVM's language: a few rows of activations times one block of weights.
 
-A tile is R rows times BLOCK_VECTORS vectors of outputs. Its sums stay in registers while the inputs pass. Each sum is
-made in the order of the inputs, in parts of CHUNK inputs. So a row's result does not depend on the rows beside it.
+A tile is R rows times BLOCK_VECTORS vectors of outputs. Its accumulators stay in registers while the inputs pass. Each
+sum is made in the order of the inputs, in chunks of CHUNK inputs. So a row's result does not depend on the rows beside
+it.
 """
 
 from collections.abc import Callable
@@ -24,14 +25,14 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import (
     Vectors,
     at,
     function,
+    int64,
     load,
-    number,
     prefetch,
     splat,
 )
 
 CHUNK = 512
-"""Inputs whose products are added to one sum; rounding errors grow with the length of a sum."""
+"""Inputs that are added to one accumulator; rounding errors grow with the length of a sum."""
 
 _MOST_NARROW_SUMS = 8
 # A tile of one row takes several blocks at once instead.
@@ -42,8 +43,8 @@ TILE_SIGNATURE = types.void(*[types.int64] * 5)
 _FLOAT = ir.FloatType()
 
 Step = Callable[[Any, Any, Any, int, list[list[Any]]], None]
-"""Adds the products of one step of the inputs: IR builder, addresses (bytes) of the step in the tile's rows and in the
-block's weights, number of rows, the sums' variables [rows][BLOCK_VECTORS]."""
+"""Adds activations @ weights of one step of inputs: IR builder, addresses (bytes) of the step in the
+tile's activations and in the block's weights, number of rows, the accumulators [rows][BLOCK_VECTORS]."""
 LoadWeights = Callable[[Any, Any], list[list[Any]]]
 """IR builder, address (bytes) of a step in the block's weights → for each input of the step, the weights as
 BLOCK_VECTORS vectors of float32."""
@@ -59,12 +60,12 @@ class Shape:
 
 
 def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int, blocks: int = 1) -> Any:
-    """Return a function for compiled code: (rows' address, weights' address, sums' address, steps, next weights'
-    address) → nothing.
+    """Return a function for compiled code: (addresses of activations, weights and sums; steps; address of the next
+    weights) → nothing.
 
-    It multiplies the ordered rows of a tile and some blocks of weights, which follow each other, and writes float32
-    [blocks, rows, outputs of a block]. Meanwhile it fetches half a block of the next weights to the cache; or all of
-    it, if their address is one more; or nothing, if it is 0.
+    It multiplies the packed rows of a tile by some adjacent blocks of weights, and writes float32 [blocks, rows,
+    outputs of a block]. Meanwhile it prefetches half a block of the next weights; or all of it, if their address is one
+    more; or nothing, if it is 0.
     """
 
     @llvm_function
@@ -86,32 +87,32 @@ def _write_float_tile(
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
     steps, kind = arguments[3], vectors.floats
     zero = ir.Constant(kind, [0.0] * vectors.lanes)
-    places = sum_places(builder, out, rows * blocks, vectors)
-    sums = registers(builder, rows * blocks, kind)
-    starts = block_starts(builder, w, builder.mul(steps, number(shape.step_bytes)), blocks)
-    for place in chain(*places):
-        builder.store(zero, place, align=4)
-    chunk = number(CHUNK // shape.inputs_at_once)
+    pointers = sum_pointers(builder, out, rows * blocks, vectors)
+    sums = accumulators(builder, rows * blocks, kind)
+    starts = block_starts(builder, w, builder.mul(steps, int64(shape.step_bytes)), blocks)
+    for pointer in chain(*pointers):
+        builder.store(zero, pointer, align=4)
+    chunk = int64(CHUNK // shape.inputs_at_once)
     is_crowded = vectors.lanes == NARROW_LANES and rows * BLOCK_VECTORS >= _MOST_NARROW_SUMS
-    with cgutils.for_range_slice(builder, number(0), steps, chunk) as (first, _):
+    with cgutils.for_range_slice(builder, int64(0), steps, chunk) as (first, _):
         for each in chain(*sums):
             builder.store(zero, each)
         after = builder.add(first, chunk)
         end = builder.select(builder.icmp_signed("<", after, steps), after, steps)
-        with cgutils.for_range_slice(builder, first, end, number(1)) as (step, _):
-            of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+        with cgutils.for_range_slice(builder, first, end, int64(1)) as (step, _):
+            of_rows = builder.gep(x, [builder.mul(step, int64(shape.row_step_bytes * rows))])
             fetch(builder, arguments[4], (step, steps), shape.step_bytes, rows, is_crowded=is_crowded)
             for start, own in zip(starts, of_blocks(sums, rows), strict=True):
-                of_weights = builder.gep(start, [builder.mul(step, number(shape.step_bytes))])
+                of_weights = builder.gep(start, [builder.mul(step, int64(shape.step_bytes))])
                 fetch_ahead(builder, of_weights, shape.step_bytes, blocks)
                 add_step(builder, of_rows, of_weights, rows, own)
-        for each, place in zip(chain(*sums), chain(*places), strict=True):
-            builder.store(builder.fadd(builder.load(place, align=4), builder.load(each)), place, align=4)
+        for each, pointer in zip(chain(*sums), chain(*pointers), strict=True):
+            builder.store(builder.fadd(builder.load(pointer, align=4), builder.load(each)), pointer, align=4)
 
 
 def block_starts(builder: Any, w: Any, block_bytes: Any, blocks: int) -> list[Any]:
     """Return the addresses of so many blocks of the weights, which follow each other."""
-    return [builder.gep(w, [builder.mul(block_bytes, number(block))]) for block in range(blocks)]
+    return [builder.gep(w, [builder.mul(block_bytes, int64(block))]) for block in range(blocks)]
 
 
 def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
@@ -122,36 +123,39 @@ def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
 def fetch(
     builder: Any, following: Any, steps: tuple[Any, Any], step_bytes: int, rows: int, *, is_crowded: bool = False
 ) -> None:
-    """Fetch this step's share of half a block of the next weights, and of the half behind it. `following`: address of
-    the half, or 0; one more for both halves, as another argument would take a register. `steps`: the step, and their
-    number. `is_crowded`: the sums leave no register, so one half is fetched at most.
+    """Prefetch this step's share of half a block of the next weights, and of the half behind it. `following`: address
+    of the half, or 0; one more for both halves, as another argument would take a register. `steps`: the step, and their
+    number. `is_crowded`: the accumulators leave no register, so one half is prefetched at most.
 
-    With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, fetching takes a tenth of the time.
+    With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, prefetching takes a tenth of the
+    time.
     """
     if rows < _FETCHING_ROWS:
         return
-    with builder.if_then(builder.icmp_signed("!=", following, number(0))):
+    with builder.if_then(builder.icmp_signed("!=", following, int64(0))):
         _fetch_share(builder, following, steps[0], step_bytes // 2)
         if not is_crowded:
             with builder.if_then(builder.trunc(following, ir.IntType(1))):
                 _fetch_share(builder, following, builder.add(*steps), step_bytes // 2)
 
 
-def _fetch_share(builder: Any, start: Any, index: Any, share: int) -> None:
-    place = builder.gep(builder.inttoptr(start, BYTES), [builder.mul(index, number(share))])
-    for offset in range(0, share, LINE_BYTES):
-        prefetch(builder, at(builder, place, offset))
+def _fetch_share(builder: Any, start: Any, index: Any, num_bytes: int) -> None:
+    pointer = builder.gep(builder.inttoptr(start, BYTES), [builder.mul(index, int64(num_bytes))])
+    for offset in range(0, num_bytes, LINE_BYTES):
+        prefetch(builder, at(builder, pointer, offset))
 
 
 def fetch_ahead(builder: Any, of_weights: Any, step_bytes: int, blocks: int) -> None:
-    """Fetch what a later step reads of a block, if several are read at once. `of_weights`: address of this step's."""
+    """Prefetch the weights of a later step, if several blocks are read at once. `of_weights`: address of this
+    step's.
+    """
     if blocks > 1:
         for offset in range(_BYTES_AHEAD, _BYTES_AHEAD + step_bytes, LINE_BYTES):
             prefetch(builder, at(builder, of_weights, offset), FIRST_CACHE)
 
 
 def widening_step(vectors: Vectors, load_weights: LoadWeights) -> Step:
-    """Return a step whose weights are widened to float32. Rows are float32 [inputs of the step, rows]."""
+    """Return a step whose weights are converted to float32. Activations are float32 [inputs of the step, rows]."""
 
     def add_step(builder: Any, x: Any, w: Any, rows: int, sums: list[list[Any]]) -> None:
         kind = vectors.floats
@@ -165,12 +169,12 @@ def widening_step(vectors: Vectors, load_weights: LoadWeights) -> Step:
     return add_step
 
 
-def sum_places(builder: Any, out: Any, rows: int, vectors: Vectors) -> list[list[Any]]:
+def sum_pointers(builder: Any, out: Any, rows: int, vectors: Vectors) -> list[list[Any]]:
     """Return the addresses of float32 [rows, block] at `out`, as vectors."""
     offsets = [[4 * (row * vectors.block + part * vectors.lanes) for part in PARTS] for row in range(rows)]
     return [[builder.bitcast(at(builder, out, each), vectors.floats.as_pointer()) for each in of] for of in offsets]
 
 
-def registers(builder: Any, rows: int, kind: Any) -> list[list[Any]]:
-    """Return variables of the LLVM type `kind`, [rows][BLOCK_VECTORS]."""
+def accumulators(builder: Any, rows: int, kind: Any) -> list[list[Any]]:
+    """Return accumulators of the LLVM type `kind`, [rows][BLOCK_VECTORS]."""
     return [[cgutils.alloca_once(builder, kind) for _ in PARTS] for _ in range(rows)]

@@ -1,7 +1,7 @@
-"""The formats of weights and rows in memory: what a product reads, and in which order.
+"""The formats of packed weights and activations: what a GEMM reads, and in which order.
 
-Inputs are taken in steps of a fixed number; the last step is filled up with zeros. Weights are [blocks, steps, outputs
-of a block]: a product reads them in one stream. The last block is filled up with zeros, too.
+Inputs are taken in steps of a fixed number; the last step is padded with zeros. Weights are [blocks, steps, outputs of
+a block]: a GEMM reads them in one stream. The last block is padded with zeros, too.
 """
 
 from collections.abc import Callable
@@ -13,25 +13,24 @@ import numpy as np
 from frameworks.pytorch.compiled.jit import inlined
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, NARROW_LANES, VECTORS
 
-# Sixteen registers hold the sums of four rows, and not of eight.
+# Sixteen registers hold the accumulators of four rows, and not of eight.
 LARGEST_TILE = 4 if VECTORS.lanes == NARROW_LANES else 8
 MOST_ROWS = 512
-"""Rows that a product has at once, before the next ones are put in order: the ordered ones stay in a core's cache."""
+"""Rows that a GEMM has at once, before the next ones are packed: packed rows stay in a core's cache."""
 _ROWS_AT_ONCE = MOST_ROWS // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Weights and rows as one product reads them.
+    """Packed weights and activations of one GEMM.
 
     `inputs_at_once`: of a step. `step_bytes`: of the weights of a block for a step. `head_bytes`: of what a block has
-    before its first step. `row_step_bytes`, `row_head_bytes`: of a row in order, likewise. `tile`: the numbers of rows
-    and of blocks → the inner loop, a function for compiled code: (rows, weights, sums, steps, next weights) → nothing;
-    addresses, and a number; the next weights as `float_tile` has them. It writes float32 [blocks, rows, outputs of a
-    block]. `write_rows`: a compiled function that puts the rows of a tile in order: (float32 [rows, inputs], tile,
-    rows, inputs) → nothing. `orders_one_row`: whether a row that is alone has to be put in order. `rows_at_once`:
-    memory for rows in order is for a multiple of so many. `most_bytes`: of MOST_ROWS in order; if they take more, half
-    of them are multiplied at once.
+    before its first step. `row_step_bytes`, `row_head_bytes`: of a packed row of activations, likewise. `tile`: (rows,
+    blocks) → the inner loop, a function for compiled code: (activations, weights, sums, steps, next weights) → nothing;
+    addresses, and a count; the next weights as in `float_tile`. It writes float32 [blocks, rows, outputs of a block].
+    `pack_tile`: a compiled function that packs the activations of a tile: (float32 [rows, inputs], tile, rows, inputs)
+    → nothing. `packs_one_row`: whether a single row has to be packed. `rows_at_once`: memory for packed rows is for a
+    multiple of so many. `most_bytes`: of MOST_ROWS packed rows; if they take more, half of them are multiplied at once.
     """
 
     name: str
@@ -39,11 +38,11 @@ class Format:
     step_bytes: int
     row_step_bytes: int
     tile: Callable[..., Any]
-    write_rows: Any
+    pack_tile: Any
     head_bytes: int = 0
     row_head_bytes: int = 0
     largest_tile: int = LARGEST_TILE
-    orders_one_row: bool = True
+    packs_one_row: bool = True
     rows_at_once: int = 1
     most_bytes: int = 0
 
@@ -52,11 +51,11 @@ class Format:
         return -(-inputs // self.inputs_at_once)
 
     def row_bytes(self, inputs: int) -> int:
-        """Return the bytes of a row in order."""
+        """Return the bytes of a packed row."""
         return self.steps(inputs) * self.row_step_bytes + self.row_head_bytes
 
     def tile_bytes(self, rows: int, inputs: int) -> int:
-        """Return the bytes that so many rows in order take."""
+        """Return the bytes of so many packed rows."""
         return -(-rows // self.rows_at_once) * self.rows_at_once * self.row_bytes(inputs)
 
     def most_rows(self, inputs: int) -> int:
@@ -68,24 +67,23 @@ class Format:
         return self.steps(inputs) * self.step_bytes + self.head_bytes
 
     def held_bytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of packed weights."""
+        """Return the bytes of packed weights [outputs, inputs]."""
         return -(-outputs // BLOCK) * self.block_bytes(inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
     """A format, and the address of the region that multiplies its weights. `pack`: from the weights, as the format's
-    module has them, to uint8 in the order of the format. `feed_forward`: address of the region that computes the
-    products behind a layer's attention together, as matrix_feed_forward.py does; 0 where there is none.
-    `has_order_of_tiles`: whether rows in order are as `matrix_tiles.order_row` writes them, and outputs can be in
-    blocks.
+    module has them, to packed uint8. `feed_forward`: address of the region of the fused feed-forward block, see
+    amx_feed_forward.py; 0 where there is none. `has_amx_layout`: whether activations are packed as `amx_gemm.pack_row`
+    does, and outputs can be in blocks.
     """
 
     format: Format
     address: int
     pack: Callable[..., "np.ndarray[Any, np.dtype[np.uint8]]"]
     feed_forward: int = 0
-    has_order_of_tiles: bool = False
+    has_amx_layout: bool = False
 
 
 def row_sizer(format_: Format) -> Callable[[int], int]:
@@ -111,7 +109,7 @@ def rows_limiter(format_: Format) -> Callable[[int], int]:
 
 
 def tile_sizer(format_: Format) -> Callable[[int], int]:
-    """Return, for compiled code, the function from the rows that are left to those of the next tile.
+    """Return, for compiled code, the function from the remaining rows to the rows of the next tile.
 
     The largest tile comes first; the last two are nearly equal. A tile of few rows takes as long as one of four, since
     each sum waits for the sum before: 9 rows as 8 and 1 would take as long as 12.

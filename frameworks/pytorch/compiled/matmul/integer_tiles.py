@@ -1,6 +1,6 @@
-"""The inner loops of products of rounded rows and whole weights, with their scales.
+"""The inner loops of a GEMM of quantized activations and weights, with their scales (dequantization).
 
-Each sum is made in the order of the inputs, so a row's result does not depend on the rows beside it.
+Each sum is made in the order of the inputs, so a token's result does not depend on the tokens beside it.
 """
 
 from itertools import chain
@@ -10,16 +10,16 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from frameworks.pytorch.compiled.jit import llvm_function
-from frameworks.pytorch.compiled.matmul.dot_products import Dot
+from frameworks.pytorch.compiled.matmul.dot_products import DotProduct
 from frameworks.pytorch.compiled.matmul.float_tiles import (
     TILE_SIGNATURE,
     Shape,
+    accumulators,
     block_starts,
     fetch,
     fetch_ahead,
     of_blocks,
-    registers,
-    sum_places,
+    sum_pointers,
 )
 from frameworks.pytorch.compiled.simd.llvm_vectors import (
     BLOCK,
@@ -28,21 +28,22 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import (
     VECTORS,
     at,
     function,
+    int64,
     load,
-    number,
     splat,
 )
 
 ROW_HEAD_BYTES = 8
-"""Of a row, or of a row's group: the scale, float32; and the sum of the whole numbers as `second_factor` has it."""
+"""Of a row, or of a row's group: the scale, float32; and the sum of its quantized values, times
+the zero point of the weights, int32, or times the scale, float32, for weights with shifts."""
 HEAD_BYTES = 4 * BLOCK
 """Of a block: a scale for each output, float32."""
 _HALVES = ir.VectorType(ir.HalfType(), VECTORS.lanes)
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
 
 
-def row_tile(dot: Dot, rows: int, blocks: int) -> Any:
-    """Return a `Format.tile` for rows with one scale, and weights with one for each output.
+def per_token_tile(dot: DotProduct, rows: int, blocks: int) -> Any:
+    """Return a `Format.tile` for activations with a scale for each token, and weights with one for each output.
 
     A tile of rows begins with the scales and the sums of the rows; a block of weights with the scales of its outputs.
     """
@@ -50,7 +51,7 @@ def row_tile(dot: Dot, rows: int, blocks: int) -> Any:
     @llvm_function
     def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_row_tile(builder, arguments, dot, rows, blocks)
+            _write_per_token_tile(builder, arguments, dot, rows, blocks)
             return context.get_dummy_value()
 
         return TILE_SIGNATURE, write
@@ -58,41 +59,41 @@ def row_tile(dot: Dot, rows: int, blocks: int) -> Any:
     return tile
 
 
-def _write_row_tile(builder: Any, arguments: Any, dot: Dot, rows: int, blocks: int) -> None:
+def _write_per_token_tile(builder: Any, arguments: Any, dot: DotProduct, rows: int, blocks: int) -> None:
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
-    sums = registers(builder, rows * blocks, VECTORS.integers(32))
+    sums = accumulators(builder, rows * blocks, VECTORS.integers(32))
     for of_block in of_blocks(sums, rows):
         _start(builder, at(builder, x, 4 * rows), dot, of_block)
-    shape = Shape(0, dot.group_bytes, 32 * dot.row_width)
+    shape = Shape(0, dot.group_bytes, 32 * dot.activation_bytes)
     first_x, starts = at(builder, x, ROW_HEAD_BYTES * rows), _block_starts(builder, w, arguments[3], shape, blocks)
-    with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
-        of_rows = builder.gep(first_x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+    with cgutils.for_range_slice(builder, int64(0), arguments[3], int64(1)) as (step, _):
+        of_rows = builder.gep(first_x, [builder.mul(step, int64(shape.row_step_bytes * rows))])
         fetch(builder, arguments[4], (step, arguments[3]), shape.step_bytes, rows)
-        of_weights = [builder.gep(each, [builder.mul(step, number(shape.step_bytes))]) for each in starts]
+        of_weights = [builder.gep(each, [builder.mul(step, int64(shape.step_bytes))]) for each in starts]
         for each in of_weights:
             fetch_ahead(builder, at(builder, each, HEAD_BYTES), shape.step_bytes, blocks)
         dot.add(builder, of_rows, [at(builder, each, HEAD_BYTES) for each in of_weights], rows, of_blocks(sums, rows))
-    places = sum_places(builder, out, rows * blocks, VECTORS)
+    pointers = sum_pointers(builder, out, rows * blocks, VECTORS)
     for row in range(rows * blocks):
         scale = _row_factor(builder, x, row % rows)
         for part in PARTS:
             product = builder.sitofp(builder.load(sums[row][part]), VECTORS.floats)
             of_weight = load(builder, at(builder, starts[row // rows], 4 * VECTORS.lanes * part), VECTORS.floats)
-            builder.store(builder.fmul(builder.fmul(product, of_weight), scale), places[row][part], align=4)
+            builder.store(builder.fmul(builder.fmul(product, of_weight), scale), pointers[row][part], align=4)
 
 
-def group_tile(dot: Dot, has_shift: bool, rows: int, blocks: int) -> Any:
-    """Return a `Format.tile` for rows and weights with a scale for each group of inputs.
+def per_group_tile(dot: DotProduct, has_shift: bool, rows: int, blocks: int) -> Any:
+    """Return a `Format.tile` for activations and weights with a scale for each group of inputs.
 
-    A group of rows: the whole numbers, then the scales, then the sums. A group of weights: the scales, then the shifts,
-    float16, then the whole numbers: LLVM reads the scales first, and a CPU fetches lines ahead that are read in order.
+    A group of activations: the int8 values, then the scales, then the sums. A group of weights: the scales, then the
+    shifts, float16, then the integers: LLVM reads the scales first, and a CPU prefetches lines that are read in order.
     They are multiplied by the scale of the output that the block begins with.
     """
 
     @llvm_function
     def tile(_context: Any, x: Any, w: Any, out: Any, steps: Any, following: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _write_group_tile(builder, arguments, dot, has_shift, (rows, blocks))
+            _write_per_group_tile(builder, arguments, dot, has_shift, (rows, blocks))
             return context.get_dummy_value()
 
         return TILE_SIGNATURE, write
@@ -100,9 +101,9 @@ def group_tile(dot: Dot, has_shift: bool, rows: int, blocks: int) -> Any:
     return tile
 
 
-def group_shape(dot: Dot, has_shift: bool) -> Shape:
+def per_group_shape(dot: DotProduct, has_shift: bool) -> Shape:
     """Return the bytes of a group."""
-    return Shape(32, factor_bytes(has_shift) + dot.group_bytes, 32 * dot.row_width + ROW_HEAD_BYTES)
+    return Shape(32, factor_bytes(has_shift) + dot.group_bytes, 32 * dot.activation_bytes + ROW_HEAD_BYTES)
 
 
 def factor_bytes(has_shift: bool) -> int:
@@ -110,41 +111,45 @@ def factor_bytes(has_shift: bool) -> int:
     return 2 * BLOCK * (2 if has_shift else 1)
 
 
-def _write_group_tile(builder: Any, arguments: Any, dot: Dot, has_shift: bool, sizes: tuple[int, int]) -> None:
+def _write_per_group_tile(
+    builder: Any, arguments: Any, dot: DotProduct, has_shift: bool, sizes: tuple[int, int]
+) -> None:
     rows, blocks = sizes
     x, w, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
     kind = VECTORS.floats
-    shape = group_shape(dot, has_shift)
-    sums, whole = registers(builder, rows * blocks, kind), registers(builder, rows, VECTORS.integers(32))
+    shape = per_group_shape(dot, has_shift)
+    sums, whole = accumulators(builder, rows * blocks, kind), accumulators(builder, rows, VECTORS.integers(32))
     for each in chain(*sums):
         builder.store(ir.Constant(kind, [0.0] * VECTORS.lanes), each)
     starts = _block_starts(builder, w, arguments[3], shape, blocks)
-    with cgutils.for_range_slice(builder, number(0), arguments[3], number(1)) as (step, _):
-        of_rows = builder.gep(x, [builder.mul(step, number(shape.row_step_bytes * rows))])
+    with cgutils.for_range_slice(builder, int64(0), arguments[3], int64(1)) as (step, _):
+        of_rows = builder.gep(x, [builder.mul(step, int64(shape.row_step_bytes * rows))])
         fetch(builder, arguments[4], (step, arguments[3]), shape.step_bytes, rows)
         for start, own in zip(starts, of_blocks(sums, rows), strict=True):
-            place = builder.gep(at(builder, start, HEAD_BYTES), [builder.mul(step, number(shape.step_bytes))])
-            fetch_ahead(builder, place, shape.step_bytes, blocks)
-            _add_group(builder, (of_rows, place), (dot, has_shift), whole, own)
-    places = sum_places(builder, out, rows * blocks, VECTORS)
+            pointer = builder.gep(at(builder, start, HEAD_BYTES), [builder.mul(step, int64(shape.step_bytes))])
+            fetch_ahead(builder, pointer, shape.step_bytes, blocks)
+            _add_group(builder, (of_rows, pointer), (dot, has_shift), whole, own)
+    pointers = sum_pointers(builder, out, rows * blocks, VECTORS)
     for row in range(rows * blocks):
         for part in PARTS:
             of_output = load(builder, at(builder, starts[row // rows], 4 * VECTORS.lanes * part), kind)
-            builder.store(builder.fmul(builder.load(sums[row][part]), of_output), places[row][part], align=4)
+            builder.store(builder.fmul(builder.load(sums[row][part]), of_output), pointers[row][part], align=4)
 
 
 def _add_group(
     builder: Any,
-    places: tuple[Any, Any],
-    how: tuple[Dot, bool],
+    pointers: tuple[Any, Any],
+    layout: tuple[DotProduct, bool],
     whole: list[list[Any]],
     sums: list[list[Any]],
 ) -> None:
-    """Add the products of a group to the sums. `places`: its rows and weights. `whole`: variables for its own sums."""
-    (of_rows, of_weights), (dot, has_shift) = places, how
+    """Add the dequantized dot products of a group to the sums. `pointers`: its activations and weights. `whole`: int32
+    accumulators of the group.
+    """
+    (of_rows, of_weights), (dot, has_shift) = pointers, layout
     kind, rows = VECTORS.floats, len(sums)
     multiply_add = function(builder, f"llvm.fma.v{VECTORS.lanes}f32", kind, [kind] * 3)
-    row_scales = at(builder, of_rows, 32 * dot.row_width * rows)
+    row_scales = at(builder, of_rows, 32 * dot.activation_bytes * rows)
     row_sums = at(builder, row_scales, 4 * rows)
     _start(builder, row_sums, None if has_shift else dot, whole)
     dot.add(builder, of_rows, [at(builder, of_weights, factor_bytes(has_shift))], rows, [whole])
@@ -163,16 +168,16 @@ def _add_group(
 
 
 def _block_starts(builder: Any, w: Any, steps: Any, shape: Shape, blocks: int) -> list[Any]:
-    block_bytes = builder.add(builder.mul(steps, number(shape.step_bytes)), number(HEAD_BYTES))
+    block_bytes = builder.add(builder.mul(steps, int64(shape.step_bytes)), int64(HEAD_BYTES))
     return block_starts(builder, w, block_bytes, blocks)
 
 
-def _start(builder: Any, row_sums: Any, dot: Dot | None, sums: list[list[Any]]) -> None:
-    """Set the sums to what the offset of the weights has to be taken back."""
+def _start(builder: Any, row_sums: Any, dot: DotProduct | None, sums: list[list[Any]]) -> None:
+    """Set the accumulators to minus what the zero point of the weights adds."""
     zero = ir.Constant(VECTORS.integers(32), [0] * VECTORS.lanes)
     for row, of_row in enumerate(sums):
         start = zero
-        if dot is not None and dot.offset:
+        if dot is not None and dot.zero_point:
             start = builder.neg(splat(builder, load(builder, at(builder, row_sums, 4 * row), _I32), VECTORS.lanes))
         for each in of_row:
             builder.store(start, each)

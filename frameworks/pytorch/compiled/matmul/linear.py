@@ -1,4 +1,4 @@
-"""Linear layers whose products are compiled."""
+"""Linear layers with compiled GEMMs."""
 
 from collections.abc import Iterable
 
@@ -29,8 +29,8 @@ _JOINED_BYTES = 16 * 1024 * 1024
 
 
 class CompiledLinear:
-    """A Linear whose rows are computed as float32. A row's result is the same whatever rows are computed with it, and
-    on any threads.
+    """A Linear layer that multiplies float32 activations. A token's result is the same whatever tokens are computed
+    with it, and on any threads.
     """
 
     def __init__(
@@ -48,33 +48,35 @@ class CompiledLinear:
         arguments[BIAS] = 0 if self.bias is None else self.bias.data_ptr()
 
     def move(self, weights: Bytes) -> None:
-        """Copy the packed weights to this memory, and use them there. No product may run meanwhile."""
+        """Copy the packed weights to this memory, uint8 of the same size, and use them there. No GEMM may run
+        meanwhile.
+        """
         weights[:] = self.weights
         self.weights = weights
         self.arguments[WEIGHTS] = weights.ctypes.data
 
     def tile_bytes(self, rows: int) -> int:
-        """Return the bytes that a product of so many rows needs for its work."""
-        if rows == 1 and not self.format.format.orders_one_row:
+        """Return the bytes of the scratch buffer for a GEMM of so many rows."""
+        if rows == 1 and not self.format.format.packs_one_row:
             return 0
-        return self.ordered_bytes(min(rows, self.most_rows))
+        return self.packed_bytes(min(rows, self.most_rows))
 
-    def ordered_bytes(self, rows: int) -> int:
-        """Return the bytes of so many rows in order, all at once."""
+    def packed_bytes(self, rows: int) -> int:
+        """Return the bytes of so many packed rows of activations, all at once."""
         return self.format.format.tile_bytes(rows, self.inputs)
 
-    def takes_ordered(self, rows: int, part: int) -> bool:
-        """Return whether so many rows can be in order before the product, as `matrix_tiles.order_row` writes them.
+    def takes_packed(self, rows: int, part: int) -> bool:
+        """Return whether the activations of so many rows can be packed before the GEMM, as `amx_gemm.pack_row` does.
 
         `part`: inputs that are written at once.
         """
-        is_whole = part % self.format.format.inputs_at_once == 0
-        return self.format.has_order_of_tiles and is_whole and rows <= self.most_rows
+        is_unmasked = part % self.format.format.inputs_at_once == 0
+        return self.format.has_amx_layout and is_unmasked and rows <= self.most_rows
 
     @property
     def writes_blocks(self) -> bool:
-        """Whether the product can write its outputs in blocks, as `products.BLOCK_BYTES` describes."""
-        return self.format.has_order_of_tiles and self.outputs % BLOCK == 0
+        """Whether the GEMM can write its outputs in blocks, see `gemm.BLOCK_BYTES`."""
+        return self.format.has_amx_layout and self.outputs % BLOCK == 0
 
     @property
     def most_rows(self) -> int:
@@ -82,15 +84,19 @@ class CompiledLinear:
         return self.format.format.most_rows(self.inputs)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows @ weightsᵀ + bias, [rows, outputs] in the dtype of `rows`, [rows, inputs]."""
         return self._product(rows, NONE, None)
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return SiLU of the layer's outputs, [rows, outputs] in the dtype of `rows`."""
         return self._product(rows, SILU, None)
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs times `factor`, [rows, outputs], in the dtype of `rows`."""
         return self._product(rows, MUL, factor)
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs plus `summand`, [rows, outputs], in the dtype of `rows`."""
         return self._product(rows, ADD, summand)
 
     def _product(self, rows: torch.Tensor, operation: int, other: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""The products of adapters (Hu et al. 2021) beside those of the base: x · A, then · B, for the rows of each adapter.
+"""The GEMMs of LoRA adapters (Hu et al. 2021) beside those of the base: x · A, then · B, for the tokens of each
+adapter.
 
-The results are written beside the base's product, which adds them before its operation. So rows of several adapters
-and of the base share one product of the base. A row's result does not depend on the rows beside it.
+The results are written beside the base's GEMM, whose epilogue adds them. So tokens of several adapters and of the base
+share one GEMM of the base. A token's result does not depend on the tokens beside it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from frameworks.pytorch.compiled.jit import address_of, compiled, part, pointer_to_floats, pointer_to_integers
+from frameworks.pytorch.compiled.jit import address_of, compiled, inlined_early, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.matmul.float_tiles import Shape, float_tile, widening_step
 from frameworks.pytorch.compiled.matmul.gemm import DELTAS, INPUTS, OUTPUTS, X
 from frameworks.pytorch.compiled.matmul.gemm_table import (
@@ -22,19 +23,19 @@ from frameworks.pytorch.compiled.matmul.gemm_table import (
     END_ROW,
     FIRST_COLUMN,
     FIRST_ROW,
+    GEMM,
+    GEMM_COLUMNS,
+    GEMM_FIELDS,
     LOW,
     LOW_COLUMNS,
+    LOW_ROWS,
     NUM_COLUMNS,
+    NUM_FUSED,
     NUM_RUNS,
-    PIECE_NUMBERS,
+    PIECE_FIELDS,
     PIECES,
-    PRODUCT,
-    PRODUCT_COLUMNS,
-    PRODUCT_NUMBERS,
-    ROOM,
-    RUN_NUMBERS,
+    RUN_FIELDS,
     RUNS,
-    TOGETHER,
     A,
     B,
 )
@@ -46,7 +47,7 @@ _ZERO = np.float32(0)
 _HALF_BITS = 16
 
 
-def _narrow_parts(builder: Any, w: Any, kind: Any) -> list[Any]:
+def _load_16_bits(builder: Any, w: Any, kind: Any) -> list[Any]:
     vector = ir.VectorType(kind, VECTORS.lanes)
     return [load(builder, at(builder, w, 2 * VECTORS.lanes * part), vector) for part in PARTS]
 
@@ -58,101 +59,101 @@ def _load_float32(builder: Any, w: Any) -> list[list[Any]]:
 def _load_bfloat16(builder: Any, w: Any) -> list[list[Any]]:
     kind = VECTORS.integers(32)
     shift = ir.Constant(kind, [_HALF_BITS] * VECTORS.lanes)
-    wide = [builder.shl(builder.zext(each, kind), shift) for each in _narrow_parts(builder, w, ir.IntType(16))]
+    wide = [builder.shl(builder.zext(each, kind), shift) for each in _load_16_bits(builder, w, ir.IntType(16))]
     return [[builder.bitcast(each, VECTORS.floats) for each in wide]]
 
 
 def _load_float16(builder: Any, w: Any) -> list[list[Any]]:
-    return [[builder.fpext(each, VECTORS.floats) for each in _narrow_parts(builder, w, ir.HalfType())]]
+    return [[builder.fpext(each, VECTORS.floats) for each in _load_16_bits(builder, w, ir.HalfType())]]
 
 
-def _dots(load_number: Any, width: int) -> Any:
+def _dot_products(load_element: Any, width: int) -> Any:
     @compiled
-    def dots(x: int, a: int, out: int, inputs: int) -> None:
-        """Write the products of a row and COLUMNS_AT_ONCE columns of A."""
+    def dot_products(x: int, a: int, out: int, inputs: int) -> None:
+        """Write the dot products of a row, float32 [inputs], and COLUMNS_AT_ONCE columns of A."""
         row, target = pointer_to_floats(x), pointer_to_floats(out)
         second, third, fourth = a + width * inputs, a + 2 * width * inputs, a + 3 * width * inputs
         sum0, sum1, sum2, sum3 = _ZERO, _ZERO, _ZERO, _ZERO
         for position in range(inputs):
             own = row[position]
-            sum0 += own * load_number(a, position)
-            sum1 += own * load_number(second, position)
-            sum2 += own * load_number(third, position)
-            sum3 += own * load_number(fourth, position)
+            sum0 += own * load_element(a, position)
+            sum1 += own * load_element(second, position)
+            sum2 += own * load_element(third, position)
+            sum3 += own * load_element(fourth, position)
         target[0], target[1], target[2], target[3] = sum0, sum1, sum2, sum3
 
-    return dots
+    return dot_products
 
 
-def _multiplier_a(load_number: Any, width: int) -> Any:
-    dots = _dots(load_number, width)
+def _matmul_a(load_element: Any, width: int) -> Any:
+    dot_products = _dot_products(load_element, width)
 
-    @part
-    def multiply_a(arguments: Any, number: int, threads: int) -> None:
-        """Write this thread's share of the products with A."""
+    @inlined_early
+    def matmul_a(arguments: Any, thread: int, threads: int) -> None:
+        """Compute this thread's share of x · A."""
         runs, total = pointer_to_integers(arguments[RUNS]), 0
-        for each in range(arguments[TOGETHER]):
+        for each in range(arguments[NUM_FUSED]):
             for run in range(arguments[NUM_RUNS]):
-                adapter = pointer_to_integers(runs[run * RUN_NUMBERS + ADAPTER])
-                total += adapter[(arguments[PRODUCT] + each) * PRODUCT_NUMBERS + A_COLUMNS] // COLUMNS_AT_ONCE
-        first, end, done = total * number // threads, total * (number + 1) // threads, 0
+                adapter = pointer_to_integers(runs[run * RUN_FIELDS + ADAPTER])
+                total += adapter[(arguments[GEMM] + each) * GEMM_FIELDS + A_COLUMNS] // COLUMNS_AT_ONCE
+        first, end, done = total * thread // threads, total * (thread + 1) // threads, 0
         inputs, columns = arguments[INPUTS], arguments[LOW_COLUMNS]
-        for each in range(arguments[TOGETHER]):
-            low = arguments[LOW] + 4 * each * arguments[ROOM] * columns
+        for each in range(arguments[NUM_FUSED]):
+            low = arguments[LOW] + 4 * each * arguments[LOW_ROWS] * columns
             for run in range(arguments[NUM_RUNS]):
-                own = run * RUN_NUMBERS
+                own = run * RUN_FIELDS
                 adapter = pointer_to_integers(runs[own + ADAPTER])
-                place = (arguments[PRODUCT] + each) * PRODUCT_NUMBERS
-                count = adapter[place + A_COLUMNS] // COLUMNS_AT_ONCE
+                fields = (arguments[GEMM] + each) * GEMM_FIELDS
+                count = adapter[fields + A_COLUMNS] // COLUMNS_AT_ONCE
                 for index in range(max(first - done, 0), min(end - done, count)):
                     column = index * COLUMNS_AT_ONCE
-                    a = adapter[place + A] + width * column * inputs
+                    a = adapter[fields + A] + width * column * inputs
                     for row in range(runs[own + FIRST_ROW], runs[own + END_ROW]):
-                        dots(arguments[X] + 4 * row * inputs, a, low + 4 * (row * columns + column), inputs)
+                        dot_products(arguments[X] + 4 * row * inputs, a, low + 4 * (row * columns + column), inputs)
                 done += count
 
-    return multiply_a
+    return matmul_a
 
 
-def _multiplier_b(load_vectors: Any, width: int) -> Any:
+def _matmul_b(load_vectors: Any, width: int) -> Any:
     tile = float_tile(VECTORS, Shape(1, width * BLOCK, 4), widening_step(VECTORS, load_vectors), 1)
 
-    @part
-    def multiply_b(arguments: Any, number: int, threads: int) -> None:
-        """Write this thread's share of the products with B: whole blocks of outputs. An adapter without the product
-        adds zeros.
+    @inlined_early
+    def matmul_b(arguments: Any, thread: int, threads: int) -> None:
+        """Compute this thread's share of (x · A) · B: whole blocks of outputs. An adapter without the module adds
+        zeros.
         """
         runs, columns = pointer_to_integers(arguments[RUNS]), arguments[LOW_COLUMNS]
-        for each in range(arguments[TOGETHER]):
-            low = arguments[LOW] + 4 * each * arguments[ROOM] * columns
-            start = each * PRODUCT_COLUMNS
+        for each in range(arguments[NUM_FUSED]):
+            low = arguments[LOW] + 4 * each * arguments[LOW_ROWS] * columns
+            start = each * GEMM_COLUMNS
             blocks = (arguments[start + OUTPUTS] + BLOCK - 1) // BLOCK
             total, deltas = blocks * arguments[NUM_RUNS], arguments[start + DELTAS]
-            for task in range(total * number // threads, total * (number + 1) // threads):
-                own, block = task // blocks * RUN_NUMBERS, task % blocks
+            for task in range(total * thread // threads, total * (thread + 1) // threads):
+                own, block = task // blocks * RUN_FIELDS, task % blocks
                 adapter = pointer_to_integers(runs[own + ADAPTER])
-                pieces = adapter[(arguments[PRODUCT] + each) * PRODUCT_NUMBERS + PIECES]
+                pieces = adapter[(arguments[GEMM] + each) * GEMM_FIELDS + PIECES]
                 first, count, b = 0, 0, 0
                 if pieces:
-                    piece = pointer_to_integers(pieces + 8 * PIECE_NUMBERS * block)
+                    piece = pointer_to_integers(pieces + 8 * PIECE_FIELDS * block)
                     first, count, b = piece[FIRST_COLUMN], piece[NUM_COLUMNS], piece[B]
                 for row in range(runs[own + FIRST_ROW], runs[own + END_ROW]):
                     target = deltas + 4 * BLOCK * (row * blocks + block)
                     tile(low + 4 * (row * columns + first), b, target, count, 0)
 
-    return multiply_b
+    return matmul_b
 
 
-def _region(load_number: Any, load_vectors: Any, width: int) -> Callable[[Any], None]:
+def _region(load_element: Any, load_vectors: Any, width: int) -> Callable[[Any], None]:
     """Return the function of a row of the step's table that computes what adapters add. All threads run it."""
-    multiply_a, multiply_b = _multiplier_a(load_number, width), _multiplier_b(load_vectors, width)
+    matmul_a, matmul_b = _matmul_a(load_element, width), _matmul_b(load_vectors, width)
 
-    @part
+    @inlined_early
     def run(arguments: Any) -> None:
-        number, threads = thread_number(arguments), num_threads(arguments)
-        multiply_a(arguments, number, threads)
+        thread, threads = thread_number(arguments), num_threads(arguments)
+        matmul_a(arguments, thread, threads)
         barrier(arguments)
-        multiply_b(arguments, number, threads)
+        matmul_b(arguments, thread, threads)
         barrier(arguments)
 
     return run

@@ -1,4 +1,4 @@
-"""Memory for packed weights, and the blocks of weights to be packed."""
+"""Pack weights: memory for them, and the order in which a GEMM reads a block."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -16,7 +16,7 @@ Integers = np.ndarray[Any, np.dtype[np.int8]]
 
 
 def empty_buffer(format_: Format, outputs: int, inputs: int) -> Bytes:
-    """Return bytes for packed weights, which begin at a multiple of a vector."""
+    """Return uint8 memory for packed weights [outputs, inputs], aligned to a vector."""
     return empty_bytes(format_.held_bytes(outputs, inputs))
 
 
@@ -28,7 +28,7 @@ def empty_parts(sizes: Sequence[int]) -> list[Bytes]:
 
 
 def blocks_of(values: Any) -> Iterator[tuple[int, Any]]:
-    """Return each block's index and its part of an array [outputs, …], the last one filled up with zeros."""
+    """Yield each block's index and its part of an array [outputs, …], the last one padded with zeros."""
     for start in range(0, len(values), BLOCK):
         block = values[start : start + BLOCK]
         if len(block) < BLOCK:
@@ -46,14 +46,15 @@ def pack_floats(weight: Floats, format_: Format, dtype: Any) -> Bytes:
     return buffer
 
 
-def in_order(block: Any, at_once: int, offset: int) -> Bytes:
-    """Return int8 weights of a block, [block, inputs], as bytes [groups, parts, block, at_once] with the offset added.
+def packed_block(block: Any, at_once: int, zero_point: int) -> Bytes:
+    """Return int8 weights of a block, [block, inputs], as uint8 [groups, parts, block, at_once] with the zero point
+    added.
 
-    The last group is filled up with zeros. `at_once`: neighbouring inputs of a part.
+    The last group is padded with zeros. `at_once`: adjacent inputs of a part.
     """
     rest = -block.shape[1] % GROUP
     filled = np.pad(block, ((0, 0), (0, rest))) if rest else block
-    raised = filled.view(np.uint8) + np.uint8(offset)
+    raised = filled.view(np.uint8) + np.uint8(zero_point)
     parts = raised.reshape(BLOCK, -1, GROUP // at_once, at_once)
     ordered: Bytes = np.ascontiguousarray(parts.transpose(1, 2, 0, 3))
     return ordered

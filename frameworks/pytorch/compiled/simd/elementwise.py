@@ -1,4 +1,4 @@
-"""Functions of vectors of float32, in LLVM's language.
+"""Elementwise functions of float32 vectors, in LLVM's language: exp, SiLU, fused multiply-add.
 
 LLVM makes scalar code of a short loop: it unrolls the loop before it looks for vectors. Calls of libm stay scalar too.
 """
@@ -10,7 +10,7 @@ from llvmlite import ir
 from frameworks.pytorch.compiled.simd.llvm_vectors import VECTORS, function
 
 NONE, SILU, MUL, ADD = range(4)
-"""Operations after a product."""
+"""Operations of an epilogue."""
 
 _LANES = VECTORS.lanes
 _WIDE_LANES = 16
@@ -24,19 +24,18 @@ _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 
 
 def all_lanes(value: float) -> Any:
-    """Return a vector of this number."""
+    """Return a float32 vector of this value."""
     return ir.Constant(_FLOATS, [value] * _LANES)
 
 
 def multiply_add(builder: Any, first: Any, second: Any, summand: Any) -> Any:
-    """Return first * second + summand, rounded once."""
+    """Return first * second + summand, rounded once (FMA)."""
     kind = f"llvm.fma.v{_LANES}f32"
     return builder.call(function(builder, kind, _FLOATS, [_FLOATS] * 3), [first, second, summand])
 
 
 def exponential(builder: Any, x: Any) -> Any:
-    """Return e to the x, within 2 units in the last place; x is limited to where float32 holds it. A number that is
-    none stays so.
+    """Return exp(x) within 2 ULP; x is clamped to where float32 holds it. NaN stays NaN.
 
     The polynomial of Cephes (Moshier, 1989).
     """
@@ -57,15 +56,15 @@ def exponential(builder: Any, x: Any) -> Any:
 
 
 def silu(builder: Any, x: Any) -> Any:
-    """Return x / (1 + e to the -x)."""
-    return _quotient(builder, x, builder.fadd(exponential(builder, builder.fneg(x)), all_lanes(1.0)))
+    """Return SiLU, x / (1 + exp(-x))."""
+    return _divide(builder, x, builder.fadd(exponential(builder, builder.fneg(x)), all_lanes(1.0)))
 
 
-def _quotient(builder: Any, x: Any, divisor: Any) -> Any:
-    """Return x / divisor, a number from 1 to where its inverse is normal.
+def _divide(builder: Any, x: Any, divisor: Any) -> Any:
+    """Return x / divisor, where the divisor is at least 1 and its inverse is normal.
 
     A division of 512 bits takes as long as a whole exponential. One step of Newton's method makes the CPU's estimate,
-    of 14 bits, as exact as a float32 within 2 units in the last place.
+    of 14 bits, as exact as a float32 within 2 ULP.
     """
     if _LANES != _WIDE_LANES:
         return builder.fdiv(x, divisor)

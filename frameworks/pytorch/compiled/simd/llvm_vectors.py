@@ -1,4 +1,4 @@
-"""This CPU's vectors, and loads, broadcasts and prefetches of them, in LLVM's language."""
+"""This CPU's SIMD vectors: loads, broadcasts and prefetches in LLVM's language."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ LINE_BYTES = 64
 """Of the CPU's caches."""
 NARROW_LANES = 8
 """Of vectors of 256 bits, for which a CPU has sixteen registers."""
-# Of LLVM's prefetch: its numbers for the first cache of a core, and for the second.
+# Of LLVM's prefetch: first-level and second-level cache of a core.
 FIRST_CACHE, _SECOND_CACHE = 3, 2
 
 
@@ -25,7 +25,7 @@ _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The types of this CPU's vectors. `lanes`: float32 numbers in one."""
+    """The types of this CPU's SIMD vectors. `lanes`: float32 elements in one."""
 
     lanes: int
 
@@ -48,8 +48,8 @@ BLOCK = VECTORS.block
 
 
 def at(builder: Any, address: Any, offset: int) -> Any:
-    """Return the address (bytes pointer) so many bytes further."""
-    return builder.gep(address, [number(offset)])
+    """Return the address (bytes pointer) `offset` bytes further."""
+    return builder.gep(address, [int64(offset)])
 
 
 def load(builder: Any, address: Any, kind: Any) -> Any:
@@ -66,9 +66,9 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
 
 
 def prefetch(builder: Any, address: Any, cache: int = _SECOND_CACHE) -> None:
-    """Fetch the line of an address (bytes pointer) to a cache: to the second one, unless it is needed soon.
+    """Prefetch the line of an address (bytes pointer): to the second-level cache, unless it is needed soon.
 
-    In the first one it would replace the rows of a tile, and the tile would be slower than without.
+    In the first level it would replace the activations of a tile, and the tile would be slower than without.
     """
     kind = [ir.Constant(_I32, each) for each in (0, cache, 1)]  # a read, of data
     builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTES, _I32, _I32, _I32]), [address, *kind])
@@ -79,6 +79,6 @@ def function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def number(value: int) -> Any:
+def int64(value: int) -> Any:
     """Return an int64 constant."""
     return ir.Constant(_I64, value)

@@ -14,7 +14,7 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CompiledAdapter(NamedTuple):
-    """One adapter. `numbers`: int64 [products, gemm_table.PRODUCT_NUMBERS]. `columns`: the most of a product.
+    """One adapter. `numbers`: int64 [products, gemm_table.GEMM_FIELDS]. `columns`: the most of a product.
     `kept`: what the numbers have addresses of.
     """
 
@@ -27,7 +27,7 @@ class CompiledAdapters:
     """The adapters of one compiled step, by number. One thread computes the steps, any thread adds and removes."""
 
     def __init__(self, products: Table, layers: Sequence[AdaptableLayer], max_rows: int) -> None:
-        """`products`: the step's table, [products, gemm_table.PRODUCT_COLUMNS]. `layers`: of its products but the
+        """`products`: the step's table, [products, gemm_table.GEMM_COLUMNS]. `layers`: of its products but the
         head, in their order. `max_rows`: of a step.
         """
         from frameworks.pytorch.compiled.matmul import gemm as arguments
@@ -51,10 +51,10 @@ class CompiledAdapters:
         self._changes = np.zeros((2, max_rows), dtype=np.int64)
         self._of_selected = np.array([layer.selects_rows for layer in layers])
         # Gate and up have the same rows, so they are computed together.
-        own[:, gemm_table.PRODUCT] = np.arange(len(layers))
-        own[:, gemm_table.TOGETHER] = 1
-        own[gemm_table.GATE :: gemm_table.PRODUCTS_OF_LAYER, gemm_table.TOGETHER] = 2
-        own[:, gemm_table.ROOM] = max_rows
+        own[:, gemm_table.GEMM] = np.arange(len(layers))
+        own[:, gemm_table.NUM_FUSED] = 1
+        own[gemm_table.GATE :: gemm_table.GEMMS_OF_LAYER, gemm_table.NUM_FUSED] = 2
+        own[:, gemm_table.LOW_ROWS] = max_rows
         for each, changes in zip((~self._of_selected, self._of_selected), self._changes, strict=True):
             own[each, arguments.ARE_CHANGED] = changes.ctypes.data
         widest = -(-int(own[:, arguments.OUTPUTS].max()) // BLOCK) * BLOCK
@@ -102,7 +102,7 @@ class CompiledAdapters:
         has = np.zeros(len(own), dtype=np.bool_)
         for adapter in adapters:
             has |= adapter.numbers[:, columns.A] != 0
-        gate, up = (slice(each, None, columns.PRODUCTS_OF_LAYER) for each in (columns.GATE, columns.UP))
+        gate, up = (slice(each, None, columns.GEMMS_OF_LAYER) for each in (columns.GATE, columns.UP))
         has[gate] |= has[up]
         own[:, columns.ADAPTING] = np.where(has, self._address, 0)
         own[up, columns.ADAPTING] = 0
@@ -135,7 +135,7 @@ class CompiledAdapters:
 
     def _packed(self, pairs: Mapping[str, Pair]) -> CompiledAdapter:
         columns = self._columns
-        numbers = np.zeros((len(self._layers), columns.PRODUCT_NUMBERS), dtype=np.int64)
+        numbers = np.zeros((len(self._layers), columns.GEMM_FIELDS), dtype=np.int64)
         kept: list[Any] = []
         for own, layer in zip(numbers, self._layers, strict=True):
             found = [(pairs.get(name), outputs) for name, outputs in layer.modules]
@@ -160,7 +160,7 @@ class CompiledAdapters:
         """Return the blocks of B one behind the other, and the pieces. A block has the columns of its modules."""
         columns, block = self._columns, self._block
         spans = _spans(modules)
-        pieces = np.zeros((-(-sum(outputs for _, outputs in modules) // block), columns.PIECE_NUMBERS), dtype=np.int64)
+        pieces = np.zeros((-(-sum(outputs for _, outputs in modules) // block), columns.PIECE_FIELDS), dtype=np.int64)
         blocks: list[torch.Tensor] = []
         for index, piece in enumerate(pieces):
             start, end = index * block, (index + 1) * block

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numba import types
 
-from frameworks.pytorch.compiled.cpu_features import has_matrix_tiles
+from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from tests.frameworks.pytorch.compiled.layers import random
 from tests.support.amx_tiles import MatrixTiles
@@ -63,7 +63,7 @@ class Text:
         form = self.form
         attention, region = compiled(form.by_tiles)
         out = torch.full_like(self.queries, torch.nan)
-        room = torch.full((attention.room_bytes(form.head_size, KINDS[form.dtype]),), 255, dtype=torch.uint8)
+        scratch = torch.full((attention.scratch_bytes(form.head_size, KINDS[form.dtype]),), 255, dtype=torch.uint8)
         token_bytes = 4 * form.group * form.head_size
         keys, values = (states[0, 1].data_ptr() for states in self.cache)
         for head in range(0, form.group, form.heads):
@@ -71,7 +71,7 @@ class Text:
             region.arguments[3:] = [
                 self.queries.data_ptr() + offset,
                 out.data_ptr() + offset,
-                room.data_ptr(),
+                scratch.data_ptr(),
                 *(tokens, min(form.heads, form.group - head), self.start + first, form.window),
                 *(form.head_size, token_bytes, token_bytes),
                 *(keys, values, self.blocks.data_ptr()),
@@ -127,7 +127,7 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
         )
 
     # Not kept in the cache: the addresses of what computes in place of the instructions are part of the code.
-    if by_tiles and not has_matrix_tiles():
+    if by_tiles and not has_amx():
         from frameworks.pytorch.compiled.amx import amx_registers
 
         with pytest.MonkeyPatch.context() as patch:

@@ -37,7 +37,7 @@ def compiled() -> Compiled:
     from frameworks.pytorch.compiled.matmul.gemm import region
 
     format_, tiles = amx_gemm.FORMAT, MatrixTiles()
-    run = region(format_, amx_gemm.matrix_orderer(format_), amx_gemm.matrix_multiplier())
+    run = region(format_, amx_gemm.amx_activation_packer(format_), amx_gemm.amx_matmul_loops())
     feed_forward = amx_feed_forward.feed_forward
 
     def product(arguments: Any) -> None:
@@ -64,11 +64,11 @@ def computed_together(
     compiled: Compiled, layers: list[CompiledLinear], rows: torch.Tensor, states: torch.Tensor
 ) -> torch.Tensor:
     from frameworks.pytorch.compiled.matmul.gemm import NUM_ARGUMENTS, OPERATION, OTHER, OUT, ROWS, TILES, X
-    from frameworks.pytorch.compiled.matmul.gemm_table import PRODUCT_COLUMNS
+    from frameworks.pytorch.compiled.matmul.gemm_table import GEMM_COLUMNS
     from frameworks.pytorch.compiled.simd.elementwise import ADD
 
     gate, _, down = layers
-    table = np.zeros((3, PRODUCT_COLUMNS), dtype=np.int64)
+    table = np.zeros((3, GEMM_COLUMNS), dtype=np.int64)
     for own, each in zip(table, layers, strict=True):
         own[:NUM_ARGUMENTS] = each.arguments
         own[ROWS] = len(rows)

@@ -49,7 +49,7 @@ def packed(tiles: MatrixTiles) -> PackedFormat:
     format_ = amx_gemm.FORMAT
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amx_registers, "function", tiles.function)
-        run = region(format_, amx_gemm.matrix_orderer(format_), amx_gemm.matrix_multiplier())
+        run = region(format_, amx_gemm.amx_activation_packer(format_), amx_gemm.amx_matmul_loops())
 
         def product(arguments: Any) -> None:
             run(arguments)

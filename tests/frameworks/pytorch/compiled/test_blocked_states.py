@@ -26,16 +26,16 @@ class Compiled(NamedTuple):
 
 @pytest.fixture(scope="module")
 def compiled_functions() -> Compiled:
-    from frameworks.pytorch.compiled.decoder_step.blocked_states import copy_parts, normalize_row
+    from frameworks.pytorch.compiled.decoder_step.blocked_states import copy_pieces, rms_norm_row
     from frameworks.pytorch.compiled.jit import compiled
 
     @compiled
     def copy(source: int, source_bytes: int, target: int, target_bytes: int, count: int) -> None:
-        copy_parts(source, source_bytes, target, target_bytes, count)
+        copy_pieces(source, source_bytes, target, target_bytes, count)
 
     @compiled
     def normalize(parts: Any, weight: int, target: Any, is_rounded: int) -> None:
-        normalize_row(parts, weight, np.float32(EPSILON), target, is_rounded)
+        rms_norm_row(parts, weight, np.float32(EPSILON), target, is_rounded)
 
     return Compiled(copy, normalize)
 

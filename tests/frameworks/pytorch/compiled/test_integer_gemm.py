@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from frameworks.pytorch.compiled.cpu_features import has_vnni
 from frameworks.pytorch.generation.compiled_linears import make_groups, packs_groups
 from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
-from frameworks.pytorch.int8_matmul import round_rows, round_weight
+from frameworks.pytorch.int8_matmul import quantize_activations, quantize_weight
 from frameworks.quantization.ranges import LARGEST_INT8, WHOLE
 from tests.frameworks.pytorch.compiled.layers import make, needs_integers, random
 
@@ -22,8 +22,8 @@ ROUNDED_SCALES = 1e-3
 
 
 def int8_reference(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    values, scale = round_weight(weight, WHOLE)
-    whole, row_scale = round_rows(rows)
+    values, scale = quantize_weight(weight, WHOLE)
+    whole, row_scale = quantize_activations(rows)
     sums = whole.long() @ values.long().T
     return sums.float() * scale * row_scale
 

@@ -10,7 +10,7 @@ from frameworks.pytorch.generation.linear import (
     QuantizedLinear,
     can_quantize,
 )
-from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, Int8Kernel, round_weight
+from frameworks.pytorch.int8_matmul import CPU_MATMULS, Int8Kernel, quantize_weight
 from frameworks.quantization.ranges import LARGEST_INT8
 
 pytestmark = pytest.mark.isa
@@ -65,7 +65,7 @@ def test_linear_matches_double_precision(
     assert max(errors(linear, weight, bias, rows)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+@pytest.mark.parametrize("kernel", CPU_MATMULS, ids=lambda product: product.name, indirect=True)
 class TestInt8:
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize("has_bias", [False, True])
@@ -75,7 +75,7 @@ class TestInt8:
         """
         weight, bias = weights(torch.float32, has_bias=has_bias)
         found = errors(QuantizedLinear(weight, bias, kernel), weight, bias, rows)
-        _, scale = round_weight(weight, kernel.weight_range)
+        _, scale = quantize_weight(weight, kernel.weight_range)
         steps = float((scale * LARGEST_INT8 / weight.abs().amax(1)).max())
         assert max(found) < INT8_TOLERANCE * ((1 + steps**2) / 2) ** 0.5
         assert min(found) > 1e-6, "the product is not int8"
@@ -85,7 +85,7 @@ class TestInt8:
         """No element is off by more than half a step of each weight and of each number of its row."""
         weight, _ = weights(torch.float32, has_bias=False)
         given = random(rows, INPUTS, seed=3)
-        weight_step = round_weight(weight, kernel.weight_range)[1].double()
+        weight_step = quantize_weight(weight, kernel.weight_range)[1].double()
         row_step = given.double().abs().amax(1, keepdim=True) / LARGEST_INT8
         bound = given.double().abs().sum(1, keepdim=True) * weight_step / 2
         bound += row_step / 2 * (weight.double().abs() + weight_step[:, None] / 2).sum(1)

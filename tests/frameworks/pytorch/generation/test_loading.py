@@ -15,7 +15,7 @@ from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.shape import GeneratorShape, kv_bytes, read_shape
-from frameworks.pytorch.int8_matmul import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
+from frameworks.pytorch.int8_matmul import CPU_MATMULS, FbgemmMatmul, Int8Kernel
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
@@ -190,7 +190,7 @@ def held_bytes(model: GeneratingModel) -> int:
                 pieces[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
         elif isinstance(each, np.ndarray):
             pieces[each.ctypes.data] = each.nbytes
-        elif isinstance(each, FbgemmProduct):
+        elif isinstance(each, FbgemmMatmul):
             # FBGEMM's own object has no size; its weights can be read back, and blocks of 512 inputs are filled up.
             outputs, inputs = torch.ops.quantized.linear_unpack(each._packed)[0].shape
             pieces[id(each)] = outputs * -(-inputs // 512) * 512
@@ -213,7 +213,7 @@ class TestMemory:
         assert held_bytes(model) == pytest.approx(model.spec.memory_bytes, rel=0.05)
 
     @pytest.mark.parametrize("family", ["llama", "gpt2"])
-    @pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+    @pytest.mark.parametrize("kernel", CPU_MATMULS, ids=lambda product: product.name, indirect=True)
     def test_memory_bytes_count_every_int8_product(
         self, made_once: FolderMaker, kernel: Int8Kernel, family: str
     ) -> None:
