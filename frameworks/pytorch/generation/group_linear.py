@@ -20,7 +20,7 @@ from frameworks.pytorch.generation.kernel_choice import KernelChooser
 from frameworks.pytorch.generation.linear import Linear, UnfusedLinear
 from frameworks.pytorch.generation.weight_only import Int4WeightLinear, packs_int4
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, Measure, largest_error
-from frameworks.pytorch.int8_products import round_rows
+from frameworks.pytorch.int8_matmul import quantize_activations
 from frameworks.quantization.ranges import WHOLE
 
 ReadGroups = Callable[[], GroupWeights]
@@ -105,7 +105,7 @@ class RoundedGroupLinear(UnfusedLinear):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         groups = rows.float().reshape(-1, self._group)
-        whole, scale = round_rows(groups, limits_pairs=self._limits_pairs)
+        whole, scale = quantize_activations(groups, limits_pairs=self._limits_pairs)
         return self._product(whole.mul_(scale).view(rows.shape)).to(rows.dtype)
 
 
