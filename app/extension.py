@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from app.admin.views import Views
-    from app.auth.access import Access
+    from app.auth.permissions import Access
     from app.config import Settings
     from app.protocols.routes import Route
 
@@ -54,7 +54,7 @@ class Extension:
     `add_commands(commands)`: adds commands to the command line, by `app.cli.parser.add_command(commands, …)`.
     `routes()`: inference routes with their codecs; requests find them after those of the core.
     `routers(parts)`: routes that describe or change the server.
-    `access()`: the scope that each path of these routes needs, as in app/auth/access.py.
+    `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py.
     """
 
     add_commands: Callable[[Any], None] = _add_no_commands
@@ -77,7 +77,7 @@ def http_access() -> "Mapping[str, Mapping[str, Access]]":
 
     Raises ValueError for a method of a path that two of them have.
     """
-    from app.auth.access import HTTP_ACCESS
+    from app.auth.permissions import HTTP_ACCESS
 
     table = {path: dict(methods) for path, methods in HTTP_ACCESS.items()}
     for extension in extensions():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from app.admin.metric_families import Family, by_tenant, counter, gauge, time_histogram
-from app.observability.counts import Counts
+from app.observability.visible_counts import Counts
 from frameworks.collections.contract import CollectionInfo
 
 

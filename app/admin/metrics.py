@@ -18,8 +18,8 @@ from app.admin.model_metrics import (
     time_families,
 )
 from app.admin.views import View, Views
+from app.auth.key_store import KeyStore
 from app.auth.quotas import TenantLimits
-from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.collections import Collections
 from app.inference.response_cache import CacheUse

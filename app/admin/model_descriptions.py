@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.admin.progress import WorkDescription, work_of
 from app.inference.unnamed_model import kind_of
-from app.observability.counts import Counts
+from app.observability.visible_counts import Counts
 from app.protocols.bodies import ResponseBody
 from frameworks.addresses import SourceAddress
 from frameworks.images.spec import ImageSpec

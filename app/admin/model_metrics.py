@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from app.admin.metric_families import Family, by_tenant, counter, gauge, histogram, time_histogram
-from app.observability.counts import Counts
 from app.observability.tallies import ModelMetrics
+from app.observability.visible_counts import Counts
 from frameworks.models.slot import ModelSlot, ModelState
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts

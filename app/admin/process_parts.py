@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.http.clocks import Connections
 from app.observability.integrity import IntegrityMonitor
 from app.observability.logs import lost_lines

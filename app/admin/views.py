@@ -7,8 +7,8 @@ from fastapi import Request
 
 from app.auth.principal import Principal
 from app.inference.model_view import ManagedModelView
-from app.observability.counts import Counts
 from app.observability.tallies import RequestTallies
+from app.observability.visible_counts import Counts
 
 
 class View(NamedTuple):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
-from app.auth.abuse import Slowdown
 from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.failed_key_limit import Slowdown
+from app.auth.key_store import KeyStore, StoredKey
 from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
-from app.auth.store import KeyStore, StoredKey
 from app.auth.verifier import SignatureVerifier, UseNonce
 
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key")

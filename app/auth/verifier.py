@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from app.auth.digests import BodyDigest, parse_digest
 from app.auth.errors import Unauthenticated
+from app.auth.key_store import StoredKey
 from app.auth.nonces import MAX_AGE_S, NonceStore
 from app.auth.signatures import Header, Signature, SignedRequest, read_signature
-from app.auth.store import StoredKey
 
 MAX_SKEW_S = 30
 """Seconds by which the clock of a client may be ahead."""

@@ -48,7 +48,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from app.ray.checks import check_for_ray
     from app.ray.cluster import connected
     from app.ray.deploying import deploy
-    from frameworks.engine.ray.connecting import CannotConnect
+    from frameworks.engine.ray.cluster_connection import CannotConnect
     from frameworks.errors import RoundhouseError
 
     try:

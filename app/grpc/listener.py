@@ -9,9 +9,9 @@ import structlog
 from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
+from app.grpc.authorization import CallGate
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.call import Unary
-from app.grpc.gate import CallGate
 from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
 

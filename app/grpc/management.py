@@ -10,7 +10,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
 from app.admin.open_inference.schemas import RepositoryUnloadRequest
 from app.admin.views import View, Views
-from app.auth.access import GRPC_ACCESS
+from app.auth.permissions import GRPC_ACCESS
 from app.grpc import messages
 from app.grpc.call import Call, Unary
 from app.grpc.handler import as_grpc_error

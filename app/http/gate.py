@@ -7,10 +7,10 @@ import time
 
 from starlette.types import Scope, Send
 
-from app.auth.access import EXEMPT, INFER
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.permissions import EXEMPT, INFER
 from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from app.auth.access import EXEMPT, Access
+from app.auth.permissions import EXEMPT, Access
 from app.protocols.errors import ERROR_CODES
 from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.routes import Route, RouteTable

@@ -2,7 +2,7 @@
 
 import structlog
 
-from app.auth.access import MatchedPath
+from app.auth.permissions import MatchedPath
 from app.observability.metrics import RequestRecord
 
 log = structlog.get_logger("roundhouse.audit")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from app.observability.bars import ERASE_LINE
+from app.observability.progress_bars import ERASE_LINE
 
 MAX_QUEUED_CHARACTERS = 1024 * 1024
 """Lines beyond this are dropped and counted until the reader takes some."""

@@ -11,7 +11,7 @@ from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
-from app.observability.recent import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
+from app.observability.recent_requests import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces import EndedRequest, RequestTrace, Tracer
 from frameworks.timings import Timings

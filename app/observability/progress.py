@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from app.observability.bars import draw_bar, format_seconds
 from app.observability.logs import show_line
+from app.observability.progress_bars import draw_bar, format_seconds
 from frameworks.progress import Work, WorkState, running
 from memory.sizes import format_size
 

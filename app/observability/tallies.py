@@ -177,8 +177,8 @@ class GenerationMetrics:
 class RequestTallies:
     """The counts of requests to models. Owned by the event loop.
 
-    They are kept by tenant, "" without keys; `app.observability.counts` adds up those that a principal may see. These
-    are of one process; a server with several workers overrides the methods.
+    They are kept by tenant, "" without keys; `visible_counts` adds up those that a principal may see. They are of one
+    process; a server with several workers overrides the methods.
     """
 
     def __init__(self) -> None:

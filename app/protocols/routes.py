@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from app.auth.access import HttpAccess, compile_path
+from app.auth.permissions import HttpAccess, compile_path
 from app.protocols.codec import Codec, ErrorWriter, Target
 from app.protocols.shared_path import SharedPathCodec
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import ray
 
-from frameworks.engine.ray.connecting import CannotConnect, connect
+from frameworks.engine.ray.cluster_connection import CannotConnect, connect
 
 _START_S = 120.0
 

@@ -23,10 +23,10 @@ from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
 from app.admin.process_parts import ProcessParts
 from app.admin.views import Views
-from app.auth.access import HttpAccess
 from app.auth.authenticator import Authenticator
+from app.auth.key_store import KeyStore
+from app.auth.permissions import HttpAccess
 from app.auth.quotas import limits_by_tenant
-from app.auth.store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.config.collection_settings import COLLECTIONS_FOLDER
@@ -63,8 +63,8 @@ from app.protocols.routes import RouteTable
 from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
-from app.server.live import Live, Shown, build_live
 from app.server.manager import build_manager, source_folder, source_framework
+from app.server.monitoring import Live, Shown, build_live
 from app.workers.shared_responses import SharedResponses
 from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe

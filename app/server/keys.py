@@ -10,8 +10,8 @@ from pathlib import Path
 import structlog
 
 from app.auth.key_file import InvalidKeysFile
+from app.auth.key_store import KeyStore
 from app.auth.keys import ENVIRONMENT_TENANT, InvalidEnvironmentKey, Key, environment_key
-from app.auth.store import KeyStore
 from app.config import ConfigError, ConfigIssue, LoadedSettings
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from types import FrameType
 
 import structlog
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings
 from app.observability.logs import set_log_level

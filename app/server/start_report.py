@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import API_KEY_VARIABLE, LoadedSettings
 from app.inference.lifecycle import ServerLifecycle

@@ -12,7 +12,7 @@ from types import FrameType
 import structlog
 import uvloop
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.config import LoadedSettings, ServerSettings
 from app.http.app import build_admin
 from app.http.clocks import Connections
@@ -38,7 +38,7 @@ from app.server.build import (
 )
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
-from app.server.live import build_live
+from app.server.monitoring import build_live
 from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker

@@ -14,12 +14,12 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from app.admin.live.files_api import ModelFiles
-from app.admin.live.viewers import ServerFacts, Viewers
+from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
+from app.admin.monitoring.files_api import ModelFiles
 from app.admin.process_parts import ProcessParts
-from app.auth.abuse import Slowdown
 from app.auth.authenticator import Authenticator
-from app.auth.store import KeyStore
+from app.auth.failed_key_limit import Slowdown
+from app.auth.key_store import KeyStore
 from app.config import LoadedSettings
 from app.http.app import build_app
 from app.http.web_files import WebSite
@@ -51,14 +51,14 @@ from app.server.http_server import (
     whole_seconds,
 )
 from app.server.keys import open_keys
-from app.server.live import WorkerRoutes
 from app.server.manager import build_loader
+from app.server.monitoring import WorkerRoutes
 from app.server.reload import Reload, reload_when_told
 from app.workers.collections import RemoteCollections
 from app.workers.created_collections import CreatedReceiver
+from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
-from app.workers.live import RemoteFeeds, RequestsSender
 from app.workers.messages import DrainWorker, ToWorker, WorkerReady
 from app.workers.shared_failures import WorkerFailures
 from app.workers.shared_nonces import WorkerNonces

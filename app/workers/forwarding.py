@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admin.health import LIVE_BODIES
-from app.auth.access import HttpAccess
 from app.auth.authenticator import CREDENTIAL_HEADERS
+from app.auth.permissions import HttpAccess
 from app.http.bodies import read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
 from app.http.prefixes import prefix_of, set_prefix
@@ -24,7 +24,7 @@ from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from app.workers.messages import AdminAnswer, AdminCall
-from app.workers.senders import principal_of, sender_of
+from app.workers.principal_serialization import principal_of, sender_of
 from frameworks.engine.process.messages import ChannelLost
 from frameworks.errors import Overloaded
 from frameworks.replicas.control import ControlLink

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
-from app.observability.recent import FinishedRequest
+from app.observability.recent_requests import FinishedRequest
 from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.engine.process.plain import PlainTenant
 from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import cast
 
-from app.auth.abuse import FailedKeys
+from app.auth.failed_key_limit import FailedKeys
 from app.workers.messages import FailedKeyNoted, NoteFailedKey
 from frameworks.engine.process.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers

@@ -4,7 +4,7 @@ from functools import partial
 from typing import cast
 
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
-from app.workers.shared_runs import Caller, SharedRuns
+from app.workers.single_flight import Caller, SharedRuns
 from frameworks.engine.process.messages import ErrorState
 from frameworks.replicas.control import ControlLink, Workers
 from memory.result_cache import ResultCache

@@ -12,7 +12,7 @@ import structlog
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, FromWorker, WorkerReady
-from app.workers.replacement import Replacement
+from app.workers.restart_backoff import Replacement
 from app.workers.sockets import HttpSockets
 from frameworks.engine.process.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason

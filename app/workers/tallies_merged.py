@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from app.observability.counts import Sum
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
+from app.observability.visible_counts import Sum
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport
 from app.workers.tallies import SERIES, WorkerTallies
 from frameworks.engine.process.messages import ChannelError

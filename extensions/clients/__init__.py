@@ -13,7 +13,7 @@ from app.extension import Extension, ServerParts
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from app.auth.access import Access
+    from app.auth.permissions import Access
     from app.protocols.routes import Route
 
 

@@ -1,8 +1,8 @@
-"""The scopes that the routes of this extension need, as app/auth/access.py has those of the core."""
+"""The scopes that the routes of this extension need, as app/auth/permissions.py has those of the core."""
 
 from collections.abc import Mapping
 
-from app.auth.access import INFER, READ, Access
+from app.auth.permissions import INFER, READ, Access
 
 _GET = {"GET": READ}
 _INFER = {"POST": INFER}

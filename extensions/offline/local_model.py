@@ -11,9 +11,9 @@ from typing import Any
 from app.config import LoadedSettings
 from app.inference.pipeline import FindSpec, Pipeline
 from app.observability.background import background_task
-from app.observability.bars import in_place
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.progress import ProgressReporter
+from app.observability.progress_bars import in_place
 from app.protocols.codec import Target
 from app.protocols.errors import ProtocolError
 from app.protocols.native.codec import NativeRequest, decode

@@ -11,7 +11,7 @@ from itertools import chain
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
-from frameworks.engine.prompt_pieces import ShownPrompt
+from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt

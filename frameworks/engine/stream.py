@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from frameworks.engine.contract import TokenTimes
-from frameworks.engine.prompt_pieces import ShownPrompt
+from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import (

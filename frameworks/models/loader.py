@@ -19,11 +19,11 @@ from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
+from frameworks.models.load_lock import LoadLock
 from frameworks.models.pipelines import PipelineLoader
 from frameworks.models.processes import ProcessStarter
 from frameworks.models.small_models import reason_of_device, reason_of_framework, reason_of_runs, reason_of_size
 from frameworks.models.starters import Starter
-from frameworks.models.turns import LoadLock
 from frameworks.models.version import ModelVersion
 from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.pipelines.engine import PipelineEngine

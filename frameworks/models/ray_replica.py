@@ -18,7 +18,7 @@ from frameworks.engine.ray.clients import ReplicaClient
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.files import local_files, state_of
 from frameworks.engine.ray.handshake import Handshake
-from frameworks.engine.ray.hosting import VersionTotals
+from frameworks.engine.ray.replica_contract import VersionTotals
 from frameworks.engine.registries import registry_factories
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import Draining, ModelFailed, RoundhouseError

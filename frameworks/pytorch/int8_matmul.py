@@ -108,8 +108,8 @@ class FbgemmMatmul(Int8Matmul):
         return product
 
     def multiply_floats(self, rows: torch.Tensor) -> torch.Tensor:
-        """As Int8Matmul.multiply_floats. FBGEMM quantizes a single row by the same arithmetic as `quantize_activations`:
-        a third of the time of a small matmul is saved.
+        """As Int8Matmul.multiply_floats. FBGEMM quantizes a single row as `quantize_activations` does: a third of the
+        time of a small matmul is saved.
         """
         if len(rows) != 1:
             return super().multiply_floats(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import extension
-from app.auth.access import INFER, READ
+from app.auth.permissions import INFER, READ
 from app.extension import Extension, extensions, http_access
 
 ROOT = Path(__file__).resolve().parents[2]

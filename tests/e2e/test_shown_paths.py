@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.auth.access import GRPC_ACCESS
+from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.extension import http_access
 from app.grpc import messages

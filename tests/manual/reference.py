@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import app.protocols.errors as wire_errors
-from app.auth.access import GRPC_ACCESS
+from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.collection_settings import CollectionEntry

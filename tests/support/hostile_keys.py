@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 
-from app.auth.access import GRPC_ACCESS
+from app.auth.permissions import GRPC_ACCESS
 from app.extension import http_access
 from tests.support.keyring import MadeKey, make_key
 from tests.support.signing import signed_headers

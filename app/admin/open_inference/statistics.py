@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from app.admin.open_inference.metadata import devices_of
-from app.observability.counts import Counts
 from app.observability.tallies import VersionRequests
+from app.observability.visible_counts import Counts
 from frameworks.engine.contract import RunCounts
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion

@@ -18,7 +18,7 @@ from frameworks.engine.process.messages import (
     ToEngine,
 )
 from frameworks.engine.process.session import ClientSession
-from frameworks.engine.ray.metered import MeteredEngine
+from frameworks.engine.ray.metered_engine import MeteredEngine
 
 log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.suspects import RefusalRule, Suspects
-from frameworks.engine.ray.departures import WithdrawnReplicas
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.link import ReplicaLink
-from frameworks.engine.ray.running import RunningReplicas
+from frameworks.engine.ray.running_replicas import RunningReplicas
+from frameworks.engine.ray.withdrawn_replicas import WithdrawnReplicas
 from frameworks.errors import ModelFailed, RoundhouseError
 
 log = structlog.get_logger(__name__)

@@ -17,14 +17,14 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
-from frameworks.engine.ray.hosted import HostedVersions
-from frameworks.engine.ray.hosting import Host
-from frameworks.engine.ray.opening import Deployed, client_name
+from frameworks.engine.ray.group_startup import Deployed, client_name
+from frameworks.engine.ray.loaded_versions import GroupResidents
 from frameworks.engine.ray.placement import measured_share
 from frameworks.engine.ray.replica import ModelReplica
-from frameworks.engine.ray.residents import GroupResidents
+from frameworks.engine.ray.replica_contract import Host
+from frameworks.engine.ray.replica_versions import HostedVersions
 from frameworks.engine.ray.router import PublishingRouter
-from frameworks.engine.ray.running import running_replicas
+from frameworks.engine.ray.running_replicas import running_replicas
 
 MEASURE_S = 600.0
 """Limit of the time in which the memory of a model is estimated; its files may have to be fetched."""

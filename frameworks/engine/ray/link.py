@@ -25,7 +25,7 @@ from frameworks.engine.process.messages import (
 )
 from frameworks.engine.process.plain import error_from_plain
 from frameworks.engine.process.specs import spec_from_plain
-from frameworks.engine.ray.clock import PeerClock
+from frameworks.engine.ray.clock_offset import PeerClock
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.tls import client_context
 from frameworks.errors import ModelFailed

@@ -1,7 +1,7 @@
 """Learn from Serve which replicas of a deployment run.
 
 Serve pickles this module by value into each process that has a handle, so its global names are copies there: the shared
-state is in `frameworks.engine.ray.running`, which is imported by name.
+state is in `frameworks.engine.ray.running_replicas`, which is imported by name.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class PublishingRouter(PowerOfTwoChoicesRequestRouter):
 
     def _publish(self) -> None:
         from frameworks.engine.ray.handshake import Address
-        from frameworks.engine.ray.running import running_replicas
+        from frameworks.engine.ray.running_replicas import running_replicas
 
         found = {}
         for replica in self.curr_replicas.values():

@@ -13,7 +13,7 @@ import structlog
 from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.batch.cpu_wait import CpuWait
-from frameworks.scheduling.idle import next_message
+from frameworks.scheduling.worker_inbox import next_message
 from frameworks.types import Batch, Value
 
 log = structlog.get_logger(__name__)

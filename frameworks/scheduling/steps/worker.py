@@ -14,10 +14,10 @@ from frameworks.generation.types import NO_TOKEN, GeneratedToken, SequenceReques
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.worker import for_callers, without_frames
 from frameworks.scheduling.device_clock import DeviceClock
-from frameworks.scheduling.idle import next_message
-from frameworks.scheduling.steps.charging import StepCharges
 from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.scheduling.steps.tenant_accounting import StepCharges
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
+from frameworks.scheduling.worker_inbox import next_message
 
 log = structlog.get_logger(__name__)
 

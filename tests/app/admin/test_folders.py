@@ -6,7 +6,7 @@ import pytest
 
 from app.admin import folders
 from app.admin.folders import FoldersApi, find_models
-from tests.app.admin.live.observed import make_slot
+from tests.app.admin.monitoring.observed import make_slot
 
 
 @pytest.fixture

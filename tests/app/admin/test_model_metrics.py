@@ -7,8 +7,8 @@ from typing import Any
 from app.admin.model_descriptions import describe_in_detail
 from app.admin.model_metrics import generation_families, process_families
 from app.auth.principal import ANONYMOUS
-from app.observability.counts import Counts
 from app.observability.metrics import Observer
+from app.observability.visible_counts import Counts
 from frameworks.manager import MLFrameworkManager
 from tests.app.inference.generating import generate_request, generating
 from tests.support.batch_models import FakeRegistry

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.key_store import KeyStore
 from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
-from app.auth.store import KeyStore
 from app.config import AuthSettings
 from frameworks.tenants import Tenant
 from tests.support.keyring import make_key, write_keys

@@ -14,11 +14,11 @@ from http_message_signatures import (
 )
 
 from app.auth.errors import Unauthenticated
+from app.auth.key_store import StoredKey
 from app.auth.keys import Key, key_text
 from app.auth.nonces import MAX_AGE_S, NonceStore
 from app.auth.principal import Principal, Scope
 from app.auth.signatures import SignedRequest
-from app.auth.store import StoredKey
 from app.auth.verifier import MAX_SKEW_S, SignatureVerifier
 from frameworks.errors import Overloaded
 from frameworks.tenants import DEFAULT_TENANT

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.http import web_files
 from app.http.web_files import WebSite

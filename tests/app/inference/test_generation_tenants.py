@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from app.embedded.copy_tiny_llama import COMMITTED
-from frameworks.scheduling.steps.charging import StepCharges
+from frameworks.scheduling.steps.tenant_accounting import StepCharges
 from frameworks.scheduling.steps.worker import _StepThread
 from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants

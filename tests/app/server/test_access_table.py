@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from app.auth.access import GRPC_ACCESS
 from app.auth.authenticator import Authenticator
+from app.auth.key_store import KeyStore
+from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import ANONYMOUS, Principal
-from app.auth.store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
+from app.grpc.authorization import CallGate
 from app.grpc.call import GrpcError
-from app.grpc.gate import CallGate
 from app.grpc.management import management_methods
 from app.grpc.services import build_methods
 from app.http.endpoint import Endpoint

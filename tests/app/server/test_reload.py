@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.config import load_settings
 from app.observability.background import background_task
 from app.observability.logs import set_log_level

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from app.auth.authenticator import Authenticator
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.config import AuthSettings, LoadedSettings
 from app.config.loading import load_settings
 from app.http.app import build_app

@@ -17,8 +17,8 @@ from app.auth.authenticator import Authenticator
 from app.auth.principal import Scope
 from app.config.loading import load_settings
 from app.grpc import messages
+from app.grpc.authorization import CallGate
 from app.grpc.bridge.server import ConnectionBounds, GrpcServer
-from app.grpc.gate import CallGate
 from app.grpc.management import REQUESTS, Answer, ManagementCalls, management_methods
 from app.grpc.messages import INFERENCE_SERVICE, Message
 from app.inference.bounds import Bounds

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from app.auth.access import INFER
+from app.auth.permissions import INFER
 from app.auth.principal import Scope
 from app.extension import http_access
 from app.protocols.errors import MAX_MANAGEMENT_BYTES

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from app.auth.access import HttpAccess
+from app.auth.permissions import HttpAccess
 from app.http.clocks import ConnectionBounds
 from app.workers import forwarding
 from app.workers.forwarding import AdminServer

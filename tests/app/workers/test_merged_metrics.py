@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.views import Views
+from app.auth.key_store import KeyStore, StoredKey
 from app.auth.quotas import TenantLimits
-from app.auth.store import KeyStore, StoredKey
 from app.config.auth_settings import AuthSettings, TenantSettings
 from app.http.clocks import ConnectionBounds, Connections
 from app.inference.model_view import ManagedModelView

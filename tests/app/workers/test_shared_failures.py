@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.auth.abuse import FailedKeys, Slowdown
+from app.auth.failed_key_limit import FailedKeys, Slowdown
 from app.workers.messages import NoteFailedKey
 from app.workers.shared_failures import SharedFailures, WorkerFailures
 from frameworks.replicas.control import Workers
@@ -34,7 +34,7 @@ async def test_slowdown_counts_alone_without_supervisor(monkeypatch: pytest.Monk
         link = await links.connect()
         slowdown = Slowdown(FailedKeys(burst=1, clock=Clock()), 7, WorkerFailures(link).note)
         with monkeypatch.context() as patched:
-            patched.setattr("app.auth.abuse.asyncio.sleep", sleep)
+            patched.setattr("app.auth.failed_key_limit.asyncio.sleep", sleep)
             await slowdown.wait("10.0.0.1")
             assert delays == [7], "the table of the supervisor counts"
             await links.lose(link)

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import httpx
 
-from app.auth.access import EXEMPT, GRPC_ACCESS
 from app.auth.authenticator import Authenticator
+from app.auth.key_store import KeyStore
+from app.auth.permissions import EXEMPT, GRPC_ACCESS
 from app.auth.principal import Scope
-from app.auth.store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
+from app.grpc.authorization import CallGate
 from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
-from app.grpc.gate import CallGate
 from app.http.gate import HttpGate
 from app.server.build import Host, build, build_routes
 from app.workers.shared_nonces import SharedNonces, WorkerNonces

@@ -15,7 +15,7 @@ from statistics import median
 import orjson
 
 from app.auth.authenticator import Authenticator
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 from app.config import AuthSettings
 from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, OriginRules

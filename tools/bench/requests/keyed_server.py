@@ -7,7 +7,7 @@ memory is laid out in different ways.
 import signal
 import sys
 
-from app.auth.store import KeyStore
+from app.auth.key_store import KeyStore
 
 
 def _switch_by_signals(keys: KeyStore) -> None:

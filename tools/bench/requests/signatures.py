@@ -12,10 +12,10 @@ import orjson
 
 from app.auth.digests import parse_digest
 from app.auth.key_file import format_keys
+from app.auth.key_store import StoredKey
 from app.auth.keys import Key, hash_secret, key_text
 from app.auth.principal import Principal, Scope
 from app.auth.signatures import SignedRequest
-from app.auth.store import StoredKey
 from app.auth.verifier import SignatureVerifier
 from frameworks.tenants import DEFAULT_TENANT
 from tests.support.signing import content_digest, signed_headers

@@ -13,12 +13,15 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
     ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, BLOCK_BYTES, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED,
     NUM_ARGUMENTS,
 ) = range(NUM_RESERVED, NUM_RESERVED + 14)  # fmt: skip
-"""Arguments of a region that multiplies. `X`: address of float32 activations [rows, inputs]; 0 if they are packed in
-`TILES`, a scratch buffer for that. `OUT`: of float32 [rows, outputs]; if `BLOCK_BYTES` is not 0, of [blocks, rows,
-outputs of a block], with whole tiles of rows, and so many bytes from a block to the next. This is for formats whose rows are in
-tiles, for whole blocks of outputs, and for NONE, or ADD to what is there. `OTHER`: as `OUT`, for an operation. `BIAS`:
-of float32 [outputs], or 0. `DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose
-element of `ARE_CHANGED`, int64 [rows], is not 0; or 0.
+"""Arguments of a region that multiplies.
+
+- `X`: address of float32 activations [rows, inputs]; 0 if they are packed in `TILES`, a scratch buffer for that.
+- `OUT`: of float32 [rows, outputs]; if `BLOCK_BYTES` is not 0, of [blocks, rows, outputs of a block], with whole tiles
+  of rows, and a stride of so many bytes. That is for formats whose rows are in tiles, for whole blocks of outputs, and
+  for NONE, or ADD to what is there.
+- `OTHER`: as `OUT`, for an operation. `BIAS`: of float32 [outputs], or 0.
+- `DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose element of `ARE_CHANGED`,
+  int64 [rows], is not 0; or 0.
 """
 # A single row waits for memory, and a core reads several streams faster than one.
 _BLOCKS_OF_ONE_ROW = 4

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
 from app.auth.principal import ANONYMOUS
-from app.observability.counts import Counts
 from app.observability.metrics import Observer, RequestRecord
+from app.observability.visible_counts import Counts
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits

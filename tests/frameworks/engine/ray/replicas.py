@@ -12,12 +12,12 @@ import numpy as np
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.model_source import HostedModel
 from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.gate import Gate
 from frameworks.engine.ray.group import ReplicaGroup
+from frameworks.engine.ray.group_startup import Deployed, open_group
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.hosted import HostedVersions
-from frameworks.engine.ray.opening import Deployed, open_group
-from frameworks.engine.ray.running import RunningReplicas
+from frameworks.engine.ray.replica_listener import Gate
+from frameworks.engine.ray.replica_versions import HostedVersions
+from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads import EngineThreads

@@ -12,7 +12,7 @@ import pytest
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.opening import open_group
+from frameworks.engine.ray.group_startup import open_group
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import InvalidModel
 from frameworks.scheduling.batch.batcher import BatchLimits

@@ -1,0 +1,157 @@
+"""Decide on each call before a message is read: its key, and the scope that its method needs.
+
+The bridge's interceptor calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
+each handler, so that a method without an entry in the table of permissions is denied.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
+from app.auth.client_certificates import check_same_tenant
+from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.permissions import EXEMPT, GRPC_ACCESS, INFER
+from app.auth.principal import ANONYMOUS, Principal
+from app.auth.signatures import SignedRequest, is_signed
+from app.grpc.call import Call, GrpcError, Header, Metadata, Stream, Unary
+from app.grpc.digests import SignedChecks, answer_signed, answer_signed_stream
+from app.grpc.handler import as_grpc_error
+from app.observability.audit import log_outcome
+from app.observability.metrics import Observer, RequestRecord, request_id
+from app.protocols.errors import NotFound
+from frameworks.errors import RoundhouseError
+
+_NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
+
+
+class CallGate:
+    """Decide on calls. Owned by the event loop, except `check`, which grpcio calls in its thread."""
+
+    def __init__(self, authenticator: Authenticator, observer: Observer) -> None:
+        self._authenticator = authenticator
+        self._observer = observer
+
+    def check(self, path: str, metadata: Metadata, names: tuple[str, ...] = ()) -> Principal | Stream:
+        """Implement Check of app/grpc/call.py."""
+        access = GRPC_ACCESS.get(path)
+        if access is EXEMPT or not self._authenticator.required:
+            return ANONYMOUS
+        principal = ANONYMOUS
+        try:
+            principal = self._identify(path, metadata, names)
+            if access is None or access.scope is None:
+                raise NotFound(f"method: expected a method of this server, got {path[:200]}; list them by reflection")
+            check_scope(principal, access.scope)
+        except RoundhouseError as error:
+            # Its traceback refers to the frames that keep it: they would keep the call until garbage is collected.
+            return partial(self._refuse, path, principal, error.with_traceback(None))
+        return principal
+
+    def _identify(self, path: str, metadata: Metadata, names: tuple[str, ...]) -> Principal:
+        """Return the sender of a call, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
+        certificate = self._authenticator.certificates.find(names) if names else None
+        principal = None
+        credentials = _headers(metadata, _NAMES)
+        if not credentials:
+            headers = _headers(metadata)
+            if is_signed(headers):
+                request = SignedRequest(b"POST", path.encode(), b"", headers)
+                principal = self._authenticator.signatures.verify(request).stored.principal
+            elif certificate is not None:
+                return certificate
+        if principal is None:
+            principal = self._authenticator.authenticate(read_credentials(credentials)).principal
+        if certificate is not None:
+            check_same_tenant(principal, certificate)
+        return principal
+
+    async def _refuse(
+        self, path: str, principal: Principal, error: RoundhouseError, requests: AsyncIterator[bytes], call: Call
+    ) -> AsyncIterator[bytes]:
+        """End a refused call. As a handler of any number of requests, of which it reads none."""
+        for _ in ():
+            yield b""  # a handler of streams is a generator
+        if principal.is_signed:
+            await self._use_nonce(path, call)
+        raise await self._note(path, principal, error, call)
+
+    async def _use_nonce(self, path: str, call: Call) -> None:
+        """Note the nonce of a signed call, if other processes share it. Raises GrpcError, also for a replay."""
+        if not self._authenticator.signatures.shares_nonces:
+            return
+        try:
+            await self._authenticator.signatures.use_nonce(call.headers)
+        except RoundhouseError as error:
+            # A replay is no call of the key.
+            raise await self._note(path, ANONYMOUS, error.with_traceback(None), call) from None
+
+    async def _note(self, path: str, principal: Principal, error: RoundhouseError, call: Call) -> GrpcError:
+        """Count and log a refused call; return the error that ends it."""
+        record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+        record.principal = principal
+        if self._observer.tracer is not None:
+            record.trace = self._observer.tracer.begin(call.headers)
+            record.trace.checked = call.checked
+        if isinstance(error, Unauthenticated):
+            self._observer.auth_failures[error.reason] += 1
+            if error.is_guess:
+                await self._authenticator.slowdown.wait(_address(call.peer))
+        elif isinstance(error, Forbidden):
+            self._observer.auth_failures["scope"] += 1
+        status = as_grpc_error(error, record)
+        total_s = time.perf_counter() - record.started_s
+        self._observer.log_request(record, total_s)
+        access = GRPC_ACCESS.get(path)
+        if access is INFER:
+            self._observer.end_trace(record, total_s)
+        if access is not None and access.action and principal.key_id:
+            log_outcome(record, access.action)
+        return status
+
+    def with_scopes(self, unary: dict[str, Unary], streams: dict[str, Stream]) -> None:
+        """Put a check of the scope in front of each handler."""
+        for path, handler in unary.items():
+            unary[path] = self._with_scope(path, handler, answer_signed)
+        for path, stream in streams.items():
+            streams[path] = self._with_scope(path, stream, answer_signed_stream)
+
+    def _with_scope(
+        self, path: str, handler: Callable[[Any, Call], Any], answer_checked: Callable[..., Any]
+    ) -> Callable[[Any, Call], Any]:
+        """`answer_checked`: runs the handler for a signed call."""
+        access = GRPC_ACCESS.get(path)
+        if access is EXEMPT:
+            return handler
+        scope = None if access is None else access.scope
+
+        def handle(requests: Any, call: Call) -> Awaitable[bytes] | AsyncIterator[bytes]:
+            if self._authenticator.required and (call.principal is ANONYMOUS or scope not in call.principal.scopes):
+                raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
+            result: Awaitable[bytes] | AsyncIterator[bytes]
+            if call.principal.is_signed:
+                checks = SignedChecks(partial(self._use_nonce, path), partial(self._note, path, call.principal))
+                result = answer_checked(handler, checks, requests, call)
+            else:
+                result = handler(requests, call)
+            return result
+
+        return handle
+
+
+def _headers(metadata: Metadata, names: frozenset[str] | None = None) -> list[Header]:
+    """Return the metadata with these names, or all."""
+    return [
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in metadata
+        if names is None or name in names
+    ]
+
+
+def _address(peer: str) -> str:
+    """Return the address in grpcio's form of it: `ipv4:127.0.0.1:40000`, `ipv6:%5B::1%5D:40000`."""
+    kind, _, address = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
