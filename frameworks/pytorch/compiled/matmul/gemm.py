@@ -17,7 +17,7 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 
 - `X`: address of float32 activations [rows, inputs]; 0 if they are packed in `TILES`, a scratch buffer for that.
 - `OUT`: of float32 [rows, outputs]; if `BLOCK_BYTES` is not 0, of [blocks, rows, outputs of a block], with whole tiles
-  of rows, and a stride of so many bytes. That is for formats whose rows are in tiles, for whole blocks of outputs, and
+  of rows, and a stride of so many bytes. That is for formats with `has_amx_layout`, for whole blocks of outputs, and
   for NONE, or ADD to what is there.
 - `OTHER`: as `OUT`, for an operation. `BIAS`: of float32 [outputs], or 0.
 - `DELTAS`: of float32 [rows, blocks, outputs of a block], which is added to the rows whose element of `ARE_CHANGED`,
