@@ -37,14 +37,14 @@ Layers = Mapping[tuple[torch.nn.Module, str], torch.nn.Module]
 class Int8Linear(torch.nn.Module):
     """A Linear layer with int8 weights and one scale for each output.
 
-    Each row is rounded to int8 by its own largest number, so no row's result depends on its neighbours. Products are
-    added up in int32. The result has the dtype of the input.
+    Each row of activations is quantized by its absolute maximum, so no row's result depends on its neighbours.
+    Accumulators are int32. The result has the dtype of the input.
     """
 
     bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
-        """`weight`: [outputs, inputs]. They are rounded as far as `kernel` multiplies them without overflow."""
+        """`weight`: [outputs, inputs]. They are quantized to the range in which `kernel` does not saturate."""
         super().__init__()
         self._product = kernel.pack(weight)
         outputs, inputs = weight.shape
@@ -96,7 +96,7 @@ def quantize_encoder(
     if not linears:
         raise InvalidModel(f'{folder}: dtype: expected a Linear layer for "int8", got none; remove dtype')
     largest = max(linears.values(), key=lambda linear: linear.weight.numel())
-    choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_product)
+    choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_matmul)
     log_choice(choice, entry.name)
     kernel = choice.kernel
     int8s = _rounded(linears, kernel)
@@ -125,7 +125,7 @@ def _rounded(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], ker
     return made
 
 
-def _plain_product(weight: torch.Tensor) -> Matmul:
+def _plain_matmul(weight: torch.Tensor) -> Matmul:
     return lambda rows: torch.nn.functional.linear(rows, weight)
 
 

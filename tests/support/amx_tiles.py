@@ -1,4 +1,4 @@
-"""Registers of matrix tiles (Intel AMX) in NumPy, called by compiled code in place of the instructions."""
+"""Tile registers of Intel's AMX in NumPy, called by compiled code in place of the instructions."""
 
 import ctypes
 from typing import Any
@@ -14,7 +14,7 @@ _I8, _POINTER, _I64 = ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64
 
 
 class MatrixTiles:
-    """Eight registers of 16 rows of 64 bytes, of all threads together: for products on one thread."""
+    """Eight registers of 16 rows of 64 bytes, of all threads together: for a GEMM on one thread."""
 
     def __init__(self) -> None:
         self.is_configured = False
@@ -31,7 +31,7 @@ class MatrixTiles:
         }
 
     def function(self, builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-        """As `tiles.function`, of the functions here."""
+        """As `llvm_vectors.function`, of the functions here."""
         address = ctypes.cast(self._functions[name], ctypes.c_void_p).value
         kind = ir.FunctionType(result, arguments).as_pointer()
         return builder.inttoptr(ir.Constant(ir.IntType(64), address), kind)

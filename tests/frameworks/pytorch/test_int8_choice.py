@@ -1,4 +1,4 @@
-"""The int8 product of a model is the fastest that keeps the accuracy, by times that the tests give."""
+"""The int8 matmul of a model is the fastest that keeps the accuracy, by times that the tests give."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ class Inexact(ExactMatmul):
 
 
 class Padded(ExactMatmul):
-    """Fills up the inputs."""
+    """Pads the inputs."""
 
     name = "padded"
 
@@ -108,18 +108,18 @@ class TestChoice:
         assert choice.trials[0].milliseconds == {"1": 4000.0, "16": 8000.0}
         assert choice.trials[0].error == 0 < choice.trials[1].error < 0.05
 
-    def test_fast_inexact_product_avoided(self, kernels: Callable[..., None]) -> None:
+    def test_fast_inexact_matmul_avoided(self, kernels: Callable[..., None]) -> None:
         kernels(Inexact, Second)
         choice = chosen(measure_as({ORIGINAL: (4.0, 8.0), "inexact": (1.0, 1.0), "second": (2.0, 2.0)}))
         assert choice.kernel.name == "second"
         assert choice.trials[1].error > 0.3
 
-    def test_product_as_large_as_the_original_avoided(self, kernels: Callable[..., None]) -> None:
+    def test_matmul_as_large_as_the_original_avoided(self, kernels: Callable[..., None]) -> None:
         kernels(Padded, Second)
         choice = chosen(measure_as({ORIGINAL: (4.0, 8.0), "second": (2.0, 2.0)}))
         assert [trial.kernel for trial in choice.trials] == [ORIGINAL, "second"]
 
-    def test_hopeless_product_not_timed_again(self, kernels: Callable[..., None]) -> None:
+    def test_hopeless_matmul_not_timed_again(self, kernels: Callable[..., None]) -> None:
         kernels(First, Second)
         timed: list[set[str]] = []
         times = {ORIGINAL: (90.0, 8.0), "first": (50.0, 0.1), "second": (1.0, 2.0)}
@@ -175,7 +175,7 @@ class TestLog:
         assert log["original_ms"] == {"1": 2000.0, "16": 2000.0}
         assert log["int8_ms"] == {"1": 1000.0, "16": 1000.0}
 
-    def test_slower_product_is_served_with_warning(self, kernels: Callable[..., None]) -> None:
+    def test_slower_matmul_is_served_with_warning(self, kernels: Callable[..., None]) -> None:
         _, warning = self.logged(kernels, 4.0)
         assert warning["log_level"] == "warning"
         assert "slower than the original" in warning["event"]

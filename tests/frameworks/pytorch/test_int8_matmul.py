@@ -1,4 +1,4 @@
-"""int8 products of every library against exact arithmetic; weights rounded to the range that a CPU adds up exactly."""
+"""int8 matmul of every library against exact arithmetic; weights quantized to the range without saturation."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ class ExactMatmul(Int8Matmul):
 
 
 class SaturatingProduct(ExactMatmul):
-    """Adds pairs of products in 16 bits, as x86 without VNNI does: rows are shifted to 0 … 255."""
+    """Adds pairs of products in int16, as x86 without VNNI does: activations are shifted to 0 … 255."""
 
     name = "saturating"
     first = 0
@@ -106,8 +106,8 @@ def test_paired_weights_are_more_exact_than_halved() -> None:
 
 
 @pytest.mark.parametrize("weight_range", [PAIRED, HALVED], ids=lambda each: each.name)
-def test_saturating_product_exact_in_limited_range(weight_range: WeightRange) -> None:
-    """Rows of the largest numbers, each with the sign of the weight that it meets."""
+def test_saturating_matmul_exact_in_limited_range(weight_range: WeightRange) -> None:
+    """Rows of the largest values, each with the sign of the weight that it meets."""
     rounded, scale = quantize_weight(random_weight(), weight_range)
     for sign in (1, -1):
         rows = 127.0 * sign * rounded.sign()
@@ -117,7 +117,7 @@ def test_saturating_product_exact_in_limited_range(weight_range: WeightRange) ->
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
 @pytest.mark.parametrize("product", CPU_MATMULS, ids=lambda each: each.name)
-def test_products_give_the_same_bits(product: type[Int8Matmul], rows: int) -> None:
+def test_libraries_give_the_same_bits(product: type[Int8Matmul], rows: int) -> None:
     weight_range = exact_range(product)
     if weight_range is None:
         pytest.skip("torch has no such product on this CPU")
@@ -129,11 +129,11 @@ def test_products_give_the_same_bits(product: type[Int8Matmul], rows: int) -> No
     assert torch.equal(product(rounded, scale)(given), expected)
 
 
-def test_every_cpu_has_a_whole_product() -> None:
+def test_every_cpu_has_a_whole_matmul() -> None:
     assert Int8Kernel(WidenedMatmul, WHOLE) in exact_kernels()
 
 
-def test_large_layers_are_widened_in_pieces() -> None:
+def test_large_layers_are_dequantized_in_pieces() -> None:
     weight = torch.randn(700, 800, generator=torch.Generator().manual_seed(3))
     rounded, scale = quantize_weight(weight, WHOLE)
     given = torch.randint(-127, 128, (3, 800), generator=torch.Generator().manual_seed(0)).float()

@@ -1,4 +1,4 @@
-"""Texts of one head of keys, whose attention is computed by compiled code and by torch."""
+"""Sequences of one key head, whose attention is computed by compiled code and by torch."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Form:
-    """`group`: query heads for a head of keys, of which `heads` are computed at once. `by_tiles`: by matrix tiles, for
+    """`group`: query heads for a key head, of which `heads` are computed at once. `by_tiles`: by AMX, for
     bfloat16; where the CPU has none, in NumPy.
     """
 
@@ -39,10 +39,10 @@ class Form:
 
 
 class Text:
-    """A text of one head of keys, in a cache of two, and its queries."""
+    """A sequence of one key head, in a KV cache of two, and its queries."""
 
     def __init__(self, start: int, count: int, form: Form, order: list[int], seed: int = 0) -> None:
-        """`order`: of the blocks. All other numbers of the cache are large."""
+        """`order`: the block table. All other elements of the cache are large."""
         self.start, self.form = start, form
         length = start + count
         self.queries = random(count, form.group, form.head_size, seed=seed)
@@ -87,7 +87,7 @@ class Text:
         return torch.cat([self.found(first, min(tokens, count - first)) for first in range(0, count, tokens)])
 
     def expected(self) -> torch.Tensor:
-        """Return torch's result in float64. Queries are rounded as those of matrix tiles."""
+        """Return torch's result in float64. Queries are rounded to bfloat16 for AMX."""
         queries = _SCALE * self.queries.double()
         if self.form.by_tiles:
             exponents = self.queries * (torch.tensor(_SCALE) * math.log2(math.e))
@@ -126,7 +126,7 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
             _SCALE,
         )
 
-    # Not kept in the cache: the addresses of what computes in place of the instructions are part of the code.
+    # Not cached: the code contains addresses of the functions that stand in for the instructions.
     if by_tiles and not has_amx():
         from frameworks.pytorch.compiled.amx import amx_registers
 

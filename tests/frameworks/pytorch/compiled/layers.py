@@ -1,4 +1,4 @@
-"""Layers with compiled products of every format, and numbers for them."""
+"""Layers with a compiled GEMM of every format, and random activations and weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Attention by matrix tiles equals torch's attention in float64; NumPy multiplies where the CPU has no tiles."""
+"""Attention by AMX equals torch's attention in float64; NumPy multiplies where the CPU has no AMX."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_attention_of_any_text_matches_reference(
     first=st.integers(0, 39), tokens=st.integers(1, 8), heads=st.integers(1, 4), window=st.just(0) | st.integers(1, 90)
 )
 def test_row_does_not_depend_on_its_tile(first: int, tokens: int, heads: int, window: int) -> None:
-    """The same bits come from tiles of any rows, so a text is the same alone and among others."""
+    """The same bits come from tiles of any rows, so a sequence is the same alone and among others."""
     text = Text(50, 47, form(32, 4, 4, window), IN_ROW)
     other = Text(50, 47, form(32, 4, heads, window), IN_ROW)
     assert torch.equal(other.found(first, tokens), text.whole()[first : first + tokens])
@@ -77,7 +77,7 @@ def test_attention_of_many_keys_matches_reference(window: int) -> None:
 
 
 def with_larger_keys(text: Text, key: int, factor: int) -> Text:
-    """Multiply four keys, in the text and in the cache."""
+    """Multiply four keys, in the sequence and in the cache."""
     cached, first = text.cache[0].view(BLOCKS, 2, -1, 32), key % 32
     text.keys[key : key + 4] *= factor
     cached[key // 32, 1, :, first : first + 4] *= factor
@@ -102,15 +102,15 @@ def test_first_score_differs_from_all_others(factor: int) -> None:
 @pytest.mark.isa
 @pytest.mark.parametrize("key", [33, pytest.param(1030, marks=pytest.mark.extended)])
 def test_row_with_larger_scores_leaves_others_alone(key: int) -> None:
-    """A tile's rows get other references one by one."""
+    """The rows of a tile get another softmax reference one by one."""
     text = with_larger_keys(Text(key - 20, 60, form(), IN_ROW), key, 64)
     found = text.whole()
     for row in range(0, 60, 7):
         assert torch.equal(text.found(row, 1), found[row : row + 1]), row
 
 
-def test_numbers_behind_the_text_are_not_read() -> None:
-    """A block that was another text's holds any numbers."""
+def test_elements_after_the_sequence_are_not_read() -> None:
+    """A block that another sequence had holds any values."""
     text = Text(0, 40, form(), IN_ROW)
     expected = text.whole()
     states = text.cache[1].view(BLOCKS, 2, 32, 64)

@@ -1,4 +1,4 @@
-"""The products behind a layer's attention together equal those one after the other, by matrix tiles or NumPy's."""
+"""The fused feed-forward block equals its GEMMs one after the other, by AMX or NumPy in its place."""
 
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ def computed_together(
 @example(hidden=64, middle=64, rows=32, has_bias=False)
 @example(hidden=40, middle=1100, rows=300, has_bias=True)
 @settings(max_examples=10)
-def test_products_together_equal_those_one_by_one(
+def test_fused_feed_forward_equals_separate_gemms(
     compiled: Compiled, hidden: int, middle: int, rows: int, has_bias: bool
 ) -> None:
     sizes = ((middle, hidden), (middle, hidden), (hidden, middle))

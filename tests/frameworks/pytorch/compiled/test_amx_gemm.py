@@ -1,4 +1,4 @@
-"""Products by matrix tiles on any CPU with vectors of 512 bits: NumPy computes what the instructions would."""
+"""GEMM by AMX on any CPU with vectors of 512 bits: NumPy computes what the instructions would."""
 
 from typing import Any
 
@@ -30,11 +30,11 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 from tests.frameworks.pytorch.compiled.layers import random, threads
 from tests.support.amx_tiles import MatrixTiles
 
-# As test_float_products has it.
+# As in test_float_gemm.
 TOLERANCE = 2e-6
 LANES = 16
 
-pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors")
+pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with AMX has shorter vectors")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,7 @@ def multiplied(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor) -
 @example(outputs=33, inputs=65, rows=300)
 @example(outputs=1, inputs=1, rows=1)
 @settings(max_examples=15)
-def test_product_is_that_of_doubles(
-    packed: PackedFormat, tiles: MatrixTiles, outputs: int, inputs: int, rows: int
-) -> None:
+def test_gemm_equals_float64(packed: PackedFormat, tiles: MatrixTiles, outputs: int, inputs: int, rows: int) -> None:
     weight, given = (
         random(*shape, seed=seed).bfloat16() for shape, seed in (((outputs, inputs), 1), ((rows, inputs), 2))
     )
@@ -86,7 +84,7 @@ def test_product_is_that_of_doubles(
 
 
 def in_blocks(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Return the states [rows, outputs] plus the product, computed in blocks."""
+    """Return the states [rows, outputs] plus the GEMM, computed in blocks."""
     outputs, inputs = weight.shape
     linear = CompiledLinear(packed.pack(weight.numpy()), (outputs, inputs), None, packed)
     own = Region(packed.address, NUM_ARGUMENTS - NUM_RESERVED)
@@ -106,7 +104,7 @@ def in_blocks(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor, st
 @given(blocks=st.integers(1, 3), inputs=st.integers(1, 600), rows=st.integers(1, 70))
 @example(blocks=2, inputs=1100, rows=530)
 @settings(max_examples=10)
-def test_product_in_blocks_is_added_to_states(
+def test_gemm_in_blocks_is_added_to_states(
     packed: PackedFormat, tiles: MatrixTiles, blocks: int, inputs: int, rows: int
 ) -> None:
     weight, given = (

@@ -1,4 +1,4 @@
-"""Rows in blocks equal rows in one piece."""
+"""States in blocks equal contiguous states."""
 
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ def blocks_of(rows: torch.Tensor) -> torch.Tensor:
 
 
 @given(count=st.integers(1, 9), row=st.integers(0, ROWS - 1))
-def test_copied_parts_are_one_row(compiled_functions: Compiled, count: int, row: int) -> None:
+def test_copied_pieces_are_one_row(compiled_functions: Compiled, count: int, row: int) -> None:
     rows = random(ROWS, NUMBERS * count, seed=1)
     blocks, target = blocks_of(rows), torch.full((NUMBERS * count + 1,), torch.nan)
     compiled_functions.copy(
@@ -57,9 +57,7 @@ def test_copied_parts_are_one_row(compiled_functions: Compiled, count: int, row:
 
 
 @given(count=st.integers(1, 9), row=st.integers(0, ROWS - 1), scale=st.floats(1e-3, 1e3))
-def test_normalized_parts_equal_those_of_torch(
-    compiled_functions: Compiled, count: int, row: int, scale: float
-) -> None:
+def test_rms_norm_of_pieces_equals_torch(compiled_functions: Compiled, count: int, row: int, scale: float) -> None:
     rows, weight = random(ROWS, NUMBERS * count, seed=1) * scale, random(NUMBERS * count, seed=2)
     blocks = blocks_of(rows)
     exact, rounded = torch.zeros(count, NUMBERS), torch.zeros(count, NUMBERS, dtype=torch.bfloat16)

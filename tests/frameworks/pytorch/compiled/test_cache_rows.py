@@ -1,4 +1,4 @@
-"""Rows of 16 bits are written to a cache, and read from an embedding."""
+"""16-bit rows are written to a KV cache, and read from an embedding."""
 
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def test_scattered_rows_are_columns(compiled_functions: Compiled, size: int, fir
 
 @pytest.mark.parametrize("dtype", KINDS)
 @given(size=st.integers(1, 70))
-def test_widened_numbers_are_the_same(compiled_functions: Compiled, dtype: torch.dtype, size: int) -> None:
+def test_widened_elements_are_the_same(compiled_functions: Compiled, dtype: torch.dtype, size: int) -> None:
     numbers, target = random(size, seed=1).to(dtype), torch.full((size + 1,), torch.nan)
     compiled_functions.widen(numbers.data_ptr(), target.data_ptr(), size, KINDS[dtype])
     assert torch.equal(target[:-1], numbers.float())

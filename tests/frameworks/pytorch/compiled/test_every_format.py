@@ -1,4 +1,4 @@
-"""Products of every format: rows that do not depend on each other, operations, numbers that are not finite."""
+"""GEMM of every format: rows that do not depend on each other, epilogue operations, infinity and NaN."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_row_is_same_alone_and_among_others(name: FormatName, outputs: int) -> N
 
 
 @pytest.mark.parametrize("name", formats())
-def test_operations_follow_the_product(name: FormatName) -> None:
+def test_epilogue_operations_follow_the_gemm(name: FormatName) -> None:
     linear = make(name, random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2))
     rows, other = random(7, INPUTS, seed=3), random(7, OUTPUTS, seed=4)
     product = linear(rows)
@@ -57,7 +57,7 @@ def test_infinite_row_leaves_others_alone(name: FormatName, number: float) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", formats())
-def test_narrow_rows_have_narrow_products(name: FormatName, dtype: torch.dtype) -> None:
+def test_result_has_dtype_of_activations(name: FormatName, dtype: torch.dtype) -> None:
     linear = make(name, random(OUTPUTS, INPUTS, seed=1))
     rows = random(5, INPUTS, seed=3).to(dtype)
     assert torch.equal(linear(rows), linear(rows.float()).to(dtype))

@@ -1,4 +1,4 @@
-"""Compiled products of float weights against double precision."""
+"""Compiled GEMM of float weights against float64."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ EXAMPLES = 25
 @example(outputs=33, inputs=2049, rows=300)
 @example(outputs=1, inputs=1, rows=1)
 @settings(max_examples=EXAMPLES)
-def test_product_is_that_of_doubles(name: FormatName, outputs: int, inputs: int, rows: int) -> None:
+def test_gemm_equals_float64(name: FormatName, outputs: int, inputs: int, rows: int) -> None:
     weight = random(outputs, inputs, seed=1).to(DTYPES[name])
     # Rows of bfloat16 are what a model of bfloat16 has; others would be rounded where the CPU multiplies pairs.
     given = random(rows, inputs, seed=2).to(torch.bfloat16 if name == "bfloat16" else torch.float32).float()
@@ -43,14 +43,14 @@ def test_float16_holds_subnormal_and_largest_weights() -> None:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_large_numbers_become_infinite_alone(name: FormatName) -> None:
+def test_large_values_become_infinite_alone(name: FormatName) -> None:
     weight = torch.tensor([[3e4, 1.0], [1.0, 1.0]])
     found = make(name, weight)(torch.tensor([[3e38, 1.0]]))
     assert found[0, 0] == torch.inf
     assert found[0, 1].isfinite()
 
 
-def test_bfloat16_rows_round_to_nearest_even() -> None:
+def test_bfloat16_activations_round_to_nearest_even() -> None:
     rows = torch.tensor([[1.00390625, 1.01171875, -1.00390626, 3.1415927, 1e-30]])
     found = make("bfloat16", torch.eye(5))(rows)
     nearest = rows.bfloat16().float()

@@ -1,4 +1,4 @@
-"""Compiled products of int8 and int4 weights against exact sums of whole numbers."""
+"""Compiled GEMM of int8 and int4 weights against exact integer sums."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def int8_reference(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def group_reference(rows: torch.Tensor, weights: GroupWeights) -> torch.Tensor:
-    """Return the product of rows that are rounded in groups of 32, in double precision."""
+    """Return the matmul of activations that are quantized in groups of 32, in float64."""
     groups = rows.reshape(-1, 32)
     largest = groups.abs().amax(1, keepdim=True)
     if weights.bits == 8 and not has_vnni():
@@ -52,8 +52,8 @@ def test_int8_has_exact_bits(outputs: int, inputs: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_int8_sums_of_largest_numbers_are_exact(sign: float) -> None:
-    """Unsigned weights of this many inputs have a sum of more than 31 bits, that the offset takes back."""
+def test_int8_sums_of_largest_values_are_exact(sign: float) -> None:
+    """Unsigned weights of this many inputs have a sum of more than 31 bits, that the zero point takes back."""
     inputs = 70_001
     weight = torch.ones(2, inputs)
     weight[1] = -1
@@ -65,7 +65,7 @@ def test_int8_sums_of_largest_numbers_are_exact(sign: float) -> None:
 @given(outputs=st.integers(1, 100), groups=st.integers(1, 4), wide=st.integers(1, 4), rows=st.integers(1, 40))
 @example(outputs=33, groups=16, wide=4, rows=300)
 @settings(max_examples=EXAMPLES)
-def test_groups_keep_their_numbers(bits: int, outputs: int, groups: int, wide: int, rows: int) -> None:
+def test_groups_keep_their_values(bits: int, outputs: int, groups: int, wide: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     least, above = (-8, 8) if bits == 4 else (-128, 128)
     values = torch.randint(least, above, (outputs, groups * wide * 32), generator=generator, dtype=torch.int8)
@@ -91,7 +91,7 @@ def test_int4_has_shifts_of_any_size(outputs: int, groups: int, rows: int, magni
 
 @pytest.mark.parametrize("value", [-8, 7])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_int4_sums_of_largest_numbers_are_exact(value: int, sign: float) -> None:
+def test_int4_sums_of_largest_values_are_exact(value: int, sign: float) -> None:
     values = torch.full((5, 2048), value, dtype=torch.int8)
     weights = GroupWeights(values, torch.ones(5, 64), None, 4, 32)
     found = make_groups(weights, None)(torch.full((9, 2048), sign * 127))
@@ -101,16 +101,16 @@ def test_int4_sums_of_largest_numbers_are_exact(value: int, sign: float) -> None
 @pytest.mark.parametrize("value", [-128, 127])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("pair", [(127.0, 0.0), (127.0, -127.0), (63.5, 63.5)])
-def test_int8_groups_of_largest_numbers_are_exact(value: int, sign: float, pair: tuple[float, float]) -> None:
-    """Both numbers of the last pair round to 64, where a CPU adds up pairs in 16 bits."""
+def test_int8_groups_of_largest_values_are_exact(value: int, sign: float, pair: tuple[float, float]) -> None:
+    """Both values of the last pair are quantized to 64, where a CPU adds pairs in int16."""
     values = torch.full((5, 2048), value, dtype=torch.int8)
     weights = GroupWeights(values, torch.ones(5, 64), None, 8, 32)
     given = sign * torch.tensor(pair).repeat(9, 1024)
     assert torch.equal(make_groups(weights, None)(given).double(), group_reference(given, weights))
 
 
-def test_groups_round_rows_apart() -> None:
-    """A large number takes the steps of its own group alone."""
+def test_groups_quantize_activations_apart() -> None:
+    """An outlier takes the precision of its own group alone."""
     # The scale of these weights is exact in float16.
     weight = torch.full((3, 64), 127 / 128)
     given = torch.zeros(1, 64)

@@ -1,4 +1,4 @@
-"""Words of rows side by side, for tiles of any CPU."""
+"""Words of rows are transposed, for tiles of any CPU."""
 
 from collections.abc import Callable
 

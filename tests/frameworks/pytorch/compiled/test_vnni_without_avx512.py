@@ -1,4 +1,4 @@
-"""CPUs with VNNI for vectors of 256 bits, and without AVX-512: the tests of products run as on one of them."""
+"""CPUs with VNNI for vectors of 256 bits, and without AVX-512: the tests of GEMM run as on one of them."""
 
 import os
 import subprocess
@@ -29,9 +29,9 @@ def has_such_instructions() -> bool:
 
 
 @pytest.mark.skipif(not has_such_instructions(), reason="this CPU has no VNNI for vectors of 256 bits")
-def test_products_are_those_of_other_cpus() -> None:
+def test_gemm_equals_that_of_other_cpus() -> None:
     assert _run("-c", _SAY).split() == ["8", "True"]
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("integer_products", "every_format")]
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("integer_gemm", "every_format")]
     assert "passed" in _run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
 
 
