@@ -9,7 +9,7 @@ from frameworks.pytorch.compiled.jit import call, call_for_int, inlined
 from frameworks.pytorch.openmp import parallel_library
 
 THREADS, THREAD_NUMBER, BARRIER, NUM_RESERVED = 0, 1, 2, 3
-"""Places among the arguments of a region: the functions of OpenMP, 0 on one thread. The region's own follow."""
+"""Indices of the arguments of a region: the functions of OpenMP, 0 on one thread. The region's own follow."""
 
 Arguments = np.ndarray[Any, np.dtype[np.int64]]
 
