@@ -14,7 +14,8 @@ from tests.test_language import ROOT, _comments, _strings, checked_files
 
 FINISHED = (
     *("frameworks/pytorch/compiled", "frameworks/pytorch/compiling", "frameworks/pytorch/int8_choice.py"),
-    *("frameworks/pytorch/int8_matmul.py", "frameworks/pytorch/kernels.py"),
+    *("frameworks/pytorch/int8_matmul.py", "frameworks/pytorch/kernels.py", "frameworks/pytorch/openmp.py"),
+    "frameworks/pytorch/quantize.py",
 )
 
 ASKED = {
@@ -30,6 +31,7 @@ ASKED = {
     "frameworks/pytorch/int8_choice.py": "matmul",
     "frameworks/pytorch/int8_matmul.py": "quantize",
     "frameworks/pytorch/kernels.py": "matmul",
+    "frameworks/pytorch/quantize.py": "quantized",
 }
 """Folder or file -> the terms of which the docstrings and comments of each module have at least one."""
 

@@ -18,7 +18,7 @@ _SOFT_PAUSE = 1
 
 
 def release_threads() -> None:
-    """End the OpenMP threads of the calling thread. Its next product starts new ones, in half a millisecond."""
+    """End the OpenMP threads of the calling thread. Its next matmul starts new ones, in half a millisecond."""
     library = parallel_library()
     if library is not None:
         library.omp_pause_resource_all(_SOFT_PAUSE)
@@ -40,13 +40,13 @@ def single_threaded() -> Iterator[None]:
 
 @contextmanager
 def alone_beside_steps() -> Iterator[None]:
-    """As `single_threaded`, for a thread beside others that compute: torch would set MKL's number for all of them."""
+    """As `single_threaded`, for a thread beside others that compute: torch would set MKL's count for all of them."""
     library = parallel_library()
     if library is None:
         with single_threaded():
             yield
         return
-    # The first call of a thread gives it torch's number, so it comes before the change.
+    # The first call of a thread gives it torch's thread count, so it comes before the change.
     threads = torch.get_num_threads()
     library.omp_set_num_threads(1)
     try:
@@ -58,9 +58,9 @@ def alone_beside_steps() -> Iterator[None]:
 
 @contextmanager
 def single_threaded_mkl() -> Iterator[None]:
-    """Compute MKL's products on the calling thread alone within the block: those of float32, where torch has MKL.
+    """Compute MKL's GEMMs on the calling thread alone within the block: those of float32, where torch has MKL.
 
-    Takes two microseconds. `single_threaded` takes more, as torch forgets kernels with each change of its own number.
+    Takes two microseconds. `single_threaded` takes more, as torch forgets kernels with each change of its own count.
     """
     set_threads = _mkl_setter()
     if set_threads is None:

@@ -48,7 +48,7 @@ class Int8Linear(torch.nn.Module):
         super().__init__()
         self._product = kernel.pack(weight)
         outputs, inputs = weight.shape
-        self.product_bytes = kernel.product.held_bytes(outputs, inputs)
+        self.weight_bytes = kernel.product.held_bytes(outputs, inputs)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -63,12 +63,12 @@ class Int8Linear(torch.nn.Module):
 def held_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of a model's weights, with those of its int8 layers."""
     tensors = [*model.parameters(), *model.buffers()]
-    products = sum(module.product_bytes for module in model.modules() if isinstance(module, Int8Linear))
-    return products + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    int8_bytes = sum(module.weight_bytes for module in model.modules() if isinstance(module, Int8Linear))
+    return int8_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def check_bits_run_on(dtype: str, device: Device, folder: Path) -> None:
-    """Raise InvalidModel for a device without a product of such weights in torch. `dtype`: int8 or int4."""
+    """Raise InvalidModel for a device without a matmul of such weights in torch. `dtype`: int8 or int4."""
     if device.kind == "cpu" or (dtype == "int8" and device.kind == "cuda"):
         return
     devices = "a CPU or CUDA device" if dtype == "int8" else "a CPU"
@@ -99,7 +99,7 @@ def quantize_encoder(
     choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_matmul)
     log_choice(choice, entry.name)
     kernel = choice.kernel
-    int8s = _rounded(linears, kernel)
+    int8s = _quantized(linears, kernel)
 
     def measure(_: Path) -> QuantizationReport:
         found = _measured(encoder, make_batches(), linears, int8s).report("int8", weights.file_bytes, held_bytes(model))
@@ -115,12 +115,12 @@ def quantize_encoder(
     return replace(report, kernels=choice.trials)
 
 
-def _rounded(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], kernel: Int8Kernel) -> Layers:
+def _quantized(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], kernel: Int8Kernel) -> Layers:
     made: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
     with working("quantize"):
         phase("layers", len(linears), "layers")
-        for place, each in linears.items():
-            made[place] = Int8Linear(each.weight, each.bias, kernel)
+        for location, each in linears.items():
+            made[location] = Int8Linear(each.weight, each.bias, kernel)
             step()
     return made
 

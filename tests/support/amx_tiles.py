@@ -13,7 +13,7 @@ _FULL_SIZE = bytes([1, *[0] * 15, *[_ROW_BYTES, 0] * _REGISTERS, *[0] * 16, *[_R
 _I8, _POINTER, _I64 = ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64
 
 
-class MatrixTiles:
+class AmxTiles:
     """Eight registers of 16 rows of 64 bytes, of all threads together: for a GEMM on one thread."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Sums of the stand-in for matrix tiles equal those of exact fractions, and those of the CPU where it has tiles."""
+"""Sums of the stand-in for AMX equal those of exact fractions, and those of the CPU where it has tiles."""
 
 import math
 from fractions import Fraction
@@ -12,7 +12,7 @@ from numba import types
 
 from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.compiled.jit import llvm_function
-from tests.support.amx_tiles import MatrixTiles
+from tests.support.amx_tiles import AmxTiles
 from tests.support.pair_products import add_pair_products, rounded_sum
 
 ROWS, PAIRS, OUTPUTS = 16, 16, 16
@@ -20,8 +20,8 @@ FRACTION_BITS, LEAST_EXPONENT = 23, -126
 EXPONENTS = {"near": (120, 134), "tiny": (0, 80), "large": (180, 254), "all": (0, 254), "failed": (250, 255)}
 """Biased exponents of bfloat16: products of `tiny` numbers are denormal, those of `large` overflow, and numbers with
 255 are infinite or NaN."""
-TILES = MatrixTiles()
-NEEDS_TILES = pytest.mark.skipif(not has_amx(), reason="the CPU has no matrix tiles")
+TILES = AmxTiles()
+NEEDS_TILES = pytest.mark.skipif(not has_amx(), reason="the CPU has no AMX")
 FINITE = ["near", "tiny", "large", "all"]
 
 pytestmark = pytest.mark.isa

@@ -13,14 +13,14 @@ from numba import types
 from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from tests.frameworks.pytorch.compiled.layers import random
-from tests.support.amx_tiles import MatrixTiles
+from tests.support.amx_tiles import AmxTiles
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BLOCKS = 36
 IN_ROW = list(range(BLOCKS))
 """All blocks in the order of their numbers."""
 _SCALE = 0.25
-TILES = MatrixTiles()
+TILES = AmxTiles()
 _kept: list[Any] = []
 
 

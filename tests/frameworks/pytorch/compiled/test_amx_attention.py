@@ -15,7 +15,7 @@ SHARES_ERROR = 2.0**-8 + 1e-5
 # The stand-in for the tiles is compiled for 8 s.
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors"),
+    pytest.mark.skipif(lanes() != LANES, reason="no CPU with AMX has shorter vectors"),
 ]
 
 

@@ -14,12 +14,12 @@ from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.compiled.matmul.formats import PackedFormat
 from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 from tests.frameworks.pytorch.compiled.layers import random, threads
-from tests.support.amx_tiles import MatrixTiles
+from tests.support.amx_tiles import AmxTiles
 
 LANES = 16
 
 pytestmark = [
-    pytest.mark.skipif(lanes() != LANES, reason="no CPU with matrix tiles has shorter vectors"),
+    pytest.mark.skipif(lanes() != LANES, reason="no CPU with AMX has shorter vectors"),
     pytest.mark.extended,
 ]
 
@@ -27,7 +27,7 @@ pytestmark = [
 class Compiled(NamedTuple):
     packed: PackedFormat
     together: Any
-    tiles: MatrixTiles
+    tiles: AmxTiles
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def compiled() -> Compiled:
     from frameworks.pytorch.compiled.dtypes.bfloat16 import pack
     from frameworks.pytorch.compiled.matmul.gemm import region
 
-    format_, tiles = amx_gemm.FORMAT, MatrixTiles()
+    format_, tiles = amx_gemm.FORMAT, AmxTiles()
     run = region(format_, amx_gemm.amx_activation_packer(format_), amx_gemm.amx_matmul_loops())
     feed_forward = amx_feed_forward.feed_forward
 

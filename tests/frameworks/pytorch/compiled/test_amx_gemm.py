@@ -28,7 +28,7 @@ from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 from frameworks.pytorch.compiled.simd.elementwise import ADD
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 from tests.frameworks.pytorch.compiled.layers import random, threads
-from tests.support.amx_tiles import MatrixTiles
+from tests.support.amx_tiles import AmxTiles
 
 # As in test_float_gemm.
 TOLERANCE = 2e-6
@@ -38,12 +38,12 @@ pytestmark = pytest.mark.skipif(lanes() != LANES, reason="no CPU with AMX has sh
 
 
 @pytest.fixture(scope="module")
-def tiles() -> MatrixTiles:
-    return MatrixTiles()
+def tiles() -> AmxTiles:
+    return AmxTiles()
 
 
 @pytest.fixture(scope="module")
-def packed(tiles: MatrixTiles) -> PackedFormat:
+def packed(tiles: AmxTiles) -> PackedFormat:
     from frameworks.pytorch.compiled.dtypes.bfloat16 import pack
 
     format_ = amx_gemm.FORMAT
@@ -70,7 +70,7 @@ def multiplied(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor) -
 @example(outputs=33, inputs=65, rows=300)
 @example(outputs=1, inputs=1, rows=1)
 @settings(max_examples=15)
-def test_gemm_equals_float64(packed: PackedFormat, tiles: MatrixTiles, outputs: int, inputs: int, rows: int) -> None:
+def test_gemm_equals_float64(packed: PackedFormat, tiles: AmxTiles, outputs: int, inputs: int, rows: int) -> None:
     weight, given = (
         random(*shape, seed=seed).bfloat16() for shape, seed in (((outputs, inputs), 1), ((rows, inputs), 2))
     )
@@ -105,7 +105,7 @@ def in_blocks(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor, st
 @example(blocks=2, inputs=1100, rows=530)
 @settings(max_examples=10)
 def test_gemm_in_blocks_is_added_to_states(
-    packed: PackedFormat, tiles: MatrixTiles, blocks: int, inputs: int, rows: int
+    packed: PackedFormat, tiles: AmxTiles, blocks: int, inputs: int, rows: int
 ) -> None:
     weight, given = (
         random(*shape, seed=seed).bfloat16() for shape, seed in (((BLOCK * blocks, inputs), 1), ((rows, inputs), 2))

@@ -51,7 +51,7 @@ def test_scattered_rows_are_columns(compiled_functions: Compiled, size: int, fir
 @pytest.mark.parametrize("dtype", KINDS)
 @given(size=st.integers(1, 70))
 def test_widened_elements_are_the_same(compiled_functions: Compiled, dtype: torch.dtype, size: int) -> None:
-    numbers, target = random(size, seed=1).to(dtype), torch.full((size + 1,), torch.nan)
-    compiled_functions.widen(numbers.data_ptr(), target.data_ptr(), size, KINDS[dtype])
-    assert torch.equal(target[:-1], numbers.float())
+    elements, target = random(size, seed=1).to(dtype), torch.full((size + 1,), torch.nan)
+    compiled_functions.widen(elements.data_ptr(), target.data_ptr(), size, KINDS[dtype])
+    assert torch.equal(target[:-1], elements.float())
     assert target[-1].isnan()

@@ -36,9 +36,9 @@ if sys.argv[2:]:
     def fail(*_):
         raise OSError(28, "No space left on device")
     cached_function.write_code = fail
-numbers = np.array([21])
-ctypes.CFUNCTYPE(None, ctypes.c_void_p)(jit.address_of(double))(numbers.ctypes.data)
-assert numbers[0] == 42
+values = np.array([21])
+ctypes.CFUNCTYPE(None, ctypes.c_void_p)(jit.address_of(double))(values.ctypes.data)
+assert values[0] == 42
 print("hits", jit._kept[-1].cache_hits)
 """
 
@@ -106,9 +106,9 @@ def result_of(function: Callable[[Any], None]) -> tuple[int, int]:
     """Compile the function or read its code; return what it makes of 7, and how often it was read."""
     from frameworks.pytorch.compiled import jit
 
-    numbers = np.array([7])
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(jit.address_of(function))(numbers.ctypes.data)
-    return int(numbers[0]), jit._kept[-1].cache_hits
+    values = np.array([7])
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(jit.address_of(function))(values.ctypes.data)
+    return int(values[0]), jit._kept[-1].cache_hits
 
 
 def other_content(file: Path) -> None:
