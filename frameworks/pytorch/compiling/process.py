@@ -38,7 +38,7 @@ def _compile(folder: Path, parts: list[str]) -> None:
     from frameworks.pytorch.compiled.cache import code_cache
     from frameworks.pytorch.compiling.parts import compile_part, missing_parts
 
-    code_cache.use_folder(folder, only_to_keep=True)
+    code_cache.use_folder(folder, only_to_fill=True)
     for part in missing_parts(parts):
         compile_part(part)
         print(part, flush=True)  # for the progress of the server

@@ -52,7 +52,7 @@ class CachedFunction(_Cache):  # type: ignore[misc]
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write the compiled function. Raises OSError in a process that compiles only to keep the code."""
+        """Write the compiled function. Raises OSError in a process that compiles only to fill the cache."""
         if self._folder is None:
             return
         assert not data.library.has_dynamic_globals, f"{self._name}: the code has addresses of this process"
@@ -60,7 +60,7 @@ class CachedFunction(_Cache):  # type: ignore[misc]
         try:
             write_code(code_cache.code_file(self._folder, self._name), code_cache.code_key(self._name), content)
         except OSError as error:
-            if code_cache.is_only_to_keep():
+            if code_cache.only_fills_cache():
                 raise
             log.warning("compiled code could not be kept", error=str(error), remedy="make room in models.cache_dir")
 

@@ -1,4 +1,4 @@
-"""The folder that compiled code is kept in between processes."""
+"""The folder in which processes cache compiled code."""
 
 import atexit
 import hashlib
@@ -21,11 +21,11 @@ _WHOLE_PART = "._region"
 _folder: Path | None = None
 # The folder of this code, of this process alone or of the one that compiles for it; None: below `_folder`.
 _own: Path | None = None
-_only_to_keep = False
+_only_fills_cache = False
 
 
 def set_cache_folder(folder: Path) -> None:
-    """Keep compiled code below this folder, unless the variable NUMBA_CACHE_DIR names another."""
+    """Cache compiled code below this folder, unless the variable NUMBA_CACHE_DIR names another."""
     global _folder  # noqa: PLW0603 - numba's own setting is global too
     _folder = folder
 
@@ -39,44 +39,44 @@ def code_folder() -> Path:
 
 
 def use_temporary_folder() -> Path:
-    """Keep compiled code in a folder of this process from now on, and return it. Raises OSError."""
+    """Cache compiled code in a folder of this process from now on, and return it. Raises OSError."""
     folder = Path(tempfile.mkdtemp(prefix="roundhouse-compiled-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     use_folder(folder)
     return folder
 
 
-def use_folder(folder: Path, *, only_to_keep: bool = False) -> None:
-    """Keep compiled code in this folder, which exists, and nowhere else.
+def use_folder(folder: Path, *, only_to_fill: bool = False) -> None:
+    """Cache compiled code in this folder, which exists, and nowhere else.
 
-    `only_to_keep`: this process has no other use for the code, so it fails where the folder does not take it.
+    `only_to_fill`: this process has no other use for the code, so it fails where the folder does not take it.
     """
-    global _own, _only_to_keep
-    _own, _only_to_keep = folder, only_to_keep
+    global _own, _only_fills_cache
+    _own, _only_fills_cache = folder, only_to_fill
 
 
 def is_temporary() -> bool:
-    """Whether the code is kept for this process alone."""
+    """Whether the cache is of this process alone."""
     return _own is not None
 
 
-def is_only_to_keep() -> bool:
-    """Whether this process compiles only to keep the code."""
-    return _only_to_keep
+def only_fills_cache() -> bool:
+    """Whether this process compiles only to fill the cache."""
+    return _only_fills_cache
 
 
 def missing(functions: Iterable[str]) -> list[str]:
-    """Return those functions whose code is not kept, or is damaged."""
-    kept_in = current_folder()
-    return [each for each in functions if kept_in is None or not _is_kept(kept_in, each)]
+    """Return those functions whose code is not in the cache, or is damaged."""
+    folder = current_folder()
+    return [each for each in functions if folder is None or not _is_cached(folder, each)]
 
 
-def _is_kept(kept_in: Path, function: str) -> bool:
+def _is_cached(folder: Path, function: str) -> bool:
     """Whether the code is whole. With that of a part, the code of all functions of its module."""
-    files = [code_file(kept_in, function)]
+    files = [code_file(folder, function)]
     if function.endswith(_WHOLE_PART):
         # The last function of its module that is compiled.
-        files += sorted(set(kept_in.glob(f"{function.removesuffix(_WHOLE_PART)}.*{SUFFIX}")) - set(files))
+        files += sorted(set(folder.glob(f"{function.removesuffix(_WHOLE_PART)}.*{SUFFIX}")) - set(files))
     whole = [_is_whole(each) for each in files]  # of all, so that the log names each damaged file
     return all(whole)
 
@@ -95,9 +95,9 @@ def warn_of_damage(file: Path, reason: str) -> None:
     log.warning("damaged compiled code is compiled again", file=str(file), reason=reason)
 
 
-def code_file(kept_in: Path, function: str) -> Path:
+def code_file(folder: Path, function: str) -> Path:
     """Return the file of a function's code."""
-    return kept_in / f"{function}{SUFFIX}"
+    return folder / f"{function}{SUFFIX}"
 
 
 def code_key(function: str) -> str:
@@ -106,7 +106,7 @@ def code_key(function: str) -> str:
 
 
 def current_folder() -> Path | None:
-    """Return the folder that the code is kept in, None where none can be written."""
+    """Return the folder of the cache, None where none can be written."""
     if _own is not None:
         return _own
     own = os.environ.get("NUMBA_CACHE_DIR")
