@@ -27,7 +27,7 @@ from app.observability.process_counts import ProcessCounts
 from app.observability.worker_counts import WorkerCounts
 from frameworks.collections.contract import CollectionInfo
 from frameworks.devices import Device, DeviceManager
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from frameworks.models.ledger import HOST, MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
 
@@ -297,7 +297,7 @@ class _Collector:
             yield counter(name, documentation, [], [([], total)])
 
     def _processes(self) -> Iterator[Family]:
-        yield gauge("engine_processes", "Processes of models that run.", [], [([], live.count())])
+        yield gauge("engine_processes", "Processes of models that run.", [], [([], process_registry.count())])
         yield gauge(
             "engine_shared_memory_bytes",
             "Memory that the server shares with processes of models: blocks in use by requests, and pages in memory.",

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from memory.host import ProcessTotals, process_totals
 
 
@@ -29,7 +29,7 @@ class ProcessMeter:
     def __init__(
         self,
         workers: Callable[[], Iterable[int]] = tuple,
-        engines: Callable[[], Iterable[int]] = live.process_ids,
+        engines: Callable[[], Iterable[int]] = process_registry.process_ids,
         measure: Callable[[int], ProcessTotals | None] = process_totals,
     ) -> None:
         """`workers`, `engines`: return process ids; they must be safe in any thread."""

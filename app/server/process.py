@@ -24,7 +24,7 @@ from app.server.keys import open_keys
 from app.server.reload import HangupReload, Reload
 from app.server.start_report import StartOptions, StartReport
 from app.workers.sockets import CannotListenError, listen
-from frameworks.engine.process.live import kill_all
+from frameworks.engine.process.client.process_registry import kill_all
 from frameworks.settings import RAY_KEYS
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections

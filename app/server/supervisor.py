@@ -52,8 +52,8 @@ from app.workers.shared_nonces import SharedNonces
 from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog
-from frameworks.engine.process.live import kill_all
-from frameworks.engine.process.startup import set_name
+from frameworks.engine.process.client.process_registry import kill_all
+from frameworks.engine.process.host.startup import set_name
 from frameworks.replicas.control import Workers
 from frameworks.replicas.publisher import Publisher
 from frameworks.scheduling.shared_limits import SharedLimits

@@ -10,8 +10,8 @@ from msgspec import Struct
 from frameworks.collections.contract import CheckedRecords, Hit, Vectors
 from frameworks.collections.filter_serialization import filter_from_list, filter_to_list
 from frameworks.collections.filters import Filter
-from frameworks.engine.process.arrays import ArrayWriter, array_reader
-from frameworks.engine.process.messages import ProtocolError
+from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
+from frameworks.engine.process.wire.messages import ProtocolError
 
 
 class _Call(Struct, frozen=True, array_like=True, tag=True):

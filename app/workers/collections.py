@@ -25,7 +25,7 @@ from app.workers.messages import CollectionAnswer, CollectionAnswerPart, Collect
 from frameworks.collections.contract import CheckedRecords, CollectionSettings, Hit, Record, Vectors
 from frameworks.collections.filters import Filter
 from frameworks.collections.validation import checked_queries, checked_records
-from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink
 
 PART_BYTES = 1024 * 1024

@@ -6,7 +6,7 @@ from contextlib import suppress
 from app.config.collection_settings import CollectionEntry
 from app.inference.collections import Collections
 from app.workers.messages import CollectionsNoted, CreatedCollections
-from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 

@@ -16,7 +16,7 @@ from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, Re
 from app.workers.forwarding import SupervisorLost
 from app.workers.messages import CloseFeed, CollectRequests, FeedContent, FeedOpened, FinishedRequests, OpenFeed
 from app.workers.principal_serialization import principal_of, sender_of
-from frameworks.engine.process.messages import ChannelError, ChannelLost
+from frameworks.engine.process.wire.messages import ChannelError, ChannelLost
 from frameworks.errors import RoundhouseError
 from frameworks.replicas.control import ControlLink, Workers
 

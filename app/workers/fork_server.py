@@ -16,7 +16,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NoReturn, Protocol
 
-from frameworks.engine.process.startup import end_with_parent, set_name
+from frameworks.engine.process.host.startup import end_with_parent, set_name
 
 # The kind of a record, the number of a worker, a process ID, and an exit status or an error number.
 _RECORD = Struct(">BIIi")

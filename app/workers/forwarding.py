@@ -25,7 +25,7 @@ from app.observability.metrics import RequestRecord
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from app.workers.messages import AdminAnswer, AdminCall
 from app.workers.principal_serialization import principal_of, sender_of
-from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.errors import Overloaded
 from frameworks.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit

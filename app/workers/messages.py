@@ -4,8 +4,8 @@ from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
 from app.observability.recent_requests import FinishedRequest
-from frameworks.engine.process.messages import EngineMessage, ErrorState
-from frameworks.engine.process.plain import PlainTenant
+from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
+from frameworks.engine.process.wire.serialization import PlainTenant
 from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
 
 

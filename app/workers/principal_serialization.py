@@ -2,7 +2,7 @@
 
 from app.auth.principal import Principal, Scope
 from app.workers.messages import Sender
-from frameworks.engine.process.plain import tenant_from_plain, tenant_to_plain
+from frameworks.engine.process.wire.serialization import tenant_from_plain, tenant_to_plain
 
 
 def sender_of(principal: Principal) -> Sender:

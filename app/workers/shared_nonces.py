@@ -9,8 +9,8 @@ from typing import cast
 from app.auth.errors import Unauthenticated
 from app.auth.nonces import NonceStore
 from app.workers.messages import NonceUsed, UseNonce
-from frameworks.engine.process.messages import ChannelLost
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.errors import Draining, Overloaded
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Failure, Reply

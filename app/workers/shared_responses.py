@@ -5,7 +5,7 @@ from typing import cast
 
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
 from app.workers.single_flight import Caller, SharedRuns
-from frameworks.engine.process.messages import ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.replicas.control import ControlLink, Workers
 from memory.result_cache import ResultCache
 

@@ -12,7 +12,7 @@ from app.observability.tallies import RequestTallies
 from app.observability.visible_counts import Sum
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport
 from app.workers.tallies import SERIES, WorkerTallies
-from frameworks.engine.process.messages import ChannelError
+from frameworks.engine.process.wire.messages import ChannelError
 from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers

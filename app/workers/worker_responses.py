@@ -12,9 +12,14 @@ import numpy as np
 from app.auth.digests import LONG_BYTES
 from app.inference.response_cache import CacheableRequest, PendingRun, key_of, owning_its_memory, size_of
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
-from frameworks.engine.process.arrays import ArrayWriter, array_reader
-from frameworks.engine.process.messages import ChannelLost, ErrorState
-from frameworks.engine.process.plain import answer_from_plain, answer_to_plain, error_from_plain, error_to_plain
+from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
+from frameworks.engine.process.wire.messages import ChannelLost, ErrorState
+from frameworks.engine.process.wire.serialization import (
+    answer_from_plain,
+    answer_to_plain,
+    error_from_plain,
+    error_to_plain,
+)
 from frameworks.errors import RoundhouseError
 from frameworks.images.spec import ImageRequest
 from frameworks.replicas.control import ControlLink

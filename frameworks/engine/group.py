@@ -8,8 +8,8 @@ from functools import partial
 
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
 from frameworks.engine.group_queue import Choose, GroupEngine, GroupQueue, Job
-from frameworks.engine.process.calls import InferCall
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.calls import InferCall
+from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.errors import DeadlineExceeded, Draining, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, StepStats

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from frameworks.engine.process.calls import InferCall
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.calls import InferCall
+from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.fairness import FairClock, TenantShare
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry

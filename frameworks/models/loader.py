@@ -17,7 +17,7 @@ from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
 from frameworks.models.load_lock import LoadLock
 from frameworks.models.pipelines import PipelineLoader

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.launch import LaunchOptions
+from frameworks.engine.process.client.poison_requests import Suspects
+from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.cpus import select_cpus
-from frameworks.engine.process.launch import LaunchOptions
 from frameworks.engine.process.link import Listener, Started
-from frameworks.engine.process.running import RunningProcess, start_process
-from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.registries import RegistrySettings
 from frameworks.entry_values import names_several_devices
 from frameworks.models.version import ModelVersion

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, ToEngine
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, ToEngine
 from frameworks.engine.ray.clients import SILENT_S
 
 REPORT_S = 0.1

@@ -10,10 +10,10 @@ import structlog
 
 from frameworks.devices import DeviceManager, SystemProbe
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import LoadFailed, ReplicaReport, ToEngine
-from frameworks.engine.process.model_source import HostedModel
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.host.model_source import HostedModel
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import LoadFailed, ReplicaReport, ToEngine
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.ray.clients import ReplicaClient
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.files import local_files, state_of

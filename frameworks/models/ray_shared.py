@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from frameworks.engine.local import LocalEngine
-from frameworks.engine.process.messages import Leave, VersionReport
+from frameworks.engine.process.wire.messages import Leave, VersionReport
 from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.metered_engine import MeteredEngine
 from frameworks.engine.threads import EngineThreads

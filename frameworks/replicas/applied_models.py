@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.errors import Draining, ModelNotFound, RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share

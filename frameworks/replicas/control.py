@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.descriptors import DescriptorSocket
-from frameworks.engine.process.messages import ChannelLost, EngineMessage, ProtocolError
-from frameworks.engine.process.plain import error_from_plain, error_to_plain
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.descriptors import DescriptorSocket
+from frameworks.engine.process.wire.messages import ChannelLost, EngineMessage, ProtocolError
+from frameworks.engine.process.wire.serialization import error_from_plain, error_to_plain
 from frameworks.errors import RoundhouseError
 from frameworks.replicas.messages import ControlRequest, Failure, Reply, Withdraw
 

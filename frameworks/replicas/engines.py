@@ -7,12 +7,12 @@ from functools import partial
 from frameworks.engine.contract import Engine, RunCounts
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.local import start_local_engine
-from frameworks.engine.process.client import ProcessEngine
-from frameworks.engine.process.client_link import ClientLink
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.client_link import ClientLink
+from frameworks.engine.process.client.poison_requests import Suspects
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.messages import Loaded
-from frameworks.engine.process.specs import spec_from_plain
-from frameworks.engine.process.suspects import Suspects
+from frameworks.engine.process.wire.messages import Loaded
+from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.errors import ModelFailed
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.loader import Loader

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from frameworks.engine.process.messages import ChannelLost
-from frameworks.engine.process.plain import error_from_plain
+from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
 from frameworks.models.loader import Loader

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from frameworks.devices import Device
-from frameworks.engine.process.messages import BatchDeltas, EngineMessage, ErrorState, StepDeltas
+from frameworks.engine.process.wire.messages import BatchDeltas, EngineMessage, ErrorState, StepDeltas
 
 
 class Reply(EngineMessage, frozen=True):

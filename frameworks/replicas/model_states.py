@@ -2,8 +2,8 @@
 
 import os
 
-from frameworks.engine.process.messages import ErrorState
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.wire.messages import ErrorState
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState as Phase

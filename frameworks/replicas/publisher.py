@@ -6,11 +6,11 @@ from collections import deque
 from functools import partial
 
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.counting import add_counts
+from frameworks.engine.process.client.counts_merge import add_counts
+from frameworks.engine.process.client.poison_requests import MAX_SUSPECTS, REFUSED_S
 from frameworks.engine.process.elapsed import Elapsed
-from frameworks.engine.process.messages import Counts
-from frameworks.engine.process.plain import error_from_plain
-from frameworks.engine.process.suspects import MAX_SUSPECTS, REFUSED_S
+from frameworks.engine.process.wire.messages import Counts
+from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.errors import ModelFailed, RoundhouseError, as_failed
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import slot_of

@@ -7,8 +7,8 @@ from typing import Any
 import structlog
 
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.messages import ChannelLost
-from frameworks.engine.process.run_growth import RunGrowth
+from frameworks.engine.process.host.counts_delta import RunGrowth
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.errors import InvalidModel, RoundhouseError
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.replicas.engines import WorkerEngines

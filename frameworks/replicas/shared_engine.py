@@ -10,9 +10,9 @@ import structlog
 from frameworks.devices import Device
 from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
-from frameworks.engine.process.specs import spec_to_plain
+from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.errors import ModelFailed, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.version import ModelState, ModelVersion

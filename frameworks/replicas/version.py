@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from frameworks.engine.process.plain import error_from_plain
+from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.errors import as_failed
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.version import ModelState, ModelVersion

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import uvloop
 
-from frameworks.engine.process.arrays import Find, Placement
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import FromEngine, ToEngine
+from frameworks.engine.process.wire.arrays import Find, Placement
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import FromEngine, ToEngine
 from tests.support.loops import HANGS_AFTER_S, soon
 
 EITHER = ToEngine | FromEngine

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from app.workers.messages import FromWorker, ToWorker
-from frameworks.engine.process.descriptors import socket_pair
+from frameworks.engine.process.wire.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 
 

@@ -4,9 +4,9 @@ import asyncio
 import socket
 import sys
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import Answer, Infer, ToEngine
-from frameworks.engine.process.plain import answer_to_plain, request_from_plain
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import Answer, Infer, ToEngine
+from frameworks.engine.process.wire.serialization import answer_to_plain, request_from_plain
 from frameworks.types import TensorBatch
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from frameworks.engine.process.startup import prepare
+from frameworks.engine.process.host.startup import prepare
 
 
 def wait_for_end(control: socket.socket) -> None:

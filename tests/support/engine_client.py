@@ -7,10 +7,10 @@ import asyncio
 import sys
 
 from frameworks.engine.contract import RunCounts
-from frameworks.engine.process.client import ProcessEngine
-from frameworks.engine.process.client_link import ClientLink
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.messages import Loaded
+from frameworks.engine.process.wire.messages import Loaded
 from tests.support.engine_hosts import SETTINGS, ArrayModel
 from tests.support.shared_engines import ask
 

@@ -15,16 +15,26 @@ import numpy as np
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.client import ProcessEngine
-from frameworks.engine.process.counting import add_counts
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.counts_merge import add_counts
+from frameworks.engine.process.host.event_loop import ServedProcess
+from frameworks.engine.process.host.model_source import HostedModel, ModelSource
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.messages import Counts, Free, FromEngine, Infer, Load, Loaded, Measure, Needs, ToEngine
-from frameworks.engine.process.model_source import HostedModel, ModelSource
-from frameworks.engine.process.plain import SentRequest, request_to_plain
-from frameworks.engine.process.serving import ServedProcess
-from frameworks.engine.process.shared_tensors import SharedTensors
-from frameworks.engine.process.specs import spec_from_plain
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import (
+    Counts,
+    Free,
+    FromEngine,
+    Infer,
+    Load,
+    Loaded,
+    Measure,
+    Needs,
+    ToEngine,
+)
+from frameworks.engine.process.wire.serialization import SentRequest, request_to_plain
+from frameworks.engine.process.wire.shared_tensors import SharedTensors
+from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import BatchModel, LoadedModel

@@ -8,7 +8,7 @@ import signal
 import sys
 from unittest.mock import Mock
 
-from frameworks.engine.process.launch import LaunchOptions, launch
+from frameworks.engine.process.client.launch import LaunchOptions, launch
 
 
 async def main(act: str) -> None:

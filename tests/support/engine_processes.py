@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.exit_reason import ExitReason
-from frameworks.engine.process.launch import EngineProcess, LaunchOptions, launch
 from tests.support.loops import HANGS_AFTER_S
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="wants Linux's /proc")

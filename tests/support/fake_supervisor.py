@@ -8,7 +8,7 @@ from typing import Any
 
 from app.workers.messages import FromWorker, ToWorker
 from frameworks.devices import DeviceManager
-from frameworks.engine.process.messages import EngineMessage
+from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.models.loader import Loader
 from frameworks.models.version import ModelState as State
 from frameworks.replicas.control import ControlLink

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.workers.messages import ToWorker
 from frameworks.devices import DeviceManager
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.loader import Loader
@@ -109,4 +109,4 @@ async def replicated(folder: Path, num_workers: int = 2) -> AsyncIterator[Replic
             await whole.join(number)
         yield whole
         await whole.close()
-    await soon(lambda: not live.count())
+    await soon(lambda: not process_registry.count())

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from frameworks.engine.contract import RunCounts
-from frameworks.engine.process import live
-from frameworks.engine.process.client import ProcessEngine
-from frameworks.engine.process.client_link import ClientLink
-from frameworks.engine.process.launch import LaunchOptions
+from frameworks.engine.process.client import process_registry
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.client_link import ClientLink
+from frameworks.engine.process.client.launch import LaunchOptions
+from frameworks.engine.process.client.restart_backoff import RestartPolicy
+from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.restarts import RestartPolicy
-from frameworks.engine.process.running import RunningProcess, start_process
 from frameworks.engine.registries import RegistrySettings
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch
@@ -122,7 +122,7 @@ async def shared(folder: Path, clients: int = 2) -> AsyncIterator[Shared]:
         for client in whole.clients:
             client.engine.abort("the test ends")
         whole.owner.abort("the test ends")
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 def pair(value: float, rows: int = 1) -> TensorBatch:

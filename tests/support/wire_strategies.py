@@ -8,16 +8,16 @@ from hypothesis.extra import numpy as numpy_st
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings
-from frameworks.engine.process import messages
-from frameworks.engine.process.messages import EngineMessage, ErrorState
-from frameworks.engine.process.plain import (
+from frameworks.engine.process.wire import messages
+from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
+from frameworks.engine.process.wire.serialization import (
     SentAnswer,
     SentRequest,
     answer_to_plain,
     request_to_plain,
     tenant_to_plain,
 )
-from frameworks.engine.process.specs import spec_to_plain
+from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (

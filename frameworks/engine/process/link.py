@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from frameworks.engine.process.messages import FromEngine, Loaded, ToEngine
+from frameworks.engine.process.wire.messages import FromEngine, Loaded, ToEngine
 from frameworks.types import Array, ModelSpec
 
 

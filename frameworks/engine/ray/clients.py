@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import (
+from frameworks.engine.process.host.session import ClientSession
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import (
     Free,
     FromEngine,
     Loaded,
@@ -17,7 +18,6 @@ from frameworks.engine.process.messages import (
     ProtocolError,
     ToEngine,
 )
-from frameworks.engine.process.session import ClientSession
 from frameworks.engine.ray.metered_engine import MeteredEngine
 
 log = structlog.get_logger(__name__)

@@ -7,10 +7,10 @@ from functools import partial
 import structlog
 
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.poison_requests import RefusalRule, Suspects
+from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Started
-from frameworks.engine.process.restarts import RestartPolicy
-from frameworks.engine.process.suspects import RefusalRule, Suspects
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.engine.ray.running_replicas import RunningReplicas

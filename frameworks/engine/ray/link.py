@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
-from frameworks.engine.process.channel import Channel
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.messages import (
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import (
     ChannelLost,
     Closed,
     FromEngine,
@@ -23,8 +23,8 @@ from frameworks.engine.process.messages import (
     ProtocolError,
     ToEngine,
 )
-from frameworks.engine.process.plain import error_from_plain
-from frameworks.engine.process.specs import spec_from_plain
+from frameworks.engine.process.wire.serialization import error_from_plain
+from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.ray.clock_offset import PeerClock
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.tls import client_context

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, ReplicaReport
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, ReplicaReport
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.link import CONNECT_S, PING_S, SILENT_S
 from frameworks.engine.ray.tls import client_context

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from frameworks.engine.process.messages import ReplicaReport, VersionReport
+from frameworks.engine.process.wire.messages import ReplicaReport, VersionReport
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.loaded_version_reports import ReplicaWatch
 from frameworks.engine.ray.running_replicas import RunningReplicas

@@ -4,9 +4,9 @@ import math
 import time
 from collections.abc import Callable
 
-from frameworks.engine.process.hosted_calls import HostedClient
-from frameworks.engine.process.hosted_engine import HostedEngine
-from frameworks.engine.process.messages import QueueState
+from frameworks.engine.process.host.hosted_calls import HostedClient
+from frameworks.engine.process.host.hosted_engine import HostedEngine
+from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.threads import EngineThreads
 
 _MEMORY_S = 30.0

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from frameworks.devices import SHARE_FOR_MODELS, Device, DeviceManager, ModelNeeds, SystemProbe
-from frameworks.engine.process.model_source import FileSource
+from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.files import newest_files
 

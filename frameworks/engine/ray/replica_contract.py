@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import ToEngine
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import ToEngine
 from frameworks.engine.ray.clients import HostedVersion
 from frameworks.engine.ray.handshake import Handshake
 from frameworks.engine.threads import EngineThreads

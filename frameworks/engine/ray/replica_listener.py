@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import structlog
 
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import ProtocolError, ToEngine
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import ProtocolError, ToEngine
 from frameworks.engine.ray.handshake import Handshake, take_handshake
 
 log = structlog.get_logger(__name__)

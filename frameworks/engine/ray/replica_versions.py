@@ -11,10 +11,10 @@ import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.engine.contract import EngineSettings
-from frameworks.engine.process.channel import Channel
-from frameworks.engine.process.messages import LoadFailed, ToEngine
-from frameworks.engine.process.model_source import FileSource, HostedModel
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.host.model_source import FileSource, HostedModel
+from frameworks.engine.process.wire.channel import Channel
+from frameworks.engine.process.wire.messages import LoadFailed, ToEngine
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.files import local_files, newest_files, state_of

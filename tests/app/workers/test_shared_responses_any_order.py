@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
 from app.workers.shared_responses import SharedResponses
-from frameworks.engine.process.messages import ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from memory.result_cache import ResultCache
 
 KEYS = st.sampled_from([("m", b"a"), ("n", b"a")])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.messages import Answer, Cancel, Infer
-from frameworks.engine.process.plain import answer_to_plain
+from frameworks.engine.process.wire.messages import Answer, Cancel, Infer
+from frameworks.engine.process.wire.serialization import answer_to_plain
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.timings import Timings
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, TensorBatch

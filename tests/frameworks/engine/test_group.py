@@ -10,8 +10,8 @@ import pytest
 
 from frameworks.engine.contract import Run
 from frameworks.engine.process.link import Loss
-from frameworks.engine.process.messages import Cancel, Close, Generate, Infer, SpecLearned, TextDeltas
-from frameworks.engine.process.specs import spec_to_plain
+from frameworks.engine.process.wire.messages import Cancel, Close, Generate, Infer, SpecLearned, TextDeltas
+from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelFailed
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from frameworks.errors import ModelFailed
 from frameworks.tenants import Tenant
 from tests.frameworks.engine.groups import FakeGroup
-from tests.frameworks.engine.process.test_client_any_order import NoDelay
+from tests.frameworks.engine.process.client.test_client_any_order import NoDelay
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop, settle
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from frameworks.devices import DeviceManager
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import InvalidModel
 from frameworks.manager import MLFrameworkManager
@@ -36,7 +36,7 @@ async def managed(path: Path, **entry: Any) -> AsyncIterator[MLFrameworkManager]
         settings = OnnxModelEntry(name="m", path=path, isolation="process", **entry)
         manager.register("onnx", settings, path)
         yield manager
-    await soon(lambda: not live.count())
+    await soon(lambda: not process_registry.count())
 
 
 async def ask(manager: MLFrameworkManager, x: float) -> float:
@@ -66,7 +66,7 @@ def engine_pids() -> list[int]:
 async def test_model_answers_from_its_process(graph: Path) -> None:
     async with managed(graph) as manager:
         slot = await manager.load("m")
-        assert len(engine_pids()) == live.count() == 1
+        assert len(engine_pids()) == process_registry.count() == 1
         assert await ask(manager, 2.0) == 4.0
         assert slot.batches.sizes == {1: 1}
         assert slot.spec is not None
@@ -74,7 +74,7 @@ async def test_model_answers_from_its_process(graph: Path) -> None:
         assert slot.memory_bytes > 10 * slot.spec.memory_bytes
         await manager.unload("m")
         assert slot.state is ModelState.UNLOADED
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @pytest.mark.extended
@@ -126,7 +126,7 @@ async def test_operator_loads_model_before_its_restart(graph: Path) -> None:
         await manager.load("m")
         assert (slot.state, slot.loads) == (ModelState.READY, 2)
         assert await ask(manager, 1.0) == 2.0
-        assert live.count() == 1
+        assert process_registry.count() == 1
 
 
 @pytest.mark.extended
@@ -136,9 +136,9 @@ async def test_measured_process_ends_without_load(graph: Path) -> None:
         version = manager.slot("m").active
         loader = manager.residency._loader
         assert (await loader.needs(version)).host_bytes > 0
-        assert live.count() == 1
+        assert process_registry.count() == 1
         loader.discard(version)
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @in_loop
@@ -147,11 +147,11 @@ async def test_cancelled_load_ends_its_process(graph: Path) -> None:
         version = manager.slot("m").active
         loader = manager.residency._loader
         needs = task(loader.needs(version))
-        await soon(lambda: live.count() == 1)
+        await soon(lambda: process_registry.count() == 1)
         needs.cancel()
         with pytest.raises(asyncio.CancelledError):
             await needs
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @pytest.mark.extended
@@ -161,7 +161,7 @@ async def test_damaged_file_leaves_no_process(tmp_path: Path) -> None:
     async with managed(tmp_path / "adder.onnx") as manager:
         with pytest.raises(InvalidModel):
             await manager.load("m")
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @in_loop
@@ -169,4 +169,4 @@ async def test_unknown_cpus_are_invalid(graph: Path) -> None:
     async with managed(graph, cpus="9999") as manager:
         with pytest.raises(InvalidModel, match="cpus: expected CPUs"):
             await manager.load("m")
-        assert not live.count()
+        assert not process_registry.count()

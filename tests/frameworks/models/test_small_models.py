@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.devices import DeviceManager
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
 from frameworks.models import small_models
@@ -38,7 +38,7 @@ async def managed(path: Path, num_workers: int = WORKERS, **entry: Any) -> Async
     async with MLFrameworkManager(loader, PerformanceSettings(), SchedulingSettings(), HANGS_AFTER_S) as manager:
         manager.register("onnx", OnnxModelEntry(name="m", path=path, **entry), path)
         yield manager
-    await soon(lambda: not live.count())
+    await soon(lambda: not process_registry.count())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def reason_to_move(manager: MLFrameworkManager) -> str:
     with capture_logs() as logs:
         slot = await manager.load("m")
     assert slot.isolation == "process"
-    assert live.count() == 1
+    assert process_registry.count() == 1
     [line] = [line for line in logs if line["event"] == MOVED]
     assert (line["model"], line["version"]) == ("m", "1")
     return str(line["reason"])
@@ -67,7 +67,7 @@ async def test_small_model_is_counted_for_each_worker(graph: Path) -> None:
         loader, one = manager.residency._loader, single.residency._loader
         all_bytes = (await loader.needs(copies.active)).host_bytes
         assert all_bytes == (1 + WORKERS) * (await one.needs(single.slot("m").active)).host_bytes
-        assert live.count() == 0
+        assert process_registry.count() == 0
 
 
 @in_loop
@@ -97,7 +97,7 @@ async def test_single_server_moves_no_model(graph: Path, monkeypatch: pytest.Mon
     async with managed(graph, 0) as manager:
         slot = await manager.load("m")
         assert slot.isolation == "none"
-        assert live.count() == 0
+        assert process_registry.count() == 0
 
 
 def test_frameworks_but_onnx_get_processes() -> None:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.workers.messages import ToWorker
-from frameworks.engine.process.messages import EngineMessage
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.wire.messages import EngineMessage
+from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.errors import ModelFailed, ModelNotFound, ModelUnavailable
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.version import ModelState as Phase

@@ -18,7 +18,7 @@ from app.workers.messages import (
     ToWorker,
     WorkerReady,
 )
-from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.errors import InvalidInput, ModelNotFound
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Reply

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process import live
+from frameworks.engine.process.client import process_registry
 from frameworks.errors import InvalidModel
 from frameworks.models.version import ModelState
 from tests.support.loops import in_loop, soon, task
@@ -40,7 +40,7 @@ async def test_workers_share_all_processes(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
         whole.register(device=BOTH)
         slot = await whole.load()
-        assert (live.count(), slot.isolation) == (2, "process")
+        assert (process_registry.count(), slot.isolation) == (2, "process")
         assert await answers(whole) == [-5] * 8
         assert [group_of(replica).model.spec.device for replica in whole.replicas.values()] == ["cpu,cpu"] * 2
         await soon(lambda: sum(rows * count for rows, count in slot.batches.sizes.items()) == 8)
@@ -50,7 +50,7 @@ async def test_workers_share_all_processes(tmp_path: Path) -> None:
         await whole.manager.unload("m")
         await whole.publisher.applied()
         assert {replica.models.slot("m").state for replica in whole.replicas.values()} == {ModelState.UNLOADED}
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @pytest.mark.extended
@@ -67,7 +67,7 @@ async def test_lost_process_leaves_others_to_workers(tmp_path: Path) -> None:
         await soon(lambda: all(engine.outage is None for group in groups for engine in group.engines))
         with_both = [replica.ask(6) for replica in whole.replicas.values() for _ in range(4)]
         assert await asyncio.gather(*with_both) == [-6] * 8
-        assert live.count() == 2
+        assert process_registry.count() == 2
 
 
 @pytest.mark.extended
@@ -78,7 +78,7 @@ async def test_worker_leaves_processes_to_others(tmp_path: Path) -> None:
         await whole.load()
         await whole.replicas.pop(0).die()
         assert await answers(whole) == [-5] * 4
-        assert live.count() == 2
+        assert process_registry.count() == 2
 
 
 @pytest.mark.extended
@@ -92,7 +92,7 @@ async def test_requests_wait_while_all_processes_restart(tmp_path: Path) -> None
         await soon(lambda: slot.state is ModelState.FAILED)
         waiting = task(answers(whole))
         assert await waiting == [-5] * 8
-        await soon(lambda: slot.restarts == {"sigkill": 2} and live.count() == 2)
+        await soon(lambda: slot.restarts == {"sigkill": 2} and process_registry.count() == 2)
 
 
 @in_loop
@@ -101,7 +101,7 @@ async def test_failed_load_leaves_no_process(tmp_path: Path) -> None:
         whole.register(device="cuda:*")
         with pytest.raises(InvalidModel, match="expected a CUDA device"):
             await whole.manager.load("m")
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @pytest.mark.extended

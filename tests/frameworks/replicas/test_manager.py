@@ -2,7 +2,7 @@
 
 import pytest
 
-from frameworks.engine.process.messages import ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.errors import (
     Draining,
     ModelFailed,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.engine.process.messages import BatchDeltas, ChannelLost
+from frameworks.engine.process.wire.messages import BatchDeltas, ChannelLost
 from frameworks.errors import ModelFailed
 from frameworks.models.version import ModelState as Phase
 from frameworks.replicas.messages import (

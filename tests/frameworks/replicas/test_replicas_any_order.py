@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 import frameworks.models.load_failures
-from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.errors import (
     Draining,
     InvalidInput,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.engine.process import live
-from frameworks.engine.process.running import RunningProcess
+from frameworks.engine.process.client import process_registry
+from frameworks.engine.process.client.running_process import RunningProcess
 from frameworks.errors import ModelFailed
 from frameworks.models.version import ModelState
 from tests.support.loops import in_loop, settle, soon, task
@@ -39,13 +39,13 @@ async def test_workers_share_one_process(tmp_path: Path) -> None:
     async with replicated(tmp_path) as whole:
         whole.register(isolation="process")
         slot = await whole.load()
-        assert live.count() == 1
+        assert process_registry.count() == 1
         assert await answers(whole) == [-5, -5]
         await soon(lambda: slot.batches.sizes.total() == 2)
         await whole.manager.unload("m")
         await whole.publisher.applied()
         assert [replica.models.slot("m").state for replica in whole.replicas.values()] == [ModelState.UNLOADED] * 2
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @in_loop
@@ -54,7 +54,7 @@ async def test_small_model_runs_in_every_worker(tmp_path: Path) -> None:
         whole.register()
         slot = await whole.load()
         assert slot.isolation == "none"
-        assert live.count() == 0
+        assert process_registry.count() == 0
         assert await answers(whole) == [-5, -5]
         await soon(lambda: slot.batches.sizes == {1: 2})
         await whole.manager.remove("m")
@@ -124,7 +124,7 @@ async def test_lost_worker_ends_no_request_of_others(tmp_path: Path) -> None:
         assert await answers(whole) == [-5, -5]
         await whole.manager.unload("m")
         assert slot.active.references == 0
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @in_loop
@@ -138,9 +138,9 @@ async def test_unload_waits_for_reference_in_worker(tmp_path: Path) -> None:
             await soon(lambda: whole.replicas[1].models.slot("m").state is ModelState.DRAINING)
             await settle()
             assert slot.state is ModelState.DRAINING
-            assert live.count() == 1
+            assert process_registry.count() == 1
         await unload
-        await soon(lambda: not live.count())
+        await soon(lambda: not process_registry.count())
 
 
 @pytest.mark.extended
@@ -164,7 +164,7 @@ async def test_kills_at_any_moment_hang_nothing(tmp_path: Path) -> None:
             await soon(lambda: all(each.models.slot("m").active.is_ready for each in whole.replicas.values()))
             assert await answers(whole) == [-5, -5]
         assert slot.state is ModelState.READY
-        assert live.count() == 1
+        assert process_registry.count() == 1
 
 
 @in_loop

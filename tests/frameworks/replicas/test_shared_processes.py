@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from frameworks.devices import DeviceManager
-from frameworks.engine.process import live
-from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client import process_registry
+from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import Draining, ModelFailed
 from frameworks.manager import MLFrameworkManager
@@ -45,7 +45,7 @@ async def sharing(folder: Path, num_workers: int = 2, **entry: Any) -> AsyncIter
         settings = OnnxModelEntry(name="m", path=path, isolation="process", **entry)
         manager.register("onnx", settings, path)
         yield whole
-    await soon(lambda: not live.count())
+    await soon(lambda: not process_registry.count())
     if sys.platform == "linux":
         await soon(lambda: len(os.listdir("/proc/self/fd")) <= num_descriptors)
 
@@ -108,7 +108,7 @@ async def test_new_load_replaces_process_under_requests(tmp_path: Path) -> None:
             await whole.manager.refresh("m", frozenset({"1"}))
         over.set()
         assert min(await asyncio.gather(*senders)) > 0
-        assert live.count() == 1
+        assert process_registry.count() == 1
 
 
 @pytest.mark.extended

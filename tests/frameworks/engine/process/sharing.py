@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.engine.process.messages import (
+from frameworks.engine.process.wire.messages import (
     Answer,
 )
-from frameworks.engine.process.plain import answer_from_plain
+from frameworks.engine.process.wire.serialization import answer_from_plain
 from tests.support.engine_hosts import (
     FakeSource,
     HostLink,

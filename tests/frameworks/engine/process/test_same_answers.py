@@ -23,7 +23,7 @@ from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
 from frameworks.timings import Timings
 from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Value
-from tests.frameworks.engine.process.test_host_times import tokenizer
+from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
 from tests.support.loops import in_loop, soon

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.process.model_source import HostedModel
+from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.group import ReplicaGroup
 from frameworks.engine.ray.group_startup import Deployed, open_group

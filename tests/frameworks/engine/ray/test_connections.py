@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.engine.process.messages import Infer, ProtocolError
+from frameworks.engine.process.wire.messages import Infer, ProtocolError
 from frameworks.engine.ray import clients, link, replica_listener
 from frameworks.engine.ray.clock_offset import PeerClock
 from frameworks.engine.ray.handshake import (

@@ -1,6 +1,6 @@
 """The choice of the replica that loads a version, by what the replicas report."""
 
-from frameworks.engine.process.messages import ReplicaReport, VersionReport
+from frameworks.engine.process.wire.messages import ReplicaReport, VersionReport
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.loaded_versions import GroupResidents
 from frameworks.engine.ray.running_replicas import RunningReplicas

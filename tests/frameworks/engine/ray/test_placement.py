@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
-from frameworks.engine.process.model_source import FileSource
+from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.placement import gpu_share, measured_share
 from frameworks.engine.registries import RegistrySettings

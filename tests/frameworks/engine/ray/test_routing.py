@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.engine.group_queue import GroupEngine, Job
-from frameworks.engine.process.messages import QueueState
+from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.ray.autoscaling import QUEUED_S, QueuedSeconds
 from frameworks.engine.ray.metered_engine import CallCost
 from frameworks.engine.ray.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS, SeenPrefixes, blocks_of

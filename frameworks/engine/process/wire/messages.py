@@ -1,0 +1,330 @@
+"""Define the messages between the server and an engine process.
+
+A message travels as a msgpack array: its tag, which is the name of its class, then its fields. Requests, answers and
+specs are the plain values of `serialization`. Times are of time.perf_counter, one clock for all processes of a machine.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.contract import EngineSettings
+from frameworks.generation.types import StepStats, TextDelta, Usage
+from frameworks.traces import MAX_LINKS, BatchRun
+
+MAX_PHASE_CHARACTERS = 100
+
+
+class ChannelError(Exception):
+    """An error between the server and an engine process. No caller sees it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ProtocolError(ChannelError):
+    """The peer sent bytes that are no valid message; its later bytes cannot be trusted."""
+
+
+class MessageTooLarge(ChannelError):
+    """A message of this process is above the bound of a frame; nothing of it was sent."""
+
+
+class ChannelLost(ChannelError):
+    """The channel has ended, so the message was not sent."""
+
+
+# No message refers to itself, so the garbage collector need not look for cycles.
+class EngineMessage(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """A message of either side."""
+
+
+class Free(EngineMessage, frozen=True):
+    """The blocks of the receiver's arena are read and can be leased again."""
+
+    blocks: list[int]
+
+
+class Measure(EngineMessage, frozen=True):
+    """Read the headers of the model's files. The first message; answered by Needs or LoadFailed.
+
+    `entry` and `settings`: pickles of the pydantic models. The process trusts the server, and never the reverse.
+    """
+
+    framework: str
+    entry: bytes
+    path: str
+    settings: bytes
+
+
+class Load(EngineMessage, frozen=True):
+    """Load the model that was measured. Answered by Loaded or LoadFailed."""
+
+    device: Device
+    engine: EngineSettings
+
+
+class Infer(EngineMessage, frozen=True):
+    """Run a request. Answered by Answer or Failed.
+
+    `tenant`: name, weight, whether it shares caches. `is_metered`: the engine sends Counted, and waits for Proceed.
+    `span`: a SpanRef of a sampled request; empty for the others.
+    """
+
+    id: int
+    request: Any
+    priority: int
+    tenant: tuple[str, float, bool]
+    arrived_s: float
+    is_metered: bool = False
+    span: bytes = b""
+
+
+class Generate(EngineMessage, frozen=True):
+    """Generate texts. Answered by TextDeltas, the last of which is over, or by Failed.
+
+    `left_s`: seconds to the deadline; None without one. `in_pieces`: deliver text as it is generated.
+    """
+
+    id: int
+    request: Any
+    priority: int
+    tenant: tuple[str, float, bool]
+    arrived_s: float
+    left_s: float | None
+    in_pieces: bool
+    is_metered: bool = False
+
+
+class Cancel(EngineMessage, frozen=True):
+    """End a request. It has no answer; one that was sent before is ignored."""
+
+    id: int
+
+
+class Proceed(EngineMessage, frozen=True):
+    """Run a metered request whose tokens were accepted."""
+
+    id: int
+
+
+class Ping(EngineMessage, frozen=True):
+    """Ask for a Pong of the same number."""
+
+    number: int
+
+
+class Waiting(EngineMessage, frozen=True):
+    """So many requests wait at the client until the engine has room for them."""
+
+    calls: int
+
+
+class EndRequests(EngineMessage, frozen=True):
+    """Fail all requests that have not been answered."""
+
+
+class Close(EngineMessage, frozen=True):
+    """Unload the model and end. Answered by Closed."""
+
+
+class ErrorState(Struct, frozen=True, array_like=True, gc=False):
+    """An error: the name of its class, its messages, and the attributes that its class has.
+
+    `public` None: as `message`.
+    """
+
+    name: str
+    message: str
+    field: str | None = None
+    reason: str | None = None
+    retry_after_s: float | None = None
+    public: str | None = None
+
+
+class Needs(EngineMessage, frozen=True):
+    """The needs of the model, estimated from its files."""
+
+    needs: ModelNeeds
+
+
+class Loaded(EngineMessage, frozen=True):
+    """The model is loaded and warm."""
+
+    spec: Any
+    memory_bytes: int
+    load_s: float
+    warm_up_s: float
+
+
+class LoadProgress(EngineMessage, frozen=True):
+    """The phase of a load, or of the compilation after it, and how much of it is done, as in WorkState."""
+
+    what: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
+    done: int
+    total: int
+    unit: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
+
+
+class LoadFailed(EngineMessage, frozen=True):
+    """The model cannot be loaded."""
+
+    error: ErrorState
+
+
+class Counted(EngineMessage, frozen=True):
+    """A metered request has so many tokens; it waits for Proceed or Cancel."""
+
+    id: int
+    tokens: int
+
+
+class Begun(EngineMessage, frozen=True):
+    """The requests are part of a run that begins now."""
+
+    ids: list[int]
+    at_s: float
+
+
+class Answer(EngineMessage, frozen=True):
+    """The answer to a request, its phases in seconds, and the rows of its batch. `runs`: batches of a sampled one."""
+
+    id: int
+    answer: Any
+    queue_s: float
+    compute_s: float
+    decode_s: float = 0.0
+    batch_rows: int = 0
+    runs: Annotated[list[BatchRun], Meta(max_length=MAX_LINKS)] = []
+
+
+class Failed(EngineMessage, frozen=True):
+    """A request ended with an error."""
+
+    id: int
+    error: ErrorState
+
+
+class TextDeltas(EngineMessage, frozen=True):
+    """Further text of a generation.
+
+    `first_s`: seconds to its first token, once. `token_s`: seconds between later tokens. `begun`: texts that began
+    since the last message. `is_over`: every choice has ended.
+    """
+
+    id: int
+    pieces: list[TextDelta]
+    usage: Usage
+    first_s: float | None = None
+    token_s: list[float] = []
+    begun: int = 0
+    is_over: bool = False
+
+
+class BatchDeltas(Struct, frozen=True, array_like=True, gc=False):
+    """Growth of the BatchCounts since the last message, by number of rows and by tenant."""
+
+    sizes: dict[int, int] = {}
+    split: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    tenant_seconds: dict[str, float] = {}
+
+
+class StepDeltas(Struct, frozen=True, array_like=True, gc=False):
+    """Growth of the StepCounts since the last message. `tenants`: prompt and generated tokens by name."""
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    texts: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: BatchDeltas = BatchDeltas()
+    tenants: dict[str, tuple[int, int]] = {}
+
+
+class Counts(EngineMessage, frozen=True):
+    """Growth of the engine's counts, and its state after the last step; None where nothing has changed."""
+
+    batches: BatchDeltas | None = None
+    steps: StepDeltas | None = None
+    stats: StepStats | None = None
+
+
+class SpecLearned(EngineMessage, frozen=True):
+    """Requests have shown how their rows may share a batch: the spec from now on."""
+
+    spec: Any
+
+
+class Pong(EngineMessage, frozen=True):
+    """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle. `at_s`: when it was sent, by the
+    clock of the engine's machine.
+    """
+
+    number: int
+    running_s: float
+    at_s: float = 0.0
+
+
+class QueueState(EngineMessage, frozen=True):
+    """`call_s`: seconds of the device that a request takes, as learned. `others`: requests of other clients."""
+
+    call_s: float
+    others: int
+
+
+class Leave(EngineMessage, frozen=True):
+    """The engine unloads the model for another one: the client sends no further requests, and Close after the last."""
+
+
+class VersionReport(Struct, frozen=True, array_like=True, gc=False):
+    """A version in a replica that models share. `path`: as the client has named it. `memory_bytes`: 0 while it is being
+    loaded. `queued_s`: seconds that its requests will take there.
+    """
+
+    model: str
+    version: str
+    path: str
+    memory_bytes: int
+    queued_s: float
+
+
+class ReplicaReport(EngineMessage, frozen=True):
+    """The versions in a replica that models share. `free_bytes`: of its budget. `evictions`: by model, since the last
+    message; of several clients that follow the replica only one gets them.
+    """
+
+    versions: list[VersionReport]
+    free_bytes: int
+    queued_s: float
+    evictions: dict[str, int] = {}
+
+
+class Closed(EngineMessage, frozen=True):
+    """The model is unloaded; the process ends."""
+
+
+ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | Waiting | EndRequests | Close
+FromEngine = (
+    Needs
+    | Loaded
+    | LoadProgress
+    | LoadFailed
+    | Counted
+    | Begun
+    | Answer
+    | Failed
+    | TextDeltas
+    | Free
+    | Counts
+    | SpecLearned
+    | Pong
+    | QueueState
+    | Leave
+    | ReplicaReport
+    | Closed
+)

@@ -1,0 +1,125 @@
+"""Place large arrays in memory that the peer shares, and read those of the peer."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from frameworks.engine.process.wire.arrays import Reference
+from frameworks.engine.process.wire.messages import Free, ProtocolError
+from frameworks.engine.process.wire.shared_bodies import SharedBody, body_under
+from frameworks.types import Array
+from memory.buffers import ALIGNMENT_BYTES
+from memory.shared_arena import ArenaError, SharedArena
+
+# The part of an arena for bodies: slow clients must leave room for the tensors of others.
+_BODIES_SHARE = 0.5
+
+
+class SharedTensors:
+    """The two arenas of one side of a channel. Implements Placement. Owned by the event loop that creates it.
+
+    Blocks of the peer whose last view was deleted are collected, in any thread; one message frees those of a round.
+    """
+
+    def __init__(self, written: SharedArena, read: SharedArena, send: Callable[[Free], None]) -> None:
+        """`written`: for the arrays of this side. `send`: called in the event loop; `read` belongs to the peer."""
+        self._written = written
+        self._read = read
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._bodies: set[int] = set()
+        """The blocks of bodies."""
+        self._unused: deque[int] = deque()
+        self._is_flush_due = False
+
+    @property
+    def num_in_use(self) -> int:
+        """Number of blocks of either side that are not read to the end, and of reads whose end was not sent.
+
+        Bodies do not count: a client may send one slowly, to a model without requests.
+        """
+        stats = self._read.stats()
+        return self._written.stats().leases - len(self._bodies) + stats.reads + len(self._unused)
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """Return uint8 [nbytes], writable, for the body of a request; None without room for it.
+
+        `place` does not copy its views, where they are aligned. It is free with the last of them.
+        """
+        block = self._written.lease(nbytes, int(_BODIES_SHARE * self._written.max_bytes))
+        if block is None:
+            return None
+        self._bodies.add(block.number)
+        return SharedBody(self._written, block, self._end_body).array
+
+    def place(self, array: Array) -> Reference | None:
+        body = body_under(array)
+        if body is not None and body.arena is self._written and array.flags.c_contiguous:
+            number, offset = body.place_of(array)
+            # The process frees each of its references, and the body may have several tensors, or be sent again.
+            shared = None if offset % ALIGNMENT_BYTES else self._written.share(number)
+            if shared is not None:
+                return shared, offset, array.nbytes
+        block = self._written.lease(array.nbytes)
+        if block is None:
+            return None
+        np.copyto(block.array.view(array.dtype).reshape(array.shape), array)
+        return block.number, block.offset, array.nbytes
+
+    def take_back(self, block: int) -> None:
+        self._written.free(block)
+
+    def find(self, block: int, offset: int, nbytes: int) -> Array:
+        """Return the bytes of a reference of the peer, read-only. Raises ProtocolError for one outside of its arena."""
+        try:
+            return self._read.read(block, offset, nbytes, self._note_unused)
+        except ArenaError as error:
+            raise ProtocolError(str(error)) from None
+
+    def freed(self, message: Free) -> None:
+        """Free the blocks that the peer has read. Raises ProtocolError for one that is not leased."""
+        try:
+            for block in message.blocks:
+                self._written.free(block)
+        except ArenaError as error:
+            raise ProtocolError(str(error)) from None
+
+    def trim(self) -> None:
+        """Return pages of the last burst to the system. Call it at intervals, also while nothing is sent."""
+        self._written.trim()
+
+    def close(self) -> None:
+        """Close the arenas. Arrays that are in use keep their memory."""
+        self._written.close()
+        self._read.close()
+
+    def _end_body(self, block: int) -> None:
+        self._written.free(block)
+        self._bodies.discard(block)
+
+    def _note_unused(self, block: int) -> None:
+        """Collect a block. It runs in any thread, also within a garbage collection."""
+        self._unused.append(block)
+        if self._is_flush_due:
+            return
+        self._is_flush_due = True
+        # After the end of the loop nothing is sent.
+        with suppress(RuntimeError):
+            if threading.get_ident() == self._thread_id:
+                self._loop.call_soon(self._flush)
+            else:
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        # First: a block that is added meanwhile is either sent here or calls again.
+        self._is_flush_due = False
+        blocks: list[int] = []
+        while self._unused:
+            blocks.append(self._unused.popleft())
+        if blocks:
+            self._send(Free(blocks))
