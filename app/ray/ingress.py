@@ -25,7 +25,7 @@ from app.server.build import Host, Server, build
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from frameworks.engine.ray.deployment import deployed
-from frameworks.engine.ray.group_startup import Deployed
+from frameworks.engine.ray.ingress.group_startup import Deployed
 from frameworks.models.ray import RayStarter
 from frameworks.setting_values import ReplicaRange
 from memory.allocator import keep_freed_memory

@@ -5,8 +5,8 @@ from functools import partial
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.process.link import Started
-from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.group_startup import Deployed, open_group
+from frameworks.engine.ray.ingress.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group_startup import Deployed, open_group
 from frameworks.errors import InvalidModel
 from frameworks.models.residency import ModelResidency
 from frameworks.models.version import ModelVersion

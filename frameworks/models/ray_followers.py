@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, ToEngine
-from frameworks.engine.ray.clients import SILENT_S
+from frameworks.engine.ray.replica.clients import SILENT_S
 
 REPORT_S = 0.1
 """Interval of the reports, where something has changed."""

@@ -14,11 +14,11 @@ from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import LoadFailed, ReplicaReport, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.engine.ray.clients import ReplicaClient
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
-from frameworks.engine.ray.files import local_files, state_of
 from frameworks.engine.ray.handshake import Handshake
-from frameworks.engine.ray.replica_contract import VersionTotals
+from frameworks.engine.ray.replica.clients import ReplicaClient
+from frameworks.engine.ray.replica.contract import VersionTotals
+from frameworks.engine.ray.replica.files import local_files, state_of
 from frameworks.engine.registries import registry_factories
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import Draining, ModelFailed, RoundhouseError

@@ -1,18 +1,9 @@
-"""Run models in replicas of Ray Serve: one deployment for each model or group, and an engine over its running replicas.
+"""Run models in replicas of Ray Serve: one deployment for each model or group, and an engine over its replicas.
 
-Discovery, placement, health checks, rolling updates and autoscaling are those of Serve. Requests travel over one TCP
-connection from each ingress to each replica, with the messages and frames of `frameworks.engine.process`. A call of a
-Serve handle takes 4 ms of CPU and a frame 20 µs, so no request is a call.
-
-| module | part |
-|---|---|
-| `deployment` | the Serve deployment of a model: replicas, resources, autoscaling |
-| `replica`, `hosted`, `clients`, `gate` | the replica: its versions, its clients, its port |
-| `running`, `router` | which replicas run, as Serve's router learns it |
-| `link`, `clock`, `handshake` | a connection to a replica |
-| `group`, `connections` | the Engine over a changing set of replicas |
-| `sharing`, `residents`, `watching` | the same where models share the replicas: which of them has loaded what |
-
-`frameworks.models.ray` starts versions with it; `frameworks.models.ray_replica` has the models of a shared replica.
-Only `deployment`, `router` and `replica` import ray.
+In: requests of an ingress. Out: results of a replica. Begin with `deployment` (replicas, resources, autoscaling), then
+`ingress` (the engine over running replicas) and `replica` (the versions of one replica, and its clients).
+Discovery, placement, health checks and updates are Serve's. Requests travel over one TCP connection from each ingress
+to each replica, as frames of `frameworks.engine.process.wire`: a frame takes 20 µs of CPU, a call of a Serve handle
+4 ms. `frameworks.models.ray` starts versions with it. Only
+`cluster_connection`, `deployment`, `router` and `replica.replica` import ray.
 """

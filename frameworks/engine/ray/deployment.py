@@ -17,12 +17,12 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
-from frameworks.engine.ray.group_startup import Deployed, client_name
-from frameworks.engine.ray.loaded_versions import GroupResidents
-from frameworks.engine.ray.placement import measured_share
-from frameworks.engine.ray.replica import ModelReplica
-from frameworks.engine.ray.replica_contract import Host
-from frameworks.engine.ray.replica_versions import HostedVersions
+from frameworks.engine.ray.ingress.group_startup import Deployed, client_name
+from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
+from frameworks.engine.ray.replica.contract import Host
+from frameworks.engine.ray.replica.hosted_versions import HostedVersions
+from frameworks.engine.ray.replica.placement import measured_share
+from frameworks.engine.ray.replica.replica import ModelReplica
 from frameworks.engine.ray.router import PublishingRouter
 from frameworks.engine.ray.running_replicas import running_replicas
 

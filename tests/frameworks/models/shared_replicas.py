@@ -11,10 +11,10 @@ import numpy as np
 
 from frameworks.devices import DeviceManager
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
-from frameworks.engine.ray.group_startup import Deployed
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.loaded_versions import GroupResidents
-from frameworks.engine.ray.replica_listener import Gate
+from frameworks.engine.ray.ingress.group_startup import Deployed
+from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
+from frameworks.engine.ray.replica.listener import Gate
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads import EngineThreads

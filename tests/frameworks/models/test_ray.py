@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frameworks.devices import DeviceManager
-from frameworks.engine.ray.group_startup import Deployed
+from frameworks.engine.ray.ingress.group_startup import Deployed
 from frameworks.errors import InvalidModel, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.loader import Loader

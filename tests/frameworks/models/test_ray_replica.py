@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from frameworks.engine.ray import shared_group as sharing_module
-from frameworks.engine.ray.connections import ReplicaEngine
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.shared_group import SharedConnections, SharedGroup
+from frameworks.engine.ray.ingress import shared_group as sharing_module
+from frameworks.engine.ray.ingress.connections import ReplicaEngine
+from frameworks.engine.ray.ingress.shared_group import SharedConnections, SharedGroup
 from frameworks.errors import ModelFailed, OutOfMemory
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.version import ModelState

@@ -12,11 +12,11 @@ import numpy as np
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.group_startup import Deployed, open_group
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.replica_listener import Gate
-from frameworks.engine.ray.replica_versions import HostedVersions
+from frameworks.engine.ray.ingress.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group_startup import Deployed, open_group
+from frameworks.engine.ray.replica.hosted_versions import HostedVersions
+from frameworks.engine.ray.replica.listener import Gate
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.registries import RegistrySettings

@@ -11,8 +11,8 @@ import pytest
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.group_startup import open_group
+from frameworks.engine.ray.ingress.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group_startup import open_group
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import InvalidModel
 from frameworks.scheduling.batch.batcher import BatchLimits

@@ -3,7 +3,7 @@
 import pytest
 
 from frameworks.engine.contract import Run
-from frameworks.engine.ray.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group import ReplicaGroup
 from frameworks.errors import DeadlineExceeded, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, Stopping
 from frameworks.scheduling.admission import Permit, RequestLimit

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from frameworks.engine.ray import withdrawn_replicas
+from frameworks.engine.ray.ingress import withdrawn_replicas
 from frameworks.errors import ModelFailed
+from tests.frameworks.engine.ray.ingress.test_group import HeldModel
 from tests.frameworks.engine.ray.replicas import Cluster, Replica, ask, serving
-from tests.frameworks.engine.ray.test_group import HeldModel
 from tests.support.loops import in_loop, soon, task
 
 pytestmark = pytest.mark.extended

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from frameworks.engine.contract import RunCounts
-from frameworks.engine.ray import replica_versions
-from frameworks.engine.ray.group import ReplicaGroup
-from frameworks.engine.ray.group_startup import Deployed, open_group
+from frameworks.engine.ray.ingress.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group_startup import Deployed, open_group
+from frameworks.engine.ray.replica import hosted_versions
 from frameworks.errors import InvalidModel, ModelFailed
 from tests.frameworks.engine.ray.replicas import NODE, Cluster, ask, cluster, serving
 from tests.support.engine_hosts import SETTINGS, ArrayModel
@@ -27,7 +27,7 @@ async def version_of(there: Cluster, name: str, path: Path) -> ReplicaGroup:
 
 @in_loop
 async def _check_rollout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_versions, "UNUSED_S", 0.01)
+    monkeypatch.setattr(hosted_versions, "UNUSED_S", 0.01)
     async with cluster(2) as there:
         first = await version_of(there, "1", path / "1")
         second = await version_of(there, "2", path / "2")

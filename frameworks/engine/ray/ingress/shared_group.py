@@ -8,11 +8,11 @@ import structlog
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.group_queue import GroupEngine
-from frameworks.engine.ray.connections import Connections, ReplicaEngine, Version
-from frameworks.engine.ray.group import NO_REPLICA, ReplicaGroup
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.loaded_versions import GroupResidents, VersionKey
-from frameworks.engine.ray.routing import LeastSeconds
+from frameworks.engine.ray.ingress.connections import Connections, ReplicaEngine, Version
+from frameworks.engine.ray.ingress.group import NO_REPLICA, ReplicaGroup
+from frameworks.engine.ray.ingress.loaded_versions import GroupResidents, VersionKey
+from frameworks.engine.ray.ingress.routing import LeastSeconds
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
 

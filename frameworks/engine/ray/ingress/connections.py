@@ -12,9 +12,9 @@ from frameworks.engine.process.client.poison_requests import RefusalRule, Suspec
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.link import ReplicaLink
+from frameworks.engine.ray.ingress.link import ReplicaLink
+from frameworks.engine.ray.ingress.withdrawn_replicas import WithdrawnReplicas
 from frameworks.engine.ray.running_replicas import RunningReplicas
-from frameworks.engine.ray.withdrawn_replicas import WithdrawnReplicas
 from frameworks.errors import ModelFailed, RoundhouseError
 
 log = structlog.get_logger(__name__)

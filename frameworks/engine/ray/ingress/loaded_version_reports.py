@@ -8,7 +8,7 @@ import structlog
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, ReplicaReport
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
-from frameworks.engine.ray.link import CONNECT_S, PING_S, SILENT_S
+from frameworks.engine.ray.ingress.link import CONNECT_S, PING_S, SILENT_S
 from frameworks.engine.ray.tls import client_context
 
 log = structlog.get_logger(__name__)

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import ToEngine
-from frameworks.engine.ray.clients import HostedVersion
 from frameworks.engine.ray.handshake import Handshake
+from frameworks.engine.ray.replica.clients import HostedVersion
 from frameworks.engine.threads import EngineThreads
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.engine.ray.group import ReplicaGroup
+from frameworks.engine.ray.ingress.group import ReplicaGroup
 from frameworks.errors import ModelFailed
 from tests.frameworks.engine.ray.replicas import Cluster, Replica, ask, cluster
 from tests.support.loops import in_loop, settle, soon, task

@@ -7,7 +7,7 @@ from functools import partial
 
 from frameworks.engine.process.wire.messages import ReplicaReport, VersionReport
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.loaded_version_reports import ReplicaWatch
+from frameworks.engine.ray.ingress.loaded_version_reports import ReplicaWatch
 from frameworks.engine.ray.running_replicas import RunningReplicas
 
 UNKNOWN_S = 2.0

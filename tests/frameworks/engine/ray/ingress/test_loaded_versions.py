@@ -2,7 +2,7 @@
 
 from frameworks.engine.process.wire.messages import ReplicaReport, VersionReport
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.loaded_versions import GroupResidents
+from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from tests.support.loops import in_loop, pass_time, settle
 

@@ -18,7 +18,7 @@ from frameworks.engine.process.wire.messages import (
     ProtocolError,
     ToEngine,
 )
-from frameworks.engine.ray.metered_engine import MeteredEngine
+from frameworks.engine.ray.replica.metered_engine import MeteredEngine
 
 log = structlog.get_logger(__name__)
 

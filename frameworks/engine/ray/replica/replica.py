@@ -16,8 +16,8 @@ from ray import serve
 from frameworks.engine.ray.autoscaling import QUEUED_S
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.handshake import SECRET_BYTES, Address
-from frameworks.engine.ray.replica_contract import Host
-from frameworks.engine.ray.replica_listener import Gate
+from frameworks.engine.ray.replica.contract import Host
+from frameworks.engine.ray.replica.listener import Gate
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.threads import EngineThreads
 from memory.allocator import keep_freed_memory

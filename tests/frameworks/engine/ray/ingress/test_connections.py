@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.engine.process.wire.messages import Infer, ProtocolError
-from frameworks.engine.ray import clients, link, replica_listener
-from frameworks.engine.ray.clock_offset import PeerClock
 from frameworks.engine.ray.handshake import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL_VERSION,
@@ -22,7 +20,10 @@ from frameworks.engine.ray.handshake import (
     encode_handshake,
     take_handshake,
 )
-from frameworks.engine.ray.link import ReplicaLink
+from frameworks.engine.ray.ingress import link
+from frameworks.engine.ray.ingress.clock_offset import PeerClock
+from frameworks.engine.ray.ingress.link import ReplicaLink
+from frameworks.engine.ray.replica import clients, listener
 from frameworks.errors import ModelFailed
 from frameworks.types import TensorBatch
 from tests.frameworks.engine.ray.replicas import NODE, SECRET, Replica, ask, cluster, serving
@@ -51,7 +52,7 @@ async def is_refused(replica: Replica, sent: bytes) -> bool:
 
 @in_loop
 async def test_connection_without_hello_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_listener, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.05)
     async with cluster() as there:
         (replica,) = there.replicas.values()
         assert await is_refused(replica, b"")
@@ -77,8 +78,8 @@ async def test_wrong_hello_is_refused() -> None:
 async def test_flood_of_connections_is_bounded() -> None:
     async with serving() as (there, group):
         (replica,) = there.replicas.values()
-        flood = [await connect(replica) for _ in range(replica_listener.MAX_UNKNOWN)]
-        await soon(lambda: len(replica.gate._unknown) == replica_listener.MAX_UNKNOWN)
+        flood = [await connect(replica) for _ in range(listener.MAX_UNKNOWN)]
+        await soon(lambda: len(replica.gate._unknown) == listener.MAX_UNKNOWN)
         assert await is_refused(replica, b"")
         assert await ask(group, 1.0) == 2.0
         for _, writer in flood:

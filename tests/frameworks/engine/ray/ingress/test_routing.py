@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from frameworks.engine.group_queue import GroupEngine, Job
 from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.ray.autoscaling import QUEUED_S, QueuedSeconds
-from frameworks.engine.ray.metered_engine import CallCost
-from frameworks.engine.ray.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS, SeenPrefixes, blocks_of
-from frameworks.engine.ray.routing import LeastSeconds, units_of
+from frameworks.engine.ray.ingress.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS, SeenPrefixes, blocks_of
+from frameworks.engine.ray.ingress.routing import LeastSeconds, units_of
+from frameworks.engine.ray.replica.metered_engine import CallCost
 from frameworks.generation.types import Conversation, GenerateRequest, Message, Stopping
 from frameworks.images.spec import ImageRequest
 from frameworks.tenants import DEFAULT_TENANT

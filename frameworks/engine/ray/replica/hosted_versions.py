@@ -15,12 +15,12 @@ from frameworks.engine.process.host.model_source import FileSource, HostedModel
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import LoadFailed, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.engine.ray.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.files import local_files, newest_files, state_of
 from frameworks.engine.ray.handshake import Handshake
-from frameworks.engine.ray.metered_engine import MeteredEngine
-from frameworks.engine.ray.replica_contract import VersionTotals
+from frameworks.engine.ray.replica.clients import HostedVersion, ReplicaClient
+from frameworks.engine.ray.replica.contract import VersionTotals
+from frameworks.engine.ray.replica.files import local_files, newest_files, state_of
+from frameworks.engine.ray.replica.metered_engine import MeteredEngine
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import InvalidModel, RoundhouseError
 

@@ -25,8 +25,8 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
-from frameworks.engine.ray.clock_offset import PeerClock
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
+from frameworks.engine.ray.ingress.clock_offset import PeerClock
 from frameworks.engine.ray.tls import client_context
 from frameworks.errors import ModelFailed
 from frameworks.types import Array

@@ -9,11 +9,11 @@ from typing import Any
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.link import Started
-from frameworks.engine.ray.connections import REPLACED_S, Connections, ReplicaEngine, Version
-from frameworks.engine.ray.group import RETRY_AFTER_S, ReplicaGroup
-from frameworks.engine.ray.loaded_versions import GroupResidents
+from frameworks.engine.ray.ingress.connections import REPLACED_S, Connections, ReplicaEngine, Version
+from frameworks.engine.ray.ingress.group import RETRY_AFTER_S, ReplicaGroup
+from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
+from frameworks.engine.ray.ingress.shared_group import SharedConnections, SharedGroup
 from frameworks.engine.ray.running_replicas import RunningReplicas
-from frameworks.engine.ray.shared_group import SharedConnections, SharedGroup
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
 
 COLD_START_S = 600.0

@@ -5,7 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from frameworks.engine.group_queue import GroupEngine, Job
-from frameworks.engine.ray.prefix_affinity import SeenPrefixes, blocks_of
+from frameworks.engine.ray.ingress.prefix_affinity import SeenPrefixes, blocks_of
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch

@@ -1,6 +1,6 @@
 """Replicas that Serve has withdrawn, with an injected clock."""
 
-from frameworks.engine.ray.withdrawn_replicas import ANNOUNCED_S, MAX_DEPARTURES, WithdrawnReplicas
+from frameworks.engine.ray.ingress.withdrawn_replicas import ANNOUNCED_S, MAX_DEPARTURES, WithdrawnReplicas
 from tests.support.clocks import Clock
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from frameworks.devices import SHARE_FOR_MODELS, Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.ray.config import ReplicaConfig
-from frameworks.engine.ray.files import newest_files
+from frameworks.engine.ray.replica.files import newest_files
 
 _STEPS = 100
 """Shares are rounded up to hundredths: Ray adds them up."""
