@@ -1,1 +1,1 @@
-"""The machine: models, the devices they stand on, and the time at which each of them runs."""
+"""Load models on devices, schedule their requests, and run them."""

@@ -1,4 +1,4 @@
-"""Slow down addresses that try keys. The bounds hold for any number of addresses."""
+"""Rate-limit addresses that send wrong keys (brute force). Memory is bounded for any number of addresses."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Decide on each call before a message is read: its key, and the scope that its method needs.
+"""Authenticate and authorize each call before a message is read: its key, and the scope that its method needs.
 
 The bridge's interceptor calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
 each handler, so that a method without an entry in the table of permissions is denied.
@@ -26,7 +26,7 @@ from frameworks.errors import RoundhouseError
 _NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
 
 
-class CallGate:
+class CallAuthorization:
     """Decide on calls. Owned by the event loop, except `check`, which grpcio calls in its thread."""
 
     def __init__(self, authenticator: Authenticator, observer: Observer) -> None:

@@ -9,7 +9,7 @@ import structlog
 from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
-from app.grpc.authorization import CallGate
+from app.grpc.authorization import CallAuthorization
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.call import Unary
 from app.grpc.services import build_methods
@@ -48,7 +48,7 @@ class GrpcListener:
         unary, streams = build_methods(pipeline, management, settings.models.default_model)
         check = None
         if authenticator is not None:
-            gate = CallGate(authenticator, pipeline.observer)
+            gate = CallAuthorization(authenticator, pipeline.observer)
             gate.with_scopes(unary, streams)
             check = gate.check
         is_traced = pipeline.observer.tracer is not None

@@ -1,4 +1,4 @@
-"""Draw how much of a work is done: the bars and the numbers of all commands."""
+"""Draw progress bars and their numbers, for all commands."""
 
 _FULL, _EMPTY = "█", "░"
 BAR_CHARACTERS = 24

@@ -1,4 +1,4 @@
-"""Turn principals into plain values of messages, and back."""
+"""Serialize principals to plain values of messages, and deserialize them."""
 
 from app.auth.principal import Principal, Scope
 from app.workers.messages import Sender

@@ -1,4 +1,4 @@
-"""Decide when a worker that has ended is started again: at once, then after 1 s, 2 s, 4 s, 8 s, 10 s.
+"""Back off restarts of a worker that has ended: at once, then after 1 s, 2 s, 4 s, 8 s, 10 s.
 
 A start is a fork that takes about 50 ms, but a worker that is missing costs its share of the server. The delays are
 therefore shorter than those of engine processes, which load a model. At the longest delay a worker that ends in every
@@ -18,7 +18,7 @@ A worker that cannot work ends in its start or in its first requests, long befor
 """
 
 
-class Replacement:
+class RestartBackoff:
     """The starts of the workers of one number."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Decide which caller runs a request that several workers have received, and which callers wait for that run."""
+"""Run equal requests of several workers once (single flight): choose the caller that runs; the others wait."""
 
 from collections.abc import Hashable
 

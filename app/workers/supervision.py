@@ -12,7 +12,7 @@ import structlog
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, FromWorker, WorkerReady
-from app.workers.restart_backoff import Replacement
+from app.workers.restart_backoff import RestartBackoff
 from app.workers.sockets import HttpSockets
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.wire.descriptors import socket_pair
@@ -32,7 +32,7 @@ class _Worker:
     link: ControlLink | None = None
     pid: int = 0
     is_ready: bool = False
-    replacement: Replacement = field(default_factory=Replacement)
+    replacement: RestartBackoff = field(default_factory=RestartBackoff)
     timer: asyncio.TimerHandle | None = None
 
 

@@ -1,4 +1,4 @@
-"""End a worker whose event loop stands still: orders, drains and counts would wait for it."""
+"""Kill a worker whose event loop is blocked: orders, drains and counts would wait for it."""
 
 import asyncio
 from collections.abc import Callable

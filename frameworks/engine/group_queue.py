@@ -1,4 +1,4 @@
-"""The one queue before the engine processes of a model: which request is next, and which process gets it."""
+"""Queue the requests of a model with several engine processes: choose the next request and its process."""
 
 import asyncio
 import time

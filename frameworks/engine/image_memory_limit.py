@@ -9,7 +9,7 @@ MAX_ROW_BYTES = 256 * 1024**2
 """The rows of about 440 images of 224 x 224 in float32: more batches than any device has in its queue."""
 
 
-class RowBudget:
+class ImageMemoryLimit:
     """Bytes that requests hold from the decoding of their images to their answer. Owned by the event loop.
 
     Requests wait for them in the order of their arrival. A request above the bound runs alone.
@@ -22,7 +22,7 @@ class RowBudget:
 
     @asynccontextmanager
     async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Hold so many bytes, as soon as there is room for them."""
+        """Reserve bytes within the block. Waits until they are available."""
         if self._waiting or not self._fits(nbytes):
             await self._wait(nbytes)
         else:

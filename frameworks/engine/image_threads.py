@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from frameworks.cpus import usable_cpus
-from frameworks.engine.image_memory_limit import RowBudget
+from frameworks.engine.image_memory_limit import ImageMemoryLimit
 
 if TYPE_CHECKING:
     from frameworks.images.processor import Array, ImageProcessor
@@ -25,7 +25,7 @@ class ImageThreads:
     """
 
     def __init__(self) -> None:
-        self.budget = RowBudget()
+        self.budget = ImageMemoryLimit()
         self._small = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="image")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="image-large")
 

@@ -1,4 +1,4 @@
-"""Turn a prompt into the first pieces of a response: its text, and its tokens with their log probabilities."""
+"""Echo a prompt as the first pieces of a response: its text, and its tokens with their log probabilities."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

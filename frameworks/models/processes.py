@@ -9,7 +9,7 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.launch import LaunchOptions
-from frameworks.engine.process.client.poison_requests import Suspects
+from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.cpus import select_cpus
 from frameworks.engine.process.link import Listener, Started
@@ -53,7 +53,7 @@ class ProcessStarter:
         """
         engines, started = list[ProcessEngine](), list[Started]()
         # A request that ended one process is refused by all.
-        suspects = Suspects()
+        suspects = PoisonRequests()
         try:
             for index, device in enumerate(devices):
                 engine = self._engine(version, device, index, suspects)
@@ -67,7 +67,7 @@ class ProcessStarter:
             return engines[0], started
         return EngineGroup(version.model.engine_settings, engines, version.model.entry.instances), started
 
-    def _engine(self, version: ModelVersion, device: Device, index: int, suspects: Suspects) -> ProcessEngine:
+    def _engine(self, version: ModelVersion, device: Device, index: int, suspects: PoisonRequests) -> ProcessEngine:
         """Return an engine that starts its process when it is opened, and again after each loss."""
         model = version.model
 
@@ -81,7 +81,7 @@ class ProcessStarter:
                 process.kill("aborted", "its model was not loaded")
                 raise
 
-        return ProcessEngine(model.engine_settings, model.runs[version.version], start, suspects=suspects)
+        return ProcessEngine(model.engine_settings, model.runs[version.version], start, poison_requests=suspects)
 
     def discard(self, version: ModelVersion) -> None:
         """End a process that was kept for a load."""

@@ -28,9 +28,13 @@ class RayStarter:
     def attach(self, residency: ModelResidency) -> None:
         """Report evictions in replicas to the residency of the ingress."""
         self._on_evicted = residency.note_evicted
-        shared = {id(each.residents): each.residents for each in self._deployments.values() if each.residents}
-        for residents in shared.values():
-            residents.on_evictions = residency.ledger.evictions.update
+        shared = {
+            id(each.loaded_versions): each.loaded_versions
+            for each in self._deployments.values()
+            if each.loaded_versions
+        }
+        for loaded_versions in shared.values():
+            loaded_versions.on_evictions = residency.ledger.evictions.update
 
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """Return no needs: the memory is that of the replicas. Raises InvalidModel for a model without deployment."""

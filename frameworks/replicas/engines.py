@@ -9,7 +9,7 @@ from frameworks.engine.group import EngineGroup
 from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.client_link import ClientLink
-from frameworks.engine.process.client.poison_requests import Suspects
+from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
@@ -33,7 +33,9 @@ from frameworks.replicas.messages import (
 class EngineConnection:
     """Connects the worker to one engine process, and again after each loss. Owned by the event loop."""
 
-    def __init__(self, link: ControlLink, model: ModelIdentity, serving: int, index: int, suspects: Suspects) -> None:
+    def __init__(
+        self, link: ControlLink, model: ModelIdentity, serving: int, index: int, suspects: PoisonRequests
+    ) -> None:
         """`index`: of the process among those of the load. `suspects`: of all of them."""
         self._link = link
         self.model = model.name
@@ -42,7 +44,7 @@ class EngineConnection:
         self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self.suspects = suspects
         # The supervisor counts the losses.
-        self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, suspects=suspects)
+        self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, poison_requests=suspects)
         self.engine.on_settled = self._settle
 
     def lost(self, message: EngineLost) -> None:
@@ -116,7 +118,7 @@ class WorkerEngines:
         if prepare.is_local:
             return await self._load(version, prepare, counts)
         model = version.model
-        suspects = Suspects(on_refused=partial(self._report_poisonous, model.name))
+        suspects = PoisonRequests(on_refused=partial(self._report_poisonous, model.name))
         connections = [
             EngineConnection(self._link, model, prepare.serving, index, suspects)
             for index in range(prepare.num_processes)

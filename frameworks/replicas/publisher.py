@@ -7,7 +7,7 @@ from functools import partial
 
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.client.counts_merge import add_counts
-from frameworks.engine.process.client.poison_requests import MAX_SUSPECTS, REFUSED_S
+from frameworks.engine.process.client.poison_requests import MAX_POISON_REQUESTS, REFUSED_S
 from frameworks.engine.process.elapsed import Elapsed
 from frameworks.engine.process.wire.messages import Counts
 from frameworks.engine.process.wire.serialization import error_from_plain
@@ -49,7 +49,7 @@ class Publisher:
         self._engines: dict[int, SharedEngine] = {}
         # For the requests of workers that wait for a load.
         self._requests = RequestLimit("the supervisor", None, None)
-        self._poisonous: deque[tuple[Elapsed, Poisonous]] = deque(maxlen=MAX_SUSPECTS)
+        self._poisonous: deque[tuple[Elapsed, Poisonous]] = deque(maxlen=MAX_POISON_REQUESTS)
         manager.on_changed(self._changes.note)
         manager.residency.start_engine = self._share
         workers.on_connect(self._register)

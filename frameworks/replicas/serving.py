@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.host.counts_delta import RunGrowth
+from frameworks.engine.process.host.counts_delta import CountsDelta
 from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.errors import InvalidModel, RoundhouseError
 from frameworks.models.version import ModelState, ModelVersion
@@ -36,7 +36,7 @@ class Serving:
         self._engines = engines
         self._opened = opened
         self._failed = failed
-        self.growth = RunGrowth()
+        self.growth = CountsDelta()
         """Of the counts of a model in this worker; a process reports its counts to the supervisor."""
         self.version: ReplicaVersion | None = None
         """The version whose requests use the engine; None before it is ready."""

@@ -1,1 +1,5 @@
-"""Steps 2 and 3 of a request's way: who is let in, who is next, with whom, and on which instance."""
+"""Schedule requests: admit or refuse, queue in fair order, form batches, and choose the instance of the model.
+
+In: requests of `app.inference`. Out: batches for workers, or Overloaded with Retry-After (`admission`).
+Begin with `admission`; then `batch` for tensors, and `steps` for language models.
+"""

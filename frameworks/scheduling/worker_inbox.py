@@ -1,4 +1,4 @@
-"""How the thread of a model waits for work."""
+"""Wait for the next message of a model's thread, and report when the thread becomes idle."""
 
 import queue
 from collections.abc import Callable

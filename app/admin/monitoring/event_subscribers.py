@@ -1,4 +1,4 @@
-"""Send the events of the server to many pages: each view is written once, and a slow reader is dropped."""
+"""Publish the server's events to subscribed pages: each view is encoded once, and a slow reader is dropped."""
 
 import asyncio
 import time

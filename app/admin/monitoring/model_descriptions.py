@@ -1,4 +1,4 @@
-"""Describe the models for the page: what may change while a person looks, and no more."""
+"""Describe the models for the page: only the fields that change while a server runs."""
 
 from typing import Any
 

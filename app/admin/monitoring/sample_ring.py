@@ -1,4 +1,4 @@
-"""Keep the samples of the last 15 minutes in a ring, and add up those cells that a viewer may see."""
+"""Keep the samples of the last 15 minutes in a ring buffer, and add up the cells that a viewer may see."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Take samples of the server, and write the events of each view once for all its readers."""
+"""Sample the server at intervals, and encode the events of each view once for all its readers."""
 
 import asyncio
 import time

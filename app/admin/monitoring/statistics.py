@@ -1,4 +1,4 @@
-"""Turn sums of cells into figures: rates, means and quantiles. Each takes and returns one value for each sample."""
+"""Compute rates, means and quantiles from sums of cells. Each function takes and returns one value per sample."""
 
 from collections.abc import Mapping, Sequence
 

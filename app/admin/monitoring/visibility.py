@@ -1,4 +1,4 @@
-"""Say what a principal sees of the samples and of the requests: as its counts and models of the other routes."""
+"""Decide which samples and requests a principal may see, by the rules of its counts and models on other routes."""
 
 from typing import NamedTuple
 

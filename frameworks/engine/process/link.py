@@ -1,4 +1,4 @@
-"""The seam between an engine's requests and the process that runs them."""
+"""Define the contract of a connection between an engine and the process or replica that runs its requests."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.ingress.group_startup import Deployed, client_name
-from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
+from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions
 from frameworks.engine.ray.replica.contract import Host
 from frameworks.engine.ray.replica.hosted_versions import HostedVersions
 from frameworks.engine.ray.replica.placement import measured_share
@@ -30,7 +30,7 @@ MEASURE_S = 600.0
 """Limit of the time in which the memory of a model is estimated; its files may have to be fetched."""
 _MEASURING_GPUS = 0.01
 DRAIN_S = 120.0
-"""Limit of the time in which a replica that leaves answers its requests."""
+"""Time limit for a stopping replica to answer its requests."""
 
 
 def deployment_name(model: str) -> str:
@@ -144,11 +144,11 @@ def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, is_share
     key = handle.deployment_id
     node = ray.get_runtime_context().get_node_id()
     running = running_replicas(key.app_name, key.name)
-    residents = None
+    loaded_versions = None
     if is_shared:
-        residents = GroupResidents(running, client_name())
-        residents.open()
-    return Deployed(running, wake, node, may_be_empty, residents)
+        loaded_versions = LoadedVersions(running, client_name())
+        loaded_versions.open()
+    return Deployed(running, wake, node, may_be_empty, loaded_versions)
 
 
 def _autoscaling(scaling: Scaling) -> AutoscalingConfig:

@@ -18,7 +18,7 @@ from frameworks.scheduling.batch.part_queue import PartQueue
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Progress, Request
 from frameworks.scheduling.batch.results import assemble, distribute
 from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Splitter
-from frameworks.scheduling.batch.tenant_accounting import BatchCharges, Costs
+from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT, Tenant
@@ -60,7 +60,7 @@ class Dispatcher:
         self._arrays = device.arrays
         # Of the tenant of the last request.
         self._share = self._clock.share(DEFAULT_TENANT)
-        self._charges = BatchCharges(self._clock, counts)
+        self._charges = BatchAccounting(self._clock, counts)
         self._queue = PartQueue(ageing_s, self._clock)
         self._cost = CostModel()
         self._ceiling = BatchCeiling()

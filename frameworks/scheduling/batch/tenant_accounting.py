@@ -16,7 +16,7 @@ _BATCHES_AHEAD = 2
 _NEWEST_WEIGHT = 0.2
 
 
-class BatchCharges:
+class BatchAccounting:
     """Each item pays for its share of the padded batch, that is by its rows. Owned by the event loop."""
 
     def __init__(self, clock: DeviceClock, counts: BatchCounts) -> None:

@@ -13,7 +13,7 @@ _STEPS_AHEAD = 2
 _NEWEST_WEIGHT = 0.2
 
 
-class StepCharges:
+class StepAccounting:
     """The tenants that have sequences at one model.
 
     A tenant counts as one unit of queued work on the clock while steps compute its sequences. Sequences that wait for

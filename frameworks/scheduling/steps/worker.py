@@ -15,7 +15,7 @@ from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.worker import for_callers, without_frames
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.steps.counts import StepCounts
-from frameworks.scheduling.steps.tenant_accounting import StepCharges
+from frameworks.scheduling.steps.tenant_accounting import StepAccounting
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
 from frameworks.scheduling.worker_inbox import next_message
 
@@ -66,7 +66,7 @@ class StepWorker:
         """Called in the event loop after `is_dead` has become true."""
         self._thread = _StepThread(name, model, on_steps=self._deliver, on_failed=self._fail, on_ended=self._end)
         # A hold needs no answer, so it does not count as sent.
-        self._charges = StepCharges(clock or DeviceClock(), counts.steps, self._thread.send)
+        self._charges = StepAccounting(clock or DeviceClock(), counts.steps, self._thread.send)
 
     @property
     def num_sequences(self) -> int:

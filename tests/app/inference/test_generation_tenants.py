@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from app.embedded.copy_tiny_llama import COMMITTED
-from frameworks.scheduling.steps.tenant_accounting import StepCharges
+from frameworks.scheduling.steps.tenant_accounting import StepAccounting
 from frameworks.scheduling.steps.worker import _StepThread
 from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
@@ -24,11 +24,11 @@ CALLERS = 24
 _SETTLED_TOKENS = 500
 UNLIKE: tuple[TextLengths, ...] = ((3, 40), (60, 8), (17, 17), (30, 5), (5, 25))
 _SECONDS_PER_TOKEN = 1e-4
-_charge = StepCharges.charge
+_charge = StepAccounting.charge
 _process_messages = _StepThread._process_messages
 
 
-def charge_tokens(charges: StepCharges, costs: Iterable[tuple[Tenant, float]], _seconds: float) -> None:
+def charge_tokens(charges: StepAccounting, costs: Iterable[tuple[Tenant, float]], _seconds: float) -> None:
     """Charge a step by its tokens: its seconds depend on what else the machine does."""
     known = list(costs)
     _charge(charges, known, _SECONDS_PER_TOKEN * sum(cost for _, cost in known))
@@ -64,7 +64,7 @@ async def shared(harness: TenantsHarness, tokens: int, tenants: tuple[Tenant, ..
     return seen
 
 
-@patch.object(StepCharges, "charge", charge_tokens)
+@patch.object(StepAccounting, "charge", charge_tokens)
 @patch.object(_StepThread, "_process_messages", process_in_turn)
 @in_loop
 async def test_generated_tokens_follow_tenant_weights() -> None:

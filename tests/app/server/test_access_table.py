@@ -11,7 +11,7 @@ from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import ANONYMOUS, Principal
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
-from app.grpc.authorization import CallGate
+from app.grpc.authorization import CallAuthorization
 from app.grpc.call import GrpcError
 from app.grpc.management import management_methods
 from app.grpc.services import build_methods
@@ -49,7 +49,7 @@ def test_table_equals_the_methods(endpoint: Endpoint) -> None:
 
 def test_method_without_entry_is_denied(tmp_path: Path) -> None:
     store = KeyStore(tmp_path / "keys.toml", AuthSettings(mode="required"))
-    gate = CallGate(Authenticator(store), Observer("none", 1000))
+    gate = CallAuthorization(Authenticator(store), Observer("none", 1000))
     unary: dict[str, Any] = {"/a.Service/Later": lambda request, call: request}
     streams: dict[str, Any] = {"/grpc.health.v1.Health/Watch": lambda requests, call: requests}
     gate.with_scopes(unary, streams)

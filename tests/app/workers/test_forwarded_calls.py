@@ -17,7 +17,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.principal import Scope
 from app.config.loading import load_settings
 from app.grpc import messages
-from app.grpc.authorization import CallGate
+from app.grpc.authorization import CallAuthorization
 from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.management import REQUESTS, Answer, ManagementCalls, management_methods
 from app.grpc.messages import INFERENCE_SERVICE, Message
@@ -156,7 +156,7 @@ async def _serving(answer: Answer, observer: Observer, authenticator: Authentica
     server = GrpcServer(2**20, 64, ConnectionBounds(), is_checked=True)
     port = server.bind("127.0.0.1", 0)
     methods = management_methods(answer, observer)
-    gate = CallGate(authenticator, observer)
+    gate = CallAuthorization(authenticator, observer)
     gate.with_scopes(methods, {})
     await server.start(methods, {}, check=gate.check)
     try:

@@ -15,7 +15,7 @@ from app.auth.permissions import EXEMPT, GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
-from app.grpc.authorization import CallGate
+from app.grpc.authorization import CallAuthorization
 from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
 from app.http.gate import HttpGate
@@ -95,7 +95,7 @@ class Worker:
         """
         unary: dict[str, Unary] = {path: self._answer for path in METHODS if path not in STREAMS}
         streams: dict[str, Stream] = dict.fromkeys(STREAMS, self._answer_stream)
-        gate = CallGate(self._authenticator, self.observer)
+        gate = CallAuthorization(self._authenticator, self.observer)
         gate.with_scopes(unary, streams)
         server = GrpcServer(2**20, 16, ConnectionBounds(), is_checked=True)
         address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"

@@ -2,19 +2,19 @@
 
 import asyncio
 
-from frameworks.engine.image_memory_limit import RowBudget
+from frameworks.engine.image_memory_limit import ImageMemoryLimit
 from tests.support.loops import in_loop, settle, task
 
 
 class Holder:
     """A request that holds bytes until `end` is set."""
 
-    def __init__(self, budget: RowBudget, nbytes: int) -> None:
+    def __init__(self, budget: ImageMemoryLimit, nbytes: int) -> None:
         self.has_begun = False
         self.end = asyncio.Event()
         self.task = task(self._run(budget, nbytes))
 
-    async def _run(self, budget: RowBudget, nbytes: int) -> None:
+    async def _run(self, budget: ImageMemoryLimit, nbytes: int) -> None:
         async with budget.hold(nbytes):
             self.has_begun = True
             await self.end.wait()
@@ -22,7 +22,7 @@ class Holder:
 
 @in_loop
 async def test_requests_wait_in_order_for_room() -> None:
-    budget = RowBudget(10)
+    budget = ImageMemoryLimit(10)
     first, second, third, small = (Holder(budget, nbytes) for nbytes in (6, 5, 4, 1))
     await settle()
     assert [each.has_begun for each in (first, second, third, small)] == [True, False, False, False]
@@ -38,7 +38,7 @@ async def test_requests_wait_in_order_for_room() -> None:
 
 @in_loop
 async def test_request_above_the_bound_runs_alone() -> None:
-    budget = RowBudget(10)
+    budget = ImageMemoryLimit(10)
     huge, small = Holder(budget, 50), Holder(budget, 1)
     await settle()
     assert (huge.has_begun, small.has_begun) == (True, False)
@@ -50,7 +50,7 @@ async def test_request_above_the_bound_runs_alone() -> None:
 
 @in_loop
 async def test_cancelled_requests_hold_nothing() -> None:
-    budget = RowBudget(10)
+    budget = ImageMemoryLimit(10)
     first, second, third = (Holder(budget, nbytes) for nbytes in (6, 6, 3))
     await settle()
     second.task.cancel()

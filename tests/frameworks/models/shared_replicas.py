@@ -13,8 +13,8 @@ from frameworks.devices import DeviceManager
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.ingress.group_startup import Deployed
-from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
-from frameworks.engine.ray.replica.listener import Gate
+from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions
+from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads import EngineThreads
@@ -80,13 +80,13 @@ class SharedReplica:
         self.threads = EngineThreads()
         loader = Loader({"onnx": lambda: registry}, DeviceManager(FakeProbe()))
         self.models = HostedModels(config, self.threads, loader)
-        self.gate = Gate(SECRET, self.models.accept)
+        self.listener = ReplicaListener(SECRET, self.models.accept)
         self._name = name
         self.address: Address
 
     async def open(self) -> None:
         await self.models.open()
-        self.address = Address(self._name, NODE, "127.0.0.1", await self.gate.open("127.0.0.1"), SECRET)
+        self.address = Address(self._name, NODE, "127.0.0.1", await self.listener.open("127.0.0.1"), SECRET)
 
     @property
     def loaded(self) -> set[str]:
@@ -100,7 +100,7 @@ class SharedReplica:
                 client.channel.fail("the replica died")
 
     def close(self) -> None:
-        self.gate.close()
+        self.listener.close()
         self.models.close()
         self.threads.close()
 
@@ -148,9 +148,9 @@ class SharedCluster:
     @asynccontextmanager
     async def ingress(self) -> AsyncIterator[MLFrameworkManager]:
         """Run a manager with the models of the group. No connection for a version is left after the block."""
-        residents = GroupResidents(self.running, "ingress")
-        residents.open()
-        deployed = Deployed(self.running, _wake, NODE, residents=residents, cold_start_s=HANGS_AFTER_S)
+        loaded_versions = LoadedVersions(self.running, "ingress")
+        loaded_versions.open()
+        deployed = Deployed(self.running, _wake, NODE, loaded_versions=loaded_versions, cold_start_s=HANGS_AFTER_S)
         starter = RayStarter({each.name: deployed for each in self.config.members})
         loader = Loader({}, DeviceManager(FakeProbe()), starter)
         async with MLFrameworkManager(loader, PerformanceSettings(), SchedulingSettings(), HANGS_AFTER_S) as manager:
@@ -159,7 +159,7 @@ class SharedCluster:
                 entry = member.entry.model_copy(update={"isolation": "process", "device": "cpu"})
                 manager.register("onnx", entry, Path("/absent"))
             yield manager
-        residents.close()
+        loaded_versions.close()
         await settle()
 
 

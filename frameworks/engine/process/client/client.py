@@ -13,7 +13,7 @@ from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.counts_merge import add_counts
 from frameworks.engine.process.client.generations import GenerationCall
 from frameworks.engine.process.client.open_calls import OpenCalls
-from frameworks.engine.process.client.poison_requests import Suspects
+from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.client.watchdog import HangWatch
 from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Start, Started
@@ -61,7 +61,7 @@ class ProcessEngine:
         counts: RunCounts,
         start: Start,
         policy: RestartPolicy | None = None,
-        suspects: Suspects | None = None,
+        poison_requests: PoisonRequests | None = None,
     ) -> None:
         """`start`: starts the process, for the first time in `open`. `counts`: batches, steps and restarts."""
         self._name = settings.name
@@ -69,7 +69,7 @@ class ProcessEngine:
         self._counts = counts
         self._start = start
         self._policy = policy or RestartPolicy()
-        noted = Suspects() if suspects is None else suspects  # an empty one counts as false
+        noted = PoisonRequests() if poison_requests is None else poison_requests  # an empty one is falsy
         self._calls = OpenCalls(settings.name, noted, self.check_outage, lambda: self.on_settled())  # noqa: PLW0108
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None

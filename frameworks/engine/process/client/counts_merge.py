@@ -1,4 +1,4 @@
-"""Add the counts of an engine process to those of the server."""
+"""Merge the counts of an engine process into those of the server."""
 
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.wire.messages import BatchDeltas, Counts, StepDeltas

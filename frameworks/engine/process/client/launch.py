@@ -1,4 +1,4 @@
-"""Start an engine process, name its end, and leave nothing of it behind."""
+"""Start an engine process, report why it ended, and clean up after it."""
 
 import asyncio
 import os

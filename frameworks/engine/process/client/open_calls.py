@@ -10,7 +10,7 @@ import msgspec
 
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.generations import GenerationCall
-from frameworks.engine.process.client.poison_requests import PROCESS_RULE, Suspects, digest_of
+from frameworks.engine.process.client.poison_requests import PROCESS_RULE, PoisonRequests, digest_of
 from frameworks.engine.process.client.retries import InFlight, RetryQueue
 from frameworks.engine.process.link import Link
 from frameworks.engine.process.wire.arrays import ArrayWriter
@@ -44,17 +44,21 @@ class OpenCalls:
     """
 
     def __init__(
-        self, name: str, suspects: Suspects, check_outage: Callable[[], None], on_settled: Callable[[], None]
+        self,
+        name: str,
+        poison_requests: PoisonRequests,
+        check_outage: Callable[[], None],
+        on_settled: Callable[[], None],
     ) -> None:
         """`name`: of the model. `check_outage`: called for a request while the process is down; raises ModelFailed
         where no restart is near. `on_settled`: called after a restart, when no suspect is left.
         """
         self._name = name
-        self._suspects = suspects
+        self._poison_requests = poison_requests
         self._check_outage = check_outage
         self._on_settled = on_settled
         self._calls: dict[int, Call] = {}
-        self._retries = RetryQueue(suspects, lambda number: _digest(self._calls[number]))
+        self._retries = RetryQueue(poison_requests, lambda number: _digest(self._calls[number]))
         self._charging: set[asyncio.Task[None]] = set()
         self._is_settling = False
         self._is_sending = False
@@ -94,7 +98,7 @@ class OpenCalls:
         """Send a request, or hold it while a restart is near. Raises ModelFailed, Draining, Overloaded."""
         if self.has_ended_requests:
             raise Draining.unloaded(self._name)
-        if self._suspects.refuses_any:
+        if self._poison_requests.refuses_any:
             self._check_suspect(call)
         link = self.link
         if link is not None and self._retries.is_empty:
@@ -187,7 +191,7 @@ class OpenCalls:
     def _send_again(self, link: Link, call: Call) -> None:
         """Send a request that was held, unless a crash has shown meanwhile that it ends the process."""
         try:
-            if self._suspects.refuses_any:
+            if self._poison_requests.refuses_any:
                 self._check_suspect(call)
         except ModelFailed as error:
             self._fail_call(call.id, error)
@@ -195,9 +199,9 @@ class OpenCalls:
             self._send(link, call)
 
     def _check_suspect(self, call: Call) -> None:
-        left_s = self._suspects.refused_for_s(_digest(call))
+        left_s = self._poison_requests.refused_for_s(_digest(call))
         if left_s:
-            crashes = self._suspects.rule.crashes
+            crashes = self._poison_requests.rule.crashes
             times = "twice" if crashes == PROCESS_RULE.crashes else f"{crashes} times"
             raise ModelFailed(
                 f'model "{self._name}": the same request ended its process {times}; change it, or try again in '

@@ -1,4 +1,4 @@
-"""Remember which requests crash their process, and refuse them for a while."""
+"""Detect poison requests: remember which requests crash their process, and refuse them for a while."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from frameworks.engine.process.elapsed import Elapsed
 REFUSED_S = 60.0
 """Time after its last crash for which a request is refused."""
 
-MAX_SUSPECTS = 1024
-"""Limit of the requests that are remembered; the one whose crash is the longest ago is forgotten first."""
+MAX_POISON_REQUESTS = 1024
+"""Limit of the remembered requests; the one with the oldest crash is dropped first."""
 
 # Two crashes with more time between them have other causes than the request that they have in common.
 _FORGOTTEN_S = 600.0
@@ -43,7 +43,7 @@ def digest_of(*parts: "bytes | bytearray | memoryview[Any]") -> bytes:
     return digest.digest()
 
 
-class _Suspect:
+class _CrashRecord:
     __slots__ = ("crashes", "last_crash")
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class _Suspect:
         self.last_crash: Elapsed
 
 
-class Suspects:
+class PoisonRequests:
     """Digests of requests that were the only ones in execution when their process crashed. Owned by the event loop."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        max_suspects: int = MAX_SUSPECTS,
+        max_requests: int = MAX_POISON_REQUESTS,
         on_refused: Callable[[bytes], None] = lambda digest: None,
         rule: RefusalRule = PROCESS_RULE,
     ) -> None:
@@ -65,13 +65,13 @@ class Suspects:
         self._clock = clock
         self.rule = rule
         self._on_refused = on_refused
-        self._max_suspects = max_suspects
-        # The suspect of the latest crash is the last one.
-        self._suspects: dict[bytes, _Suspect] = {}
+        self._max_requests = max_requests
+        # The record of the latest crash is the last one.
+        self._records: dict[bytes, _CrashRecord] = {}
         self._last_refusal: Elapsed | None = None
 
     def __len__(self) -> int:
-        return len(self._suspects)
+        return len(self._records)
 
     @property
     def refuses_any(self) -> bool:
@@ -83,37 +83,37 @@ class Suspects:
 
         `is_retry`: it ran again after another crash.
         """
-        suspect = self._suspects.pop(digest, None)
-        if suspect is None or suspect.last_crash.seconds() >= _FORGOTTEN_S:
-            suspect = _Suspect()
-        has_same_cause = suspect.crashes and not is_retry and suspect.last_crash.seconds() < self.rule.at_once_s
-        self._note(digest, suspect, suspect.crashes if has_same_cause else suspect.crashes + 1)
-        if suspect.crashes < self.rule.crashes:
+        record = self._records.pop(digest, None)
+        if record is None or record.last_crash.seconds() >= _FORGOTTEN_S:
+            record = _CrashRecord()
+        has_same_cause = record.crashes and not is_retry and record.last_crash.seconds() < self.rule.at_once_s
+        self._note(digest, record, record.crashes if has_same_cause else record.crashes + 1)
+        if record.crashes < self.rule.crashes:
             return False
         self._on_refused(digest)
         return True
 
     def refuse(self, digest: bytes) -> None:
         """Refuse a request from now on: it has ended a process of the model in another worker."""
-        self._note(digest, self._suspects.pop(digest, _Suspect()), self.rule.crashes)
+        self._note(digest, self._records.pop(digest, _CrashRecord()), self.rule.crashes)
 
     def completed(self, digest: bytes) -> None:
         """Forget a request that was answered when it ran alone."""
-        self._suspects.pop(digest, None)
+        self._records.pop(digest, None)
 
     def refused_for_s(self, digest: bytes) -> float:
         """Return the seconds for which the request is still refused; 0.0 where it is accepted."""
-        suspect = self._suspects.get(digest)
-        if suspect is None or suspect.crashes < self.rule.crashes:
+        record = self._records.get(digest)
+        if record is None or record.crashes < self.rule.crashes:
             return 0.0
-        return max(0.0, REFUSED_S - suspect.last_crash.seconds())
+        return max(0.0, REFUSED_S - record.last_crash.seconds())
 
-    def _note(self, digest: bytes, suspect: _Suspect, crashes: int) -> None:
-        """Note a crash now. `suspect`: it is in no record yet."""
-        suspect.crashes = crashes
-        suspect.last_crash = Elapsed(self._clock)
-        if len(self._suspects) >= self._max_suspects:
-            del self._suspects[next(iter(self._suspects))]
-        self._suspects[digest] = suspect
+    def _note(self, digest: bytes, record: _CrashRecord, crashes: int) -> None:
+        """Note a crash now. `record`: is not in the table."""
+        record.crashes = crashes
+        record.last_crash = Elapsed(self._clock)
+        if len(self._records) >= self._max_requests:
+            del self._records[next(iter(self._records))]
+        self._records[digest] = record
         if crashes >= self.rule.crashes:
-            self._last_refusal = suspect.last_crash
+            self._last_refusal = record.last_crash

@@ -1,4 +1,4 @@
-"""The engine processes that run: the server ends them all when it ends, in whatever way."""
+"""Register running engine processes, so that the server kills all of them at its end, also after an error."""
 
 from typing import Protocol
 

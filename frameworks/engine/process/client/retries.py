@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from frameworks.engine.process.client.poison_requests import Suspects
+from frameworks.engine.process.client.poison_requests import PoisonRequests
 
 MAX_BESIDE = 32
 """Maximum suspects that run beside each other. It bounds how many run alone after their crash, and the digests that are
@@ -36,9 +36,9 @@ class RetryQueue:
     interrupted at most three times: k requests that crash their process cause at most 3 k crashes.
     """
 
-    def __init__(self, suspects: Suspects, digest: Callable[[int], bytes]) -> None:
+    def __init__(self, poison_requests: PoisonRequests, digest: Callable[[int], bytes]) -> None:
         """`digest(request_id)`: identifies the content of a request; see `digest_of`."""
-        self._suspects = suspects
+        self._poison_requests = poison_requests
         self._contents = _Contents(digest)
         # Ordered sets of request ids: the suspects, and then those that no crash has interrupted in their run.
         self._beside: dict[int, None] = {}
@@ -142,8 +142,8 @@ class RetryQueue:
         """
         if request_id in self._round.running:
             del self._round.running[request_id]
-            if is_completed and (len(self._suspects) or self._beside):
-                self._suspects.completed(self._contents.answered(request_id))
+            if is_completed and (len(self._poison_requests) or self._beside):
+                self._poison_requests.completed(self._contents.answered(request_id))
         self._contents.forget(request_id)
         for each in (self._runs, self._beside, self._alone, self._together):
             each.pop(request_id, None)
@@ -186,7 +186,7 @@ class RetryQueue:
     def _note_crash(self, request_id: int, ended: "_Round") -> bool:
         """Return whether the only request of a crash is refused from now on. `ended`: the round of the crash."""
         digest = self._contents.note_crash(request_id)
-        return self._suspects.crashed(digest, is_retry=request_id in ended.running)
+        return self._poison_requests.crashed(digest, is_retry=request_id in ended.running)
 
     def _forget(self, failed: list[int]) -> list[int]:
         for request_id in failed:
@@ -198,7 +198,7 @@ class RetryQueue:
     def _may_run_again(self, request: InFlight) -> bool:
         """Count a run that was interrupted."""
         runs = self._runs[request.request_id] = self._runs.get(request.request_id, 0) + 1
-        return request.is_idempotent and runs < self._suspects.rule.crashes
+        return request.is_idempotent and runs < self._poison_requests.rule.crashes
 
     def _update(self) -> None:
         self.is_empty = not self.num_suspects and not self._together
@@ -207,7 +207,7 @@ class RetryQueue:
 
 
 class _Round:
-    """Suspects that run at a time. `is_joint`: several were sent, also where one is left."""
+    """PoisonRequests that run at a time. `is_joint`: several were sent, also where one is left."""
 
     __slots__ = ("is_joint", "running")
 

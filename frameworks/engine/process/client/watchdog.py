@@ -1,4 +1,4 @@
-"""Find an engine process that hangs: it is asked for the time of its longest run, and has to answer."""
+"""Detect an engine process that hangs: poll it for the duration of its longest run, with a deadline."""
 
 import asyncio
 import time

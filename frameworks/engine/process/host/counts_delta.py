@@ -1,4 +1,4 @@
-"""Take the counts of an engine process since they were last taken, for the message to the server."""
+"""Compute the delta of an engine process's counts since the last message to the server."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -16,7 +16,7 @@ _NO_COUNTS = (0,) * len(_COUNTS)
 _counts_of = attrgetter(*_COUNTS)
 
 
-class RunGrowth:
+class CountsDelta:
     """The growth of the counts of one engine."""
 
     def __init__(self) -> None:

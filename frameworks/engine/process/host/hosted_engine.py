@@ -6,7 +6,7 @@ from typing import Any
 
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.host.counts_delta import RunGrowth
+from frameworks.engine.process.host.counts_delta import CountsDelta
 from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
@@ -36,7 +36,7 @@ class HostedEngine:
         self._tidy = tidy
         self._died = died
         self._loop = asyncio.get_running_loop()
-        self._growth = RunGrowth()
+        self._growth = CountsDelta()
         self.clients: list[HostedClient] = []
         self.reporter: HostedClient | None = None
         """The client that was connected first, of those that are left."""

@@ -1,4 +1,4 @@
-"""Keep one engine for each running replica of a deployment: connect to new ones, drain those that leave."""
+"""Keep one engine for each running replica of a deployment: connect to new replicas, drain withdrawn ones."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ import structlog
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.client import ProcessEngine
-from frameworks.engine.process.client.poison_requests import RefusalRule, Suspects
+from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.ray.handshake import Address
@@ -64,8 +64,8 @@ class Connections:
         self._running = running
         self._replaced_s = replaced_s
         # A request that ended replicas is refused by all.
-        self._suspects = Suspects(rule=RULE)
-        self._departures = WithdrawnReplicas()
+        self._poison_requests = PoisonRequests(rule=RULE)
+        self._withdrawn = WithdrawnReplicas()
         self._addresses: Mapping[str, Address] = {}
         self._seats: dict[str, ReplicaEngine] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +111,7 @@ class Connections:
         self.note_lost(seat)
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
-        self._departures.note(self._addresses, addresses)
+        self._withdrawn.note(self._addresses, addresses)
         self._addresses = addresses
         self._changed.set()
         self._changed = asyncio.Event()
@@ -179,7 +179,7 @@ class Connections:
             return await self._connect(seat.address, listener, partial(self.note_leave, seat))
 
         policy = RestartPolicy(first_delay_s=0.0)
-        engine = ProcessEngine(self._settings, self._counts, start, policy, self._suspects)
+        engine = ProcessEngine(self._settings, self._counts, start, policy, self._poison_requests)
         seat = ReplicaEngine(address, engine)
         return seat
 
@@ -187,7 +187,7 @@ class Connections:
         self, address: Address, listener: Listener, on_leave: Callable[[], None] = lambda: None
     ) -> Started:
         version = self._version
-        link = ReplicaLink(address, version.node, partial(self._departures.has_left, address.replica), on_leave)
+        link = ReplicaLink(address, version.node, partial(self._withdrawn.is_withdrawn, address.replica), on_leave)
         return await link.open(version.name, version.path, version.client, listener, version.model)
 
     async def _replace(self, seat: ReplicaEngine, listener: Listener) -> Started:

@@ -11,7 +11,7 @@ from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.link import Started
 from frameworks.engine.ray.ingress.connections import REPLACED_S, Connections, ReplicaEngine, Version
 from frameworks.engine.ray.ingress.group import RETRY_AFTER_S, ReplicaGroup
-from frameworks.engine.ray.ingress.loaded_versions import GroupResidents
+from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions
 from frameworks.engine.ray.ingress.shared_group import SharedConnections, SharedGroup
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
@@ -24,15 +24,15 @@ COLD_START_S = 600.0
 class Deployed:
     """A Serve deployment of a model, or of models that share it, as an ingress sees it.
 
-    `residents`: what the replicas have loaded, where models share them. `wake`: makes Serve start a replica where none
-    runs, and waits for it. `node`: id of the node of this process.
+    `loaded_versions`: those of each replica, where models share the replicas. `wake`: makes Serve start a replica where
+    none runs, and waits for it. `node`: id of the node of this process.
     """
 
     running: RunningReplicas
     wake: Callable[[], Awaitable[Any]]
     node: str
     may_be_empty: bool = False
-    residents: GroupResidents | None = None
+    loaded_versions: LoadedVersions | None = None
     cold_start_s: float = COLD_START_S
     replaced_s: float = REPLACED_S
 
@@ -127,11 +127,11 @@ async def open_group(
 
 def _connections(deployed: Deployed, settings: EngineSettings, counts: RunCounts, name: str, path: str) -> Connections:
     client, running, replaced_s = client_name(), deployed.running, deployed.replaced_s
-    if deployed.residents is None:
+    if deployed.loaded_versions is None:
         version = Version(name, path, client, deployed.node)
         return Connections(settings, counts, version, running, replaced_s)
     version = Version(name, path, client, deployed.node, settings.name)
-    return SharedConnections(settings, counts, version, running, replaced_s, deployed.residents)
+    return SharedConnections(settings, counts, version, running, replaced_s, deployed.loaded_versions)
 
 
 def _ignore_failure(waking: "asyncio.Future[Any]") -> None:

@@ -37,7 +37,7 @@ CONNECT_S = 10.0
 """Limit of the time until a connection is open."""
 PING_S = 2.0
 SILENT_S = 15.0
-"""A replica that has sent nothing for so long is lost, with its node. Each ping is answered."""
+"""Silence after which a replica is considered lost, with its node. It answers each ping."""
 LOST = "replica"
 """The label of a lost replica in metrics."""
 
@@ -51,16 +51,16 @@ class ReplicaLink:
         self,
         address: Address,
         own_node: str,
-        has_left: Callable[[], bool] = lambda: False,
+        is_withdrawn: Callable[[], bool] = lambda: False,
         on_leave: Callable[[], None] = lambda: None,
     ) -> None:
         """`own_node`: id of the node of this process; all processes of a node have one clock.
 
-        `has_left`: whether Serve has announced the end of the replica, see WithdrawnReplicas. `on_leave`: called when
-        the replica is about to unload the version for another model.
+        `is_withdrawn`: whether Serve has announced the end of the replica (WithdrawnReplicas). `on_leave`: called
+        before the replica unloads the version for another model.
         """
         self.address = address
-        self._has_left = has_left
+        self._is_withdrawn = is_withdrawn
         self._on_leave = on_leave
         self._clock = None if address.node == own_node else PeerClock()
         self._channel: Channel[FromEngine] = Channel(FromEngine, self._received, self._lost)
@@ -197,7 +197,7 @@ class ReplicaLink:
         if self._listener is not None and not self._is_closed:
             address = self.address
             message = f"the replica at {address.host}:{address.port} was lost: {reason}"
-            self._listener.lost(Loss(LOST, message, self._has_left()))
+            self._listener.lost(Loss(LOST, message, self._is_withdrawn()))
 
     def _shut(self, reason: str) -> None:
         self._is_closed = True

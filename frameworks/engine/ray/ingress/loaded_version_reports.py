@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 _RETRY_S = 0.5
 
 
-class ReplicaWatch:
+class LoadedVersionReports:
     """Owned by the event loop. Connects again and again from `open` to `close`."""
 
     def __init__(self, address: Address, client: str, on_report: Callable[[ReplicaReport | None], None]) -> None:

@@ -7,24 +7,24 @@ from functools import partial
 
 from frameworks.engine.process.wire.messages import ReplicaReport, VersionReport
 from frameworks.engine.ray.handshake import Address
-from frameworks.engine.ray.ingress.loaded_version_reports import ReplicaWatch
+from frameworks.engine.ray.ingress.loaded_version_reports import LoadedVersionReports
 from frameworks.engine.ray.running_replicas import RunningReplicas
 
 UNKNOWN_S = 2.0
-"""The choice of a replica waits for so long for the first report of each."""
+"""Limit of the wait for the first report of each replica, before one is chosen."""
 
 VersionKey = tuple[str, str, str]
 """Names of the model and of the version, and the path."""
 
 
-class GroupResidents:
+class LoadedVersions:
     """Owned by the event loop. The ingress follows all running replicas of a group, for all of its models."""
 
     def __init__(self, running: RunningReplicas, client: str) -> None:
         """`client`: name of this process. Call `open` next."""
         self._running = running
         self._client = client
-        self._watches: dict[str, ReplicaWatch] = {}
+        self._reports: dict[str, LoadedVersionReports] = {}
         self._states: dict[str, ReplicaReport] = {}
         self._unknown: dict[str, float] = {}
         """Replicas without a first report, and until when the choice waits for it."""
@@ -40,8 +40,8 @@ class GroupResidents:
 
     def close(self) -> None:
         """End all connections."""
-        for watch in self._watches.values():
-            watch.close()
+        for each in self._reports.values():
+            each.close()
 
     @contextmanager
     def loading(self, replica: str, key: VersionKey) -> Iterator[None]:
@@ -107,16 +107,18 @@ class GroupResidents:
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
         loop = asyncio.get_running_loop()
-        for replica in [each for each in self._watches if each not in addresses]:
-            self._watches.pop(replica).close()
+        for replica in [each for each in self._reports if each not in addresses]:
+            self._reports.pop(replica).close()
             self._states.pop(replica, None)
             self._unknown.pop(replica, None)
         for replica, address in addresses.items():
-            if replica not in self._watches:
-                watch = self._watches[replica] = ReplicaWatch(address, self._client, partial(self._note, replica))
+            if replica not in self._reports:
+                reports = self._reports[replica] = LoadedVersionReports(
+                    address, self._client, partial(self._note, replica)
+                )
                 self._unknown[replica] = loop.time() + UNKNOWN_S
                 loop.call_later(UNKNOWN_S, self._report)
-                watch.open()
+                reports.open()
         self._report()
 
     def _note(self, replica: str, report: ReplicaReport | None) -> None:

@@ -6,7 +6,7 @@ from frameworks.generation.types import Conversation, GenerateRequest, Prompt
 
 BLOCK_CHARACTERS = 256
 MAX_BLOCKS = 64
-"""A prompt is compared up to so many blocks, 16 Ki characters."""
+"""Limit of the compared blocks of a prompt: 16 Ki characters."""
 MAX_REMEMBERED = 8192
 """Bound of the blocks that are remembered of one replica; the one that was used the longest ago is forgotten."""
 
@@ -39,12 +39,12 @@ def _text_of(prompt: Prompt) -> str:
     return "".join(f"{each:x} ".rjust(4) for each in prompt[: bound // 4])
 
 
-class SeenPrefixes:
+class PrefixAffinity:
     """The prefixes that one replica has seen."""
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
         self._max_remembered = max_remembered
-        # Used last is last.
+        # Ordered by last use: the least recently used prefix is evicted first.
         self._seen: dict[int, None] = {}
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from frameworks.engine.group_queue import GroupEngine, Job
-from frameworks.engine.ray.ingress.prefix_affinity import SeenPrefixes, blocks_of
+from frameworks.engine.ray.ingress.prefix_affinity import PrefixAffinity, blocks_of
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
@@ -48,7 +48,7 @@ class LeastSeconds:
         """`others_s`: the seconds that requests for other models will take there."""
         self._others_s = others_s
         self._mean_units = 1.0
-        self._prefixes: WeakKeyDictionary[Any, SeenPrefixes] = WeakKeyDictionary()
+        self._prefixes: WeakKeyDictionary[Any, PrefixAffinity] = WeakKeyDictionary()
 
     def __call__(self, members: Sequence[GroupEngine], capacity: int, job: Job) -> GroupEngine | None:
         """Return the member; None while none has room."""
@@ -92,7 +92,7 @@ class LeastSeconds:
             one_s = member.engine.queue_state.call_s or _UNKNOWN_CALL_S
             if matched > most and seconds <= least_s + one_s:
                 chosen, most = member, matched
-        self._prefixes.setdefault(chosen.engine, SeenPrefixes()).add(blocks)
+        self._prefixes.setdefault(chosen.engine, PrefixAffinity()).add(blocks)
         return chosen
 
     def _matched(self, member: GroupEngine, blocks: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.ingress.connections import Connections, ReplicaEngine, Version
 from frameworks.engine.ray.ingress.group import NO_REPLICA, ReplicaGroup
-from frameworks.engine.ray.ingress.loaded_versions import GroupResidents, VersionKey
+from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions, VersionKey
 from frameworks.engine.ray.ingress.routing import LeastSeconds
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
@@ -33,12 +33,12 @@ class SharedConnections(Connections):
         version: Version,
         running: RunningReplicas,
         replaced_s: float,
-        residents: GroupResidents,
+        loaded_versions: LoadedVersions,
     ) -> None:
-        """`residents`: of the group."""
+        """`loaded_versions`: of the group."""
         super().__init__(settings, counts, version, running, replaced_s)
         self.key: VersionKey = (version.model, version.name, version.path)
-        self.residents = residents
+        self.loaded_versions = loaded_versions
         self._is_wanted = False
         self._refusals: dict[str, Exception] = {}
         """Replicas that cannot load the version, of those that run."""
@@ -49,7 +49,7 @@ class SharedConnections(Connections):
 
     def open(self) -> None:
         super().open()
-        self._unfollow = self.residents.on_changed(self._open_missing)
+        self._unfollow = self.loaded_versions.on_changed(self._open_missing)
 
     def close(self) -> None:
         self._unfollow()
@@ -79,7 +79,7 @@ class SharedConnections(Connections):
             return
         if not self._failed.issuperset(candidates):
             candidates = [each for each in candidates if each not in self._failed]
-        if candidates and (replica := self.residents.choose(candidates, self.key)) is not None:
+        if candidates and (replica := self.loaded_versions.choose(candidates, self.key)) is not None:
             self._start_opening(self._addresses[replica])
 
     def _give_up(self) -> None:
@@ -91,7 +91,7 @@ class SharedConnections(Connections):
 
     async def _open_seat(self, address: Address) -> None:
         """Connect to a replica once; after a failure the choice is made again."""
-        with self.residents.loading(address.replica, self.key):
+        with self.loaded_versions.loading(address.replica, self.key):
             error = await self._try_seat(address)
         if error is None:
             return
@@ -117,7 +117,7 @@ class SharedConnections(Connections):
 
     def _successors(self, seat: ReplicaEngine) -> Sequence[Address]:
         addresses = {each.replica: each for each in super()._successors(seat)}
-        best = self.residents.choose(addresses, self.key, may_wait=False)
+        best = self.loaded_versions.choose(addresses, self.key, may_wait=False)
         return [] if best is None else [addresses[best]]
 
 
@@ -147,7 +147,7 @@ class SharedGroup(ReplicaGroup):
     def _others_s(self, member: GroupEngine) -> float:
         """Return the seconds that the requests for other models will take at the replica of a member."""
         replica = self._replica_of.get(member)
-        return 0.0 if replica is None else self._connections.residents.queued_s(replica, self._connections.key)
+        return 0.0 if replica is None else self._connections.loaded_versions.queued_s(replica, self._connections.key)
 
     def _ensure_replica(self) -> None:
         if not self._members:
@@ -183,9 +183,12 @@ class SharedGroup(ReplicaGroup):
         if waits_s <= SPREAD_S + self._load_s:
             return
         connections = self._connections
-        residents = connections.residents
+        loaded_versions = connections.loaded_versions
         others = connections.unused()
-        if any(residents.has_room(each, connections.key) or residents.queued_s(each) < waits_s / 2 for each in others):
+        if any(
+            loaded_versions.has_room(each, connections.key) or loaded_versions.queued_s(each) < waits_s / 2
+            for each in others
+        ):
             log.info("model is loaded in another replica", model=self._name, queued_s=round(waits_s, 1))
             connections.want()
 

@@ -23,7 +23,7 @@ from frameworks.engine.ray.replica.metered_engine import MeteredEngine
 log = structlog.get_logger(__name__)
 
 SILENT_S = 30.0
-"""A client that has sent nothing for so long is gone: it pings every few seconds."""
+"""Silence after which a client is considered lost: it pings every few seconds."""
 
 
 class HostedVersion:

@@ -27,7 +27,7 @@ from frameworks.errors import InvalidModel, RoundhouseError
 log = structlog.get_logger(__name__)
 
 UNUSED_S = 30.0
-"""A version that all clients have closed is unloaded after so long, if another one is in use."""
+"""Delay until a version without clients is unloaded, if another version is in use."""
 
 Load = Callable[[ReplicaConfig, Path], HostedModel]
 

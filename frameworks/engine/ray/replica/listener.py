@@ -1,4 +1,4 @@
-"""The port of a replica: accept connections, and hand those with the secret to their sessions."""
+"""Listen on the port of a replica: accept connections, check the secret of their handshake, start their sessions."""
 
 import asyncio
 import ssl
@@ -22,20 +22,20 @@ Accept = Callable[[Handshake], Channel[ToEngine]]
 """Return the channel that receives what follows the handshake."""
 
 
-class Gate:
-    """Owned by the event loop."""
+class ReplicaListener:
+    """The port of a replica. Owned by the event loop."""
 
     def __init__(self, secret: str, accept: Accept) -> None:
         self._secret = secret
         self._accept = accept
-        self._unknown: set[_Arrival] = set()
+        self._unknown: set[_PendingConnection] = set()
         self._server: asyncio.Server | None = None
         self._is_closed = False
 
     async def open(self, host: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen at any free port; return it. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Arrival(self), host, 0, ssl=tls)
+        self._server = await loop.create_server(lambda: _PendingConnection(self), host, 0, ssl=tls)
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
@@ -46,23 +46,23 @@ class Gate:
         for each in list(self._unknown):
             each.refuse("the replica stops")
 
-    def admit(self, arrival: "_Arrival") -> bool:
+    def admit(self, connection: "_PendingConnection") -> bool:
         """Count a connection without a handshake. Returns whether there is room for it."""
         if self._is_closed or len(self._unknown) >= MAX_UNKNOWN:
             return False
-        self._unknown.add(arrival)
+        self._unknown.add(connection)
         return True
 
-    def forget(self, arrival: "_Arrival") -> None:
+    def forget(self, connection: "_PendingConnection") -> None:
         """Stop counting a connection."""
-        self._unknown.discard(arrival)
+        self._unknown.discard(connection)
 
-    def hand_over(self, arrival: "_Arrival", transport: asyncio.Transport, received: bytearray) -> None:
+    def hand_over(self, connection: "_PendingConnection", transport: asyncio.Transport, received: bytearray) -> None:
         """Give the connection to its session when its handshake is whole. Raises ProtocolError."""
         handshake = take_handshake(received, self._secret)
         if handshake is None:
             return
-        arrival.end()
+        connection.end()
         channel: Any = self._accept(handshake)
         transport.set_protocol(channel)
         channel.connection_made(transport)
@@ -70,18 +70,18 @@ class Gate:
             channel.data_received(bytes(received))
 
 
-class _Arrival(asyncio.Protocol):
+class _PendingConnection(asyncio.Protocol):
     """A connection that has not sent its whole handshake."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, listener: ReplicaListener) -> None:
+        self._listener = listener
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._gate.admit(self):
+        if not self._listener.admit(self):
             self._transport.abort()
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.refuse, "no handshake in time")
@@ -90,7 +90,7 @@ class _Arrival(asyncio.Protocol):
         assert self._transport is not None
         self._received += data
         try:
-            self._gate.hand_over(self, self._transport, self._received)
+            self._listener.hand_over(self, self._transport, self._received)
         except ProtocolError as error:
             self.refuse(error.message)
 
@@ -106,7 +106,7 @@ class _Arrival(asyncio.Protocol):
 
     def end(self) -> None:
         """Stop waiting for the handshake."""
-        self._gate.forget(self)
+        self._listener.forget(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -10,7 +10,7 @@ from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.threads import EngineThreads
 
 _MEMORY_S = 30.0
-"""Runs of so long ago count a third."""
+"""Age at which a run counts a third."""
 _CHANGE = 0.1
 """Another cost per request is reported when it has changed by this share."""
 

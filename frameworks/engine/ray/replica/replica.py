@@ -17,7 +17,7 @@ from frameworks.engine.ray.autoscaling import QUEUED_S
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.handshake import SECRET_BYTES, Address
 from frameworks.engine.ray.replica.contract import Host
-from frameworks.engine.ray.replica.listener import Gate
+from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.threads import EngineThreads
 from memory.allocator import keep_freed_memory
@@ -45,10 +45,10 @@ class ModelReplica:
         self._threads = EngineThreads()
         self._versions = host(config, self._threads)
         self._secret = secrets.token_hex(SECRET_BYTES)
-        self._gate = Gate(self._secret, self._versions.accept)
+        self._listener = ReplicaListener(self._secret, self._versions.accept)
         await self._versions.open()
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._port = await self._gate.open(self._host, server_context())
+        self._port = await self._listener.open(self._host, server_context())
         self._checking = asyncio.get_running_loop().create_task(self._check())
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class ModelReplica:
         with contextlib.suppress(AttributeError):  # its load has failed
             await self._drain()
             self._checking.cancel()
-            self._gate.close()
+            self._listener.close()
         self._versions.close()
         self._threads.close()
 

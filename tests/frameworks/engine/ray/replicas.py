@@ -16,7 +16,7 @@ from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.ingress.group import ReplicaGroup
 from frameworks.engine.ray.ingress.group_startup import Deployed, open_group
 from frameworks.engine.ray.replica.hosted_versions import HostedVersions
-from frameworks.engine.ray.replica.listener import Gate
+from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.registries import RegistrySettings
@@ -42,12 +42,12 @@ class Replica:
         registries = RegistrySettings(max_model_size=None, cache_dir=Path("/absent"), ageing_ms=1000.0)
         config = ReplicaConfig("onnx", OnnxModelEntry(name="m", path=Path("/absent")), settings, registries)
         self.versions = HostedVersions(config, self.threads, self._load)
-        self.gate = Gate(SECRET, self.versions.accept)
+        self.listener = ReplicaListener(SECRET, self.versions.accept)
         self.address: Address
 
     async def open(self, node: str = NODE) -> "Replica":
         self.address = Address(
-            self.name, node, "127.0.0.1", await self.gate.open("127.0.0.1", server_context()), SECRET
+            self.name, node, "127.0.0.1", await self.listener.open("127.0.0.1", server_context()), SECRET
         )
         return self
 
@@ -63,12 +63,12 @@ class Replica:
 
     def die(self) -> None:
         """End all connections at once, and answer none."""
-        self.gate.close()
+        self.listener.close()
         for client in self.clients:
             client.channel.fail("the replica died")
 
     async def close(self) -> None:
-        self.gate.close()
+        self.listener.close()
         self.versions.close()
         self.threads.close()
 

@@ -6,7 +6,7 @@ import pytest
 
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.device_clock import DeviceClock
-from frameworks.scheduling.steps.tenant_accounting import StepCharges
+from frameworks.scheduling.steps.tenant_accounting import StepAccounting
 from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of
 from tests.support.loops import in_loop, soon
@@ -22,7 +22,7 @@ class Charged:
         self.clock = DeviceClock()
         self.counts = BatchCounts()
         self.holds: list[frozenset[str]] = []
-        self.charges = StepCharges(self.clock, self.counts, self.holds.append)
+        self.charges = StepAccounting(self.clock, self.counts, self.holds.append)
 
 
 def test_step_seconds_divided_by_costs() -> None:

@@ -1,6 +1,6 @@
 """Retries after a crash: which requests fail, which run alone, and which run beside each other."""
 
-from frameworks.engine.process.client.poison_requests import RefusalRule, Suspects, digest_of
+from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule, digest_of
 from frameworks.engine.process.client.retries import MAX_BESIDE, InFlight, RetryQueue
 from tests.support.clocks import Clock
 
@@ -9,8 +9,8 @@ def digest(request_id: int) -> bytes:
     return digest_of(b"%d" % request_id)
 
 
-def queue(suspects: Suspects | None = None) -> RetryQueue:
-    return RetryQueue(Suspects(Clock()) if suspects is None else suspects, digest)
+def queue(suspects: PoisonRequests | None = None) -> RetryQueue:
+    return RetryQueue(PoisonRequests(Clock()) if suspects is None else suspects, digest)
 
 
 def begun(*ids: int, is_idempotent: bool = True, has_streamed: bool = False) -> list[InFlight]:
@@ -60,7 +60,7 @@ def test_suspects_run_alone_after_second_crash() -> None:
 
 
 def test_last_suspect_of_round_not_blamed() -> None:
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     retries = queue(suspects)
     retries.crashed(begun(1, 2))
     assert retries.due() == [1, 2]
@@ -72,7 +72,7 @@ def test_last_suspect_of_round_not_blamed() -> None:
 
 
 def test_equal_suspects_run_after_first_is_answered() -> None:
-    retries = RetryQueue(Suspects(Clock()), lambda request_id: digest(request_id % 10))
+    retries = RetryQueue(PoisonRequests(Clock()), lambda request_id: digest(request_id % 10))
     retries.crashed(begun(1, 2, 11, 21))
     assert retries.due() == [1, 2]
     retries.ended(1, is_completed=True)
@@ -83,7 +83,7 @@ def test_equal_suspects_run_after_first_is_answered() -> None:
 
 
 def test_content_that_crashed_runs_alone() -> None:
-    retries = RetryQueue(Suspects(Clock()), lambda request_id: digest(request_id % 10))
+    retries = RetryQueue(PoisonRequests(Clock()), lambda request_id: digest(request_id % 10))
     retries.crashed(begun(1, 2, 11, 21, 12))
     assert retries.due() == [1, 2]
     retries.ended(2, is_completed=True)
@@ -161,7 +161,7 @@ def test_unreported_run_makes_all_suspects() -> None:
 
 
 def test_equal_request_fails_in_first_run() -> None:
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     retries = RetryQueue(suspects, lambda request_id: digest(request_id % 10))
     assert retries.crashed(begun(1)) == []
     assert retries.due() == [1]
@@ -185,13 +185,13 @@ def test_held_requests_have_no_part_in_crash() -> None:
 
 
 def test_crash_of_idle_process_suspects_nothing() -> None:
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     assert RetryQueue(suspects, digest).crashed([]) == []
     assert len(suspects) == 0
 
 
 def test_completed_suspect_is_forgotten() -> None:
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     retries = RetryQueue(suspects, digest)
     retries.crashed(begun(1))
     assert len(suspects) == 1
@@ -201,7 +201,7 @@ def test_completed_suspect_is_forgotten() -> None:
 
 
 def test_cancelled_suspect_stays_in_record() -> None:
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     retries = RetryQueue(suspects, digest)
     retries.crashed(begun(1))
     retries.due()
@@ -253,7 +253,7 @@ def test_suspect_stays_alone_after_stop() -> None:
 
 
 def test_rule_of_three_crashes_permits_three_runs() -> None:
-    retries = queue(Suspects(Clock(), rule=RefusalRule(crashes=3, at_once_s=1.0)))
+    retries = queue(PoisonRequests(Clock(), rule=RefusalRule(crashes=3, at_once_s=1.0)))
     for _ in range(2):
         assert retries.crashed(begun(1)) == []
         assert retries.due() == [1]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from frameworks.engine.process.client.poison_requests import Suspects, digest_of
+from frameworks.engine.process.client.poison_requests import PoisonRequests, digest_of
 from frameworks.engine.process.client.retries import InFlight, RetryQueue
 from tests.support.clocks import Clock
 
@@ -44,7 +44,7 @@ class OnePoisonRequest(RuleBasedStateMachine):
         super().__init__()
         self.requests: list[Sent] = []
         self.clock = Clock()
-        self.suspects = Suspects(self.clock)
+        self.suspects = PoisonRequests(self.clock)
         self.retries = RetryQueue(self.suspects, lambda request_id: digest_of(self.requests[request_id].content()))
         self.crashes_of_poison = 0
         self.reports_runs = True
@@ -229,7 +229,7 @@ def test_poison_requests_cause_few_crashes(
     contents: list[int], poison: set[int], batch_size: int, reports_runs: bool, random: Random
 ) -> None:
     """`contents`: of requests that are sent at once. A batch with one of `poison` ends the process as it begins."""
-    suspects = Suspects(Clock())
+    suspects = PoisonRequests(Clock())
     retries = RetryQueue(suspects, lambda request_id: digest_of(b"%d" % contents[request_id]))
     ends: dict[int, str] = {}
     sent, crashes, rounds = list(range(len(contents))), 0, 0

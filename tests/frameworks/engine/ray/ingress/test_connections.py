@@ -79,12 +79,12 @@ async def test_flood_of_connections_is_bounded() -> None:
     async with serving() as (there, group):
         (replica,) = there.replicas.values()
         flood = [await connect(replica) for _ in range(listener.MAX_UNKNOWN)]
-        await soon(lambda: len(replica.gate._unknown) == listener.MAX_UNKNOWN)
+        await soon(lambda: len(replica.listener._unknown) == listener.MAX_UNKNOWN)
         assert await is_refused(replica, b"")
         assert await ask(group, 1.0) == 2.0
         for _, writer in flood:
             writer.close()
-        await soon(lambda: not replica.gate._unknown)
+        await soon(lambda: not replica.listener._unknown)
 
 
 @in_loop

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from frameworks.engine.group_queue import GroupEngine, Job
 from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.ray.autoscaling import QUEUED_S, QueuedSeconds
-from frameworks.engine.ray.ingress.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS, SeenPrefixes, blocks_of
+from frameworks.engine.ray.ingress.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS, PrefixAffinity, blocks_of
 from frameworks.engine.ray.ingress.routing import LeastSeconds, units_of
 from frameworks.engine.ray.replica.metered_engine import CallCost
 from frameworks.generation.types import Conversation, GenerateRequest, Message, Stopping
@@ -128,7 +128,7 @@ def test_units_follow_size(request_: Any, units: float) -> None:
 
 @given(st.text(max_size=3000), st.text(max_size=3000), st.integers(0, 3000))
 def test_prefixes_match_whole_equal_blocks(one: str, other: str, shared: int) -> None:
-    seen = SeenPrefixes()
+    seen = PrefixAffinity()
     other = one[:shared] + other
     seen.add(blocks_of(prompt(one)))
     equal = 0
@@ -148,7 +148,7 @@ def test_blocks_are_bounded() -> None:
 
 
 def test_oldest_prefixes_are_forgotten() -> None:
-    seen = SeenPrefixes(max_remembered=8)
+    seen = PrefixAffinity(max_remembered=8)
     prompts = [blocks_of(prompt(f"{number}" * 4 * BLOCK_CHARACTERS)) for number in range(4)]
     for blocks in prompts:
         seen.add(blocks)
