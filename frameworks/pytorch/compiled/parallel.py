@@ -40,7 +40,8 @@ class Region:
 
     def run(self, threads: int) -> None:
         """Run the function on so many threads, without the interpreter's lock, and wait for its end."""
-        self.prepare(threads)
+        if threads != self._threads:
+            self.prepare(threads)
         if threads == 1:
             self._alone(self._pointer)
         else:

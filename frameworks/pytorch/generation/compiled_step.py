@@ -163,9 +163,12 @@ class CompiledStep:
 
     def _prepare_adapters(self, piece: "Sequence[_Rows]") -> Any:
         """Write the adapters of the rows to the table. Return what has addresses in it."""
-        adapter_ids = [rows.sequence.request.adapter_id for rows in piece]
-        if not self.adapters.are_set and not any(adapter_ids):
+        has_adapters = self.adapters.are_set
+        for rows in piece:
+            has_adapters = has_adapters or rows.sequence.request.adapter_id != 0
+        if not has_adapters:
             return None
+        adapter_ids = [rows.sequence.request.adapter_id for rows in piece]
         num_rows = [len(rows.token_ids) for rows in piece]
         return self.adapters.prepare(adapter_ids, num_rows, [rows.num_logits for rows in piece])
 

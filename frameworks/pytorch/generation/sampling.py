@@ -136,10 +136,9 @@ class Sampler:
 
     def _draw(self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
         """Draw a token for each row, int64 [rows]."""
-        weights, table = self._weigh(values, maxima, states)
+        weights, table, cut = self._weigh(values, maxima, states)
         uniforms = table[:, 4:]
         sums = self._workspace.sums_of_blocks(weights)
-        cut = [row for row, state in enumerate(states) if state.is_truncated]
         if not cut:
             return draw_tokens(weights, sums, uniforms)
         of_tokens, totals = weights[:, : self._vocabulary_size], sums.sum(dim=-1, keepdim=True)
@@ -169,8 +168,7 @@ class Sampler:
         self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
     ) -> torch.Tensor:
         """Return the weights of all tokens, 0 for those that are no candidates: float32 [rows, vocabulary]."""
-        weights, table = self._weigh(values, maxima, states)
-        cut = [row for row, state in enumerate(states) if state.is_truncated]
+        weights, table, cut = self._weigh(values, maxima, states)
         of_tokens = weights[:, : self._vocabulary_size]
         if cut:
             index = torch.tensor(cut, device=self._device)
@@ -181,16 +179,20 @@ class Sampler:
 
     def _weigh(
         self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights as a buffer of the workspace, and the parameters of each row, float64 [rows, 5]."""
-        asked = []
+    ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        """Return the weights as a buffer of the workspace, the parameters of each row, float64 [rows, 5], and the rows
+        whose candidates are limited.
+        """
+        asked, cut = [], []
         are_scaled = False
-        for state in states:
+        for row, state in enumerate(states):
             asked.append((state.temperature, state.top_k, state.top_p, state.min_p, state.uniform))
             are_scaled = are_scaled or state.temperature != 1
+            if state.is_truncated:
+                cut.append(row)
         table = torch.tensor(asked, dtype=torch.float64).to(self._device)
         temperatures = table[:, :1].float() if are_scaled else None
-        return compute_weights(values, maxima[:, None], temperatures, self._workspace), table
+        return compute_weights(values, maxima[:, None], temperatures, self._workspace), table, cut
 
     def _truncation(self, table: torch.Tensor, states: Sequence[SamplingState], cut: list[int]) -> Truncation:
         """`cut`: the rows whose candidates are limited."""
