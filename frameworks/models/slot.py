@@ -161,8 +161,8 @@ class ModelSlot:
         found: dict[str, tuple[int, int]] = {}
         for version in self.versions.values():
             for permit in version.permits():
-                inflight, places = found.get(permit.tenant.name, (0, 0))
-                found[permit.tenant.name] = inflight + 1, places + permit.places
+                inflight, slots = found.get(permit.tenant.name, (0, 0))
+                found[permit.tenant.name] = inflight + 1, slots + permit.slots
         return found
 
     @property

@@ -1,4 +1,7 @@
-"""Admission: how many requests the server or a model holds, how many may wait, and when to retry."""
+"""Admit or refuse requests: bound those in flight and those queued, and estimate Retry-After.
+
+A 503 with Retry-After is decided here, for the server and for each model.
+"""
 
 import time
 from collections.abc import Callable
@@ -15,7 +18,7 @@ class RequestLimit(RequestsInFlight):
     """The bounds of one model or of the whole server. Owned by the event loop.
 
     `inflight`: requests that hold a permit, from admission until the response is sent; not those whose body still
-    arrives. `waiting`: places in the queue that decoded requests hold. A request holds one until some of it runs; a
+    arrives. `waiting`: queue slots that decoded requests hold. A request holds one until some of it runs; a
     request for texts holds one for each of them, until that text runs. Permits count in `own_inflight` and
     `own_waiting`, those of this process; SharedRequestLimit adds up all processes.
     """
@@ -43,44 +46,44 @@ class RequestLimit(RequestsInFlight):
 
     @property
     def waiting(self) -> int:
-        """The places in the queue that requests hold."""
+        """The queue slots that requests hold."""
         return self.own_waiting
 
     def check_room(self) -> None:
         """Raise Overloaded if the next request has to be refused. Called before its body is read and decoded."""
         self._check_room(self.inflight, self.waiting)
 
-    def enter(self, places: int = 0) -> None:
-        """Count a request in, with its places in the queue. Raises Overloaded if it has to be refused."""
-        # Counted before the check: two processes cannot both take the last place.
+    def enter(self, slots: int = 0) -> None:
+        """Count a request, with its queue slots. Raises Overloaded if it has to be refused."""
+        # Counted before the check: two processes cannot both take the last slot.
         self.acquire()
-        self.own_waiting += places
-        self._check_entered(places)
+        self.own_waiting += slots
+        self._check_entered(slots)
 
-    def _check_entered(self, places: int) -> None:
+    def _check_entered(self, slots: int) -> None:
         """Count the request out again if it has to be refused beside all others. Raises Overloaded."""
-        inflight, waiting = self.inflight - 1, self.waiting - places
+        inflight, waiting = self.inflight - 1, self.waiting - slots
         try:
             self._check_room(inflight, waiting)
-            self._check_queue(inflight, waiting, places)
+            self._check_queue(inflight, waiting, slots)
         except Overloaded:
-            self.own_waiting -= places
+            self.own_waiting -= slots
             self.release(completed=False)
             raise
 
-    def add_places(self, places: int, own: int = 0) -> None:
-        """Count more places of a request that has `own` already. Raises Overloaded if the queue is full."""
-        self.own_waiting += places
-        self._check_added(places, own)
+    def add_slots(self, slots: int, own: int = 0) -> None:
+        """Count more slots of a request that has `own` already. Raises Overloaded if the queue is full."""
+        self.own_waiting += slots
+        self._check_added(slots, own)
 
-    def _check_added(self, places: int, own: int) -> None:
-        """Count the places out again if the queue has no room for them. Raises Overloaded."""
-        waiting = self.waiting - places
+    def _check_added(self, slots: int, own: int) -> None:
+        """Count the slots out again if the queue has no room for them. Raises Overloaded."""
+        waiting = self.waiting - slots
         try:
-            # Its own places do not count: an empty queue accepts every request.
-            self._check_queue(self.inflight, waiting if waiting > own else 0, places)
+            # Its own slots do not count: an empty queue accepts every request.
+            self._check_queue(self.inflight, waiting if waiting > own else 0, slots)
         except Overloaded:
-            self.own_waiting -= places
+            self.own_waiting -= slots
             raise
 
     def _check_room(self, inflight: int, waiting: int) -> None:
@@ -91,14 +94,14 @@ class RequestLimit(RequestsInFlight):
         if inflight >= self.concurrency_bound:
             raise self._overloaded(f"{inflight} requests are in flight, its max_concurrent_requests", inflight)
 
-    def _check_queue(self, inflight: int, waiting: int, places: int) -> None:
-        """Raise Overloaded if the queue has not that many places left. An empty queue accepts every request."""
-        if not waiting or waiting + places <= self.queue_bound:
+    def _check_queue(self, inflight: int, waiting: int, slots: int) -> None:
+        """Raise Overloaded if the queue has not that many slots left. An empty queue accepts every request."""
+        if not waiting or waiting + slots <= self.queue_bound:
             return
         bound = "its max_queue_size"
         if waiting != self.queue_bound:
-            bound = f"this one counts as {places}, and the max_queue_size is {self.max_queue_size}"
-        # A request may hold several places; no more requests than those in flight hold them.
+            bound = f"this one counts as {slots}, and the max_queue_size is {self.max_queue_size}"
+        # A request may hold several slots; no more requests than those in flight hold them.
         raise self._overloaded(f"{waiting} requests are waiting, {bound}", min(waiting, inflight))
 
     def _overloaded(self, reason: str, requests: int) -> Overloaded:
@@ -128,12 +131,12 @@ class TokenBudget(Protocol):
 
 
 class Permit:
-    """The place of one request at the server and at its model, from admission until the response is sent.
+    """The slot of one request at the server and at its model, from admission until the response is sent.
 
     Each method of a request's usual path does its checks inline: this code runs for every request.
     """
 
-    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held", "held_bytes", "tenant")
+    __slots__ = ("_has_begun", "_is_suspended", "_model", "_server", "_slots", "held", "held_bytes", "tenant")
 
     token_budget: TokenBudget | None = None
     """Counts the request's tokens; None if its tenant has no limit of tokens."""
@@ -150,7 +153,7 @@ class Permit:
         self.tenant = tenant
         self._model: RequestLimit | None = None
         # Places in the queue that the request holds.
-        self._places = 0
+        self._slots = 0
         self._has_begun = False
         self._is_suspended = False
         self.held: Releasable | None = None
@@ -159,9 +162,9 @@ class Permit:
         """The count of the request's bodies; None while they are too small to be counted."""
 
     @property
-    def places(self) -> int:
-        """The number of places in the queue that the request holds."""
-        return self._places
+    def slots(self) -> int:
+        """The number of queue slots that the request holds."""
+        return self._slots
 
     def hold_bytes(self) -> ByteHold:
         """Return the count of the request's bodies, which is released with the permit."""
@@ -170,12 +173,12 @@ class Permit:
         return self.held_bytes
 
     def suspend(self) -> None:
-        """Give the place at the server back while the rest of the body is read: a slow client holds no place."""
+        """Release the server's slot while the rest of the body is read: a slow client holds no slot."""
         self._is_suspended = True
         self._server.release(completed=False)
 
     def resume(self) -> None:
-        """Take a place at the server again. Raises Overloaded if it is full."""
+        """Take a slot at the server again. Raises Overloaded if it is full."""
         self._server.enter()
         self._is_suspended = False
 
@@ -186,48 +189,48 @@ class Permit:
         ):
             model.check_room()
 
-    def queue(self, model: RequestLimit, places: int = 1) -> None:
-        """Queue the request for the model with this limit; it holds that many places in the queue.
+    def queue(self, model: RequestLimit, slots: int = 1) -> None:
+        """Queue the request for the model with this limit; it holds that many queue slots.
 
         Does nothing if the request holds them already. Raises Overloaded if the server or the model is full.
         """
         if self._model is not None:
-            if places > self._places > 0:
-                self._queue_more(places - self._places)
+            if slots > self._slots > 0:
+                self._queue_more(slots - self._slots)
             return
         server = self._server
-        if server.own_waiting + places > server.own_queue_bound:
-            server.add_places(places)
+        if server.own_waiting + slots > server.own_queue_bound:
+            server.add_slots(slots)
         else:
-            server.own_waiting += places
-        if model.own_waiting + places > model.own_queue_bound or model.own_inflight >= model.own_concurrency_bound:
-            self._enter_model(model, places)
+            server.own_waiting += slots
+        if model.own_waiting + slots > model.own_queue_bound or model.own_inflight >= model.own_concurrency_bound:
+            self._enter_model(model, slots)
         else:
             if model.own_inflight:
                 model.own_inflight += 1
             else:
                 model.acquire()
-            model.own_waiting += places
+            model.own_waiting += slots
         self._model = model
-        self._places = places
+        self._slots = slots
 
     def queue_sequences(self, model: RequestLimit, sequences: int) -> None:
-        """Queue a request for generated text, which holds a place for each of its sequences. See `queue`."""
+        """Queue a request for generated text, which holds a slot for each of its sequences. See `queue`."""
         self.queue(model, sequences)
 
     def begin(self) -> None:
         """Count the request as running instead of waiting. May be called again."""
         self._has_begun = True
-        if self._places:
+        if self._slots:
             assert self._model is not None
-            self._server.own_waiting -= self._places
-            self._model.own_waiting -= self._places
-            self._places = 0
+            self._server.own_waiting -= self._slots
+            self._model.own_waiting -= self._slots
+            self._slots = 0
 
     def begin_text(self) -> None:
-        """Count one of the request's texts as running; the request holds a place less. May be called again."""
+        """Count one of the request's texts as running; the request holds a slot less. May be called again."""
         self._has_begun = True
-        if self._places:
+        if self._slots:
             self._leave_queue(1)
 
     def hold(self, version: Releasable) -> None:
@@ -243,7 +246,7 @@ class Permit:
             self.held = None
 
     def release(self) -> None:
-        """Give the place back: the response is sent, or the request was cancelled."""
+        """Release the slot: the response is sent, or the request was cancelled."""
         if self.held_bytes is not None:
             self.held_bytes.release()
         if self._is_suspended:
@@ -251,32 +254,32 @@ class Permit:
         if self.held is not None:
             self.release_version()
         if self._model is not None:
-            if self._places:
-                self._leave_queue(self._places)
+            if self._slots:
+                self._leave_queue(self._slots)
             self._model.release(self._has_begun)
         self._server.release(self._has_begun)
 
-    def _enter_model(self, model: RequestLimit, places: int) -> None:
-        """Count the request at its model. The server has counted its places, and drops them if the model refuses."""
+    def _enter_model(self, model: RequestLimit, slots: int) -> None:
+        """Count the request at its model. The server has counted its slots, and drops them if the model refuses."""
         try:
-            model.enter(places)
+            model.enter(slots)
         except Overloaded:
-            self._server.own_waiting -= places
+            self._server.own_waiting -= slots
             raise
 
-    def _queue_more(self, places: int) -> None:
-        """Add places to those that the request holds since it waited for a load."""
+    def _queue_more(self, slots: int) -> None:
+        """Add slots to those that the request holds since it waited for a load."""
         assert self._model is not None
-        self._server.add_places(places, self._places)
+        self._server.add_slots(slots, self._slots)
         try:
-            self._model.add_places(places, self._places)
+            self._model.add_slots(slots, self._slots)
         except Overloaded:
-            self._server.own_waiting -= places
+            self._server.own_waiting -= slots
             raise
-        self._places += places
+        self._slots += slots
 
-    def _leave_queue(self, places: int) -> None:
+    def _leave_queue(self, slots: int) -> None:
         assert self._model is not None
-        self._places -= places
-        self._server.own_waiting -= places
-        self._model.own_waiting -= places
+        self._slots -= slots
+        self._server.own_waiting -= slots
+        self._model.own_waiting -= slots

@@ -1,4 +1,4 @@
-"""The virtual clock that all models of one device share: a tenant that is ahead waits for the others."""
+"""Share a device fairly by virtual time: hold a tenant that is ahead of other active tenants."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

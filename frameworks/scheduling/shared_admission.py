@@ -1,4 +1,4 @@
-"""Admission of a server of several processes: the bounds of RequestLimit hold for the sum over all of them."""
+"""Admit requests in a server of several processes: the bounds of RequestLimit apply to their sum."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class SharedRequestLimit(RequestLimit, Structure):
     """A RequestLimit whose own counts are cells of a CounterRow: permits write them in place.
 
     A request is counted before it is checked, so the bounds are never exceeded; requests that arrive at two processes
-    in the same microsecond may both be refused the last place. All cells are zero while no request is in flight.
+    in the same microsecond may both be refused the last slot. All cells are zero while no request is in flight.
     """
 
     # The first cells of the process in its row. A field costs 20 ns more than an attribute; a property would cost 60.
@@ -68,22 +68,22 @@ class SharedRequestLimit(RequestLimit, Structure):
     def waiting(self) -> int:
         return sum(self._all_waiting)
 
-    def enter(self, places: int = 0) -> None:
+    def enter(self, slots: int = 0) -> None:
         """As RequestLimit's, which is called where a bound may be reached."""
         if self.own_inflight:
             self.own_inflight += 1
         else:
             self.acquire()
-        self.own_waiting += places
+        self.own_waiting += slots
         if (self.max_queue_size is not None and sum(self._all_waiting) >= self.queue_bound) or (
             self.max_concurrent_requests is not None and sum(self._all_inflight) > self.concurrency_bound
         ):
-            self._check_entered(places)
+            self._check_entered(slots)
 
-    def add_places(self, places: int, own: int = 0) -> None:
-        self.own_waiting += places
+    def add_slots(self, slots: int, own: int = 0) -> None:
+        self.own_waiting += slots
         if sum(self._all_waiting) > self.queue_bound:
-            self._check_added(places, own)
+            self._check_added(slots, own)
 
     def acquire(self) -> None:
         super().acquire()

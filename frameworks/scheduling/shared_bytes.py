@@ -1,4 +1,4 @@
-"""The bound of bytes of a server of several processes: it holds for the sum over all of them."""
+"""Bound the bytes of a server of several processes, summed over all of them."""
 
 from collections.abc import Callable
 from ctypes import Structure, c_int64

@@ -1,4 +1,4 @@
-"""The shared counts of a server of several processes: which limit counts in which row."""
+"""Assign rows of shared memory to the limits of a server of several processes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

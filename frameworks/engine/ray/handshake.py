@@ -1,4 +1,4 @@
-"""The first bytes of a connection to a replica: who connects, and for which version of the model."""
+"""Encode the handshake of a connection to a replica: the client, the secret and the version of the model."""
 
 import hmac
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which replicas of each deployment run, for this process. Routers write it in their threads, engines read it."""
+"""Register the running replicas of each deployment in this process: routers write, engines read."""
 
 import asyncio
 import threading

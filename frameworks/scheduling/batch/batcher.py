@@ -1,4 +1,4 @@
-"""The choice of the entries of the next batch. It runs nothing and reads no clock."""
+"""Choose the entries of the next batch. Pure: runs no model and reads no clock."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

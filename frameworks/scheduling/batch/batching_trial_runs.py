@@ -1,4 +1,4 @@
-"""Learn from answered requests which rows may share a batch: run the pairs of a learner on the model's workers."""
+"""Run batching and padding trials on the model's workers, with pairs of answered requests."""
 
 import asyncio
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Learn from the callers' own requests whether their rows may share a run.
+"""Test with real requests whether the rows of a batch are independent, so that requests may share a run.
 
-A graph that refuses made-up rows had no trial at warm-up. Its requests run one by one meanwhile. Some of them run
-again in pairs, after their responses, apart and in one batch. Batching is switched on when enough pairs agree, and
-never after one that differs.
+A graph that refuses synthetic rows had no trial at warm-up, and runs its requests one by one. Some requests run again
+after their responses, in pairs: each alone, and both in one batch. Batching is enabled when enough pairs agree. A
+single difference disables it for good.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ SPACING = 8
 """Requests from one pair to the next: a pair takes as long as four requests."""
 
 MAX_REQUESTS = 4096
-"""Requests after which nothing more is learned: those before were too much alike, or too large."""
+"""Limit of the observed requests. Then the trials end: the requests were too similar, or too large."""
 
 # Bounds of the requests that are kept for a pair, over all shapes.
 _MAX_KEPT = 8

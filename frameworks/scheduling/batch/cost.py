@@ -1,4 +1,4 @@
-"""The expected run time of a batch on this device, learned from the timings of the workers."""
+"""Predict the run time of a batch by a cost model that is fitted to the workers' timings."""
 
 from dataclasses import dataclass
 

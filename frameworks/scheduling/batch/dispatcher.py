@@ -1,4 +1,4 @@
-"""The dispatcher of one model: it forms batches from the queue and hands them to the workers."""
+"""Dispatch the batches of one model: form them from the queue and submit them to the workers."""
 
 import asyncio
 import time

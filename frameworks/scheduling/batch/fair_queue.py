@@ -1,4 +1,4 @@
-"""The queue of one model for all tenants: one order for each tenant, and the tenant that is next."""
+"""Queue the requests of one model in fair order: a queue for each tenant, and the choice of the next tenant."""
 
 from collections.abc import Iterable
 

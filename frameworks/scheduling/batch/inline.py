@@ -1,4 +1,4 @@
-"""Runs on the event loop: runs so short that handing them to a thread and back would cost more than the run."""
+"""Run short batches on the event loop, where a hand-over to a thread would cost more than the run."""
 
 import asyncio
 import time

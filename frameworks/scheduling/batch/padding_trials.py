@@ -1,4 +1,4 @@
-"""Learn from the callers' own requests whether rows of different lengths may be padded to share a run."""
+"""Test with real requests whether rows of different lengths may be padded to share a run."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The queued parts of requests: the parts of a request enter the queue as others begin, and may be queued again."""
+"""Queue requests in parts: the next parts of a request are queued as others begin, and failed parts again."""
 
 import time
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""The two ends of a batch: join the rows of its requests, and hand each request its own outputs."""
+"""Merge the rows of requests into a batch, and split the outputs of the batch by request."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Batches that do not fit in memory: how they are split, and how large later batches may be.
+"""Split batches that do not fit in memory, and limit the size of later batches.
 
 The ceiling is lowered at once and raised slowly. It counts batches; no clock is read.
 """

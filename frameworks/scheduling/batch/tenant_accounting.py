@@ -1,4 +1,4 @@
-"""Charge tenants for the batches of one model: on the clock of its device, and in the counts of its version."""
+"""Account the device time of batches to tenants: on the device's virtual clock, and in the counts of the version."""
 
 from collections import defaultdict
 from collections.abc import Sequence

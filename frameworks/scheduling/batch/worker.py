@@ -1,4 +1,4 @@
-"""A worker: one instance of a model on a thread of its own. The dispatcher decides which batch is next."""
+"""Run one instance of a model on a thread of its own. The dispatcher decides which batch is next."""
 
 import asyncio
 import queue

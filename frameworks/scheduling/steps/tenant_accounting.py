@@ -1,4 +1,4 @@
-"""Charge tenants for the steps of one model: on the clock of its device, and in the counts of its version."""
+"""Account the device time of steps to tenants: on the device's virtual clock, and in the counts of the version."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -235,23 +235,23 @@ async def test_second_ingress_finds_loaded_model() -> None:
 
 
 @in_loop
-async def _check_early_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def _check_early_unload(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica evicts the version before its first request, and the request loads it again."""
-    make_seat, leaves = SharedConnections._seat, [True, True]
+    make_engine, unloads = SharedConnections._replica_engine, [True, True]
 
-    def seat_that_leaves(connections: SharedConnections, address: Address) -> ReplicaEngine:
-        seat = make_seat(connections, address)
-        seat.has_to_leave = bool(leaves and leaves.pop())
-        return seat
+    def engine_that_unloads(connections: SharedConnections, address: Address) -> ReplicaEngine:
+        replica_engine = make_engine(connections, address)
+        replica_engine.is_unloading = bool(unloads and unloads.pop())
+        return replica_engine
 
-    monkeypatch.setattr(SharedConnections, "_seat", seat_that_leaves)
+    monkeypatch.setattr(SharedConnections, "_replica_engine", engine_that_unloads)
     async with sharing("a", size=1) as (_, manager):
         await ask(manager, "a")
-    assert not leaves
+    assert not unloads
 
 
 def test_eviction_before_request_loads_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    _check_early_leave(monkeypatch)
+    _check_early_unload(monkeypatch)
 
 
 @in_loop

@@ -1,4 +1,4 @@
-"""The difference between the clocks of two machines, which begin at different times and drift apart."""
+"""Estimate the offset between the clocks of two machines, which start at different times and drift."""
 
 from collections import deque
 

@@ -28,13 +28,13 @@ RULE = RefusalRule(crashes=3, at_once_s=1.0)
 
 
 class ReplicaEngine:
-    """The engine of one replica. Its requests go on at another replica when it is lost."""
+    """The engine of one replica. If the replica is lost, its requests continue at another one."""
 
     def __init__(self, address: Address, engine: ProcessEngine) -> None:
         self.address = address
         self.engine = engine
         self.is_open = False
-        self.has_to_leave = False
+        self.is_unloading = False
         """Whether its replica is about to unload the version."""
 
 
@@ -52,7 +52,7 @@ class Version:
 
 
 class Connections:
-    """Owned by the event loop. `on_open` and `on_left` tell its owner which seats answer requests."""
+    """Owned by the event loop. `on_open` and `on_left` tell its owner which engines answer requests."""
 
     def __init__(
         self, settings: EngineSettings, counts: RunCounts, version: Version, running: RunningReplicas, replaced_s: float
@@ -67,14 +67,14 @@ class Connections:
         self._poison_requests = PoisonRequests(rule=RULE)
         self._withdrawn = WithdrawnReplicas()
         self._addresses: Mapping[str, Address] = {}
-        self._seats: dict[str, ReplicaEngine] = {}
+        self._replica_engines: dict[str, ReplicaEngine] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._stop: Callable[[], None] = _ignore
-        self.on_open: Callable[[ReplicaEngine], None] = _ignore_seat
+        self.on_open: Callable[[ReplicaEngine], None] = _ignore_replica
         """Called when a replica has loaded the version."""
-        self.on_left: Callable[[ReplicaEngine], None] = _ignore_seat
-        """Called when a replica that was open leaves or is lost: its requests in progress go on."""
+        self.on_left: Callable[[ReplicaEngine], None] = _ignore_replica
+        """Called when an open replica stops or is lost: its requests in progress continue."""
         self.on_failed: Callable[[Exception], None] = _ignore_error
         """Called when a replica cannot load the version, or cannot be reached. It is tried again."""
 
@@ -91,24 +91,24 @@ class Connections:
         """Connect to one more replica. All that run are connected anyway, where models do not share them."""
 
     def close(self) -> None:
-        """Connect to no further replica. The owner closes the engines of the seats."""
+        """Connect to no further replica. The owner closes the engines."""
         self._stop()
         for task in self._opening.values():
             task.cancel()
         self._addresses = {}
 
-    def note_lost(self, seat: ReplicaEngine) -> None:
-        """Note that the connection of an open seat has ended. A new seat is made while the replica runs."""
-        replica = seat.address.replica
-        if self._seats.get(replica) is seat:
-            del self._seats[replica]
-            self.on_left(seat)
+    def note_lost(self, replica_engine: ReplicaEngine) -> None:
+        """Note that the connection of an open engine has ended. A new engine is made while the replica runs."""
+        replica = replica_engine.address.replica
+        if self._replica_engines.get(replica) is replica_engine:
+            del self._replica_engines[replica]
+            self.on_left(replica_engine)
             self._open_missing()
 
-    def note_leave(self, seat: ReplicaEngine) -> None:
+    def note_unloading(self, replica_engine: ReplicaEngine) -> None:
         """Note that a replica is about to unload the version: it answers the requests that it has."""
-        seat.has_to_leave = True
-        self.note_lost(seat)
+        replica_engine.is_unloading = True
+        self.note_lost(replica_engine)
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
         self._withdrawn.note(self._addresses, addresses)
@@ -118,86 +118,91 @@ class Connections:
         for replica, task in list(self._opening.items()):
             if replica not in addresses:
                 task.cancel()
-        for replica, seat in list(self._seats.items()):
+        for replica, replica_engine in list(self._replica_engines.items()):
             if replica not in addresses:
-                log.info("replica leaves", model=self._settings.name, host=seat.address.host, port=seat.address.port)
-                del self._seats[replica]
-                self.on_left(seat)
+                log.info(
+                    "replica leaves",
+                    model=self._settings.name,
+                    host=replica_engine.address.host,
+                    port=replica_engine.address.port,
+                )
+                del self._replica_engines[replica]
+                self.on_left(replica_engine)
         self._open_missing()
 
     def _open_missing(self) -> None:
         for replica, address in self._addresses.items():
-            if replica not in self._seats and replica not in self._opening:
+            if replica not in self._replica_engines and replica not in self._opening:
                 self._start_opening(address)
 
     def _start_opening(self, address: Address) -> None:
         replica = address.replica
-        task = self._opening[replica] = asyncio.get_running_loop().create_task(self._open_seat(address))
+        task = self._opening[replica] = asyncio.get_running_loop().create_task(self._open_replica(address))
         task.add_done_callback(partial(self._forget_opening, replica))
 
     def _forget_opening(self, replica: str, task: "asyncio.Task[None]") -> None:
         if self._opening.get(replica) is task:
             del self._opening[replica]
 
-    async def _open_seat(self, address: Address) -> None:
+    async def _open_replica(self, address: Address) -> None:
         """Connect to a replica, again and again until it has loaded the version or leaves."""
         delay_s = _FIRST_RETRY_S
         while True:
-            error = await self._try_seat(address)
+            error = await self._try_replica(address)
             if error is None:
                 return
             self.on_failed(error)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
 
-    async def _try_seat(self, address: Address) -> Exception | None:
+    async def _try_replica(self, address: Address) -> Exception | None:
         """Connect to a replica. Returns the error where it has not loaded the version."""
-        seat = self._seat(address)
+        replica_engine = self._replica_engine(address)
         try:
-            await seat.engine.open()
+            await replica_engine.engine.open()
         except RoundhouseError as error:
             log.warning("replica not connected", model=self._settings.name, reason=error.message)
             return error
         except Exception as error:
             log.exception("replica not connected", model=self._settings.name)
             return error
-        seat.is_open = True
-        self._seats[address.replica] = seat
+        replica_engine.is_open = True
+        self._replica_engines[address.replica] = replica_engine
         self._note_opened()
-        self.on_open(seat)
-        if seat.has_to_leave:
-            self.note_lost(seat)
+        self.on_open(replica_engine)
+        if replica_engine.is_unloading:
+            self.note_lost(replica_engine)
         return None
 
     def _note_opened(self) -> None:
         """Called before `on_open`."""
 
-    def _seat(self, address: Address) -> ReplicaEngine:
+    def _replica_engine(self, address: Address) -> ReplicaEngine:
         async def start(listener: Listener) -> Started:
-            if seat.is_open:
-                return await self._replace(seat, listener)
-            return await self._connect(seat.address, listener, partial(self.note_leave, seat))
+            if replica_engine.is_open:
+                return await self._replace(replica_engine, listener)
+            return await self._connect(replica_engine.address, listener, partial(self.note_unloading, replica_engine))
 
         policy = RestartPolicy(first_delay_s=0.0)
         engine = ProcessEngine(self._settings, self._counts, start, policy, self._poison_requests)
-        seat = ReplicaEngine(address, engine)
-        return seat
+        replica_engine = ReplicaEngine(address, engine)
+        return replica_engine
 
     async def _connect(
-        self, address: Address, listener: Listener, on_leave: Callable[[], None] = lambda: None
+        self, address: Address, listener: Listener, on_unloading: Callable[[], None] = lambda: None
     ) -> Started:
         version = self._version
-        link = ReplicaLink(address, version.node, partial(self._withdrawn.is_withdrawn, address.replica), on_leave)
+        link = ReplicaLink(address, version.node, partial(self._withdrawn.is_withdrawn, address.replica), on_unloading)
         return await link.open(version.name, version.path, version.client, listener, version.model)
 
-    async def _replace(self, seat: ReplicaEngine, listener: Listener) -> Started:
+    async def _replace(self, replica_engine: ReplicaEngine, listener: Listener) -> Started:
         """Connect the requests of a lost replica to another one. Raises ModelFailed where none runs in time."""
         failure = ModelFailed("no replica of the model runs")
         try:
             async with asyncio.timeout(self._replaced_s):
                 while True:
                     changed = self._changed
-                    for address in self._successors(seat):
+                    for address in self._successors(replica_engine):
                         try:
                             return await self._connect(address, listener)
                         except RoundhouseError as error:
@@ -210,9 +215,9 @@ class Connections:
         except TimeoutError:
             raise failure from None
 
-    def _successors(self, seat: ReplicaEngine) -> Sequence[Address]:
+    def _successors(self, replica_engine: ReplicaEngine) -> Sequence[Address]:
         """Return the replicas for the requests of a lost one, the best first; itself only where it is the last one."""
-        others = [each for each in self._addresses.values() if each.replica != seat.address.replica]
+        others = [each for each in self._addresses.values() if each.replica != replica_engine.address.replica]
         return others or list(self._addresses.values())
 
 
@@ -220,7 +225,7 @@ def _ignore() -> None:
     pass
 
 
-def _ignore_seat(_: ReplicaEngine) -> None:
+def _ignore_replica(_: ReplicaEngine) -> None:
     pass
 
 

@@ -46,8 +46,9 @@ class ReplicaGroup(EngineGroup):
         cold_start_s: float,
         may_be_empty: bool,
     ) -> None:
-        """`first`: an open seat. `wake`: makes Serve start a replica where none runs, and waits for it. `cold_start_s`:
-        requests fail that wait longer for the first replica. `may_be_empty`: the deployment scales to zero.
+        """`first`: an open engine. `wake`: makes Serve start a replica where none runs, and waits for it.
+
+        `cold_start_s`: maximum wait of a request for the first replica. `may_be_empty`: the deployment scales to zero.
         """
         self._choice = self._new_choice()
         super().__init__(settings, [first.engine], instances, self._choice, ReplicasModel)
@@ -55,16 +56,16 @@ class ReplicaGroup(EngineGroup):
         self._wake = wake
         self._cold_start_s = cold_start_s
         self._may_be_empty = may_be_empty
-        self._places: dict[ReplicaEngine, GroupEngine] = {}
-        self._place(first, self._members[0])
+        self._member_of: dict[ReplicaEngine, GroupEngine] = {}
+        self._assign(first, self._members[0])
         self._waking: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._reported = 0
         self._reporting: asyncio.TimerHandle | None = None
         self._report_waiting()
-        self._follow_seat(first)
-        connections.on_open = self._add_seat
-        connections.on_left = self._retire_seat
+        self._follow_replica(first)
+        connections.on_open = self._add_replica
+        connections.on_left = self._retire_replica
 
     @property
     def outage(self) -> str | None:
@@ -113,7 +114,7 @@ class ReplicaGroup(EngineGroup):
         calling = asyncio.ensure_future(self._wake())
         try:
             async with asyncio.timeout(self._cold_start_s):
-                while not self._members:  # noqa: ASYNC110 - seats open at any time
+                while not self._members:  # noqa: ASYNC110 - engines open at any time
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.error("no replica has started", model=self._name, waited_s=self._cold_start_s)
@@ -128,37 +129,37 @@ class ReplicaGroup(EngineGroup):
             await asyncio.gather(calling, return_exceptions=True)
             self._waking = None
 
-    def _add_seat(self, seat: ReplicaEngine) -> None:
-        self._place(seat, self.add(seat.engine))
-        self._follow_seat(seat)
-        log.info("replica serves", model=self._name, host=seat.address.host, replicas=len(self._members))
+    def _add_replica(self, replica_engine: ReplicaEngine) -> None:
+        self._assign(replica_engine, self.add(replica_engine.engine))
+        self._follow_replica(replica_engine)
+        log.info("replica serves", model=self._name, host=replica_engine.address.host, replicas=len(self._members))
 
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds()
 
-    def _place(self, seat: ReplicaEngine, member: GroupEngine) -> None:
-        self._places[seat] = member
+    def _assign(self, replica_engine: ReplicaEngine, member: GroupEngine) -> None:
+        self._member_of[replica_engine] = member
 
-    def _follow_seat(self, seat: ReplicaEngine) -> None:
-        """Also retire the seat when its replica is lost. The group moves requests to other members before that."""
-        inner = seat.engine.on_lost
+    def _follow_replica(self, replica_engine: ReplicaEngine) -> None:
+        """Also retire the engine when its replica is lost. The group moves requests to other members before that."""
+        inner = replica_engine.engine.on_lost
 
         def note_lost(loss: Loss) -> None:
             inner(loss)
-            self._connections.note_lost(seat)
+            self._connections.note_lost(replica_engine)
 
-        seat.engine.on_lost = note_lost
+        replica_engine.engine.on_lost = note_lost
 
-    def _retire_seat(self, seat: ReplicaEngine) -> None:
-        member = self._places.pop(seat, None)
+    def _retire_replica(self, replica_engine: ReplicaEngine) -> None:
+        member = self._member_of.pop(replica_engine, None)
         if member is not None:
-            self.retire(member, partial(self._close_seat, seat))
+            self.retire(member, partial(self._close_replica, replica_engine))
 
-    def _close_seat(self, seat: ReplicaEngine) -> None:
+    def _close_replica(self, replica_engine: ReplicaEngine) -> None:
         """Close the connection of a replica that has answered its last request."""
-        if seat.engine in self.engines and not self.is_dead:
-            self.engines.remove(seat.engine)
-            task = asyncio.get_running_loop().create_task(seat.engine.close())
+        if replica_engine.engine in self.engines and not self.is_dead:
+            self.engines.remove(replica_engine.engine)
+            task = asyncio.get_running_loop().create_task(replica_engine.engine.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -1,4 +1,4 @@
-"""Open the engine of a version: wait for the first replica that has loaded it."""
+"""Open the engine of a version: wait until the first replica has loaded it."""
 
 import asyncio
 import os
@@ -38,18 +38,18 @@ class Deployed:
 
 
 class _Opening:
-    """The seats that open before the group takes them over."""
+    """The engines that open before the group takes them over."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self.seats: list[ReplicaEngine] = []
+        self.replica_engines: list[ReplicaEngine] = []
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
         connections.on_open, connections.on_left, connections.on_failed = self._opened, self._left, self._failed
 
     async def first(self) -> None:
-        """Wait for a seat. Raises InvalidModel and OutOfMemory where the version cannot be loaded."""
-        while not self.seats:
+        """Wait for the engine of a replica. Raises InvalidModel and OutOfMemory where the version cannot be loaded."""
+        while not self.replica_engines:
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
@@ -58,17 +58,17 @@ class _Opening:
     def close(self) -> None:
         """Give up."""
         self._connections.close()
-        for seat in self.seats:
-            seat.engine.abort("the model was not loaded")
+        for replica_engine in self.replica_engines:
+            replica_engine.engine.abort("the model was not loaded")
 
-    def _opened(self, seat: ReplicaEngine) -> None:
-        self.seats.append(seat)
+    def _opened(self, replica_engine: ReplicaEngine) -> None:
+        self.replica_engines.append(replica_engine)
         self._changed.set()
 
-    def _left(self, seat: ReplicaEngine) -> None:
-        self.seats.remove(seat)
-        seat.engine.abort("the replica stopped")
-        if not self.seats:
+    def _left(self, replica_engine: ReplicaEngine) -> None:
+        self.replica_engines.remove(replica_engine)
+        replica_engine.engine.abort("the replica stopped")
+        if not self.replica_engines:
             self._connections.want()
 
     def _failed(self, error: Exception) -> None:
@@ -111,11 +111,19 @@ async def open_group(
         raise
     finally:
         waking.cancel()
-    # Without a wait: the seats that have opened may leave in it.
-    seat, *others = opening.seats
-    started = seat.engine.started
-    assert started is not None, "an open seat has started"
-    arguments = (settings, connections, seat, instances, deployed.wake, deployed.cold_start_s, deployed.may_be_empty)
+    # Without a wait: the open engines may stop during a wait.
+    replica_engine, *others = opening.replica_engines
+    started = replica_engine.engine.started
+    assert started is not None, "an open engine has started"
+    arguments = (
+        settings,
+        connections,
+        replica_engine,
+        instances,
+        deployed.wake,
+        deployed.cold_start_s,
+        deployed.may_be_empty,
+    )
     if isinstance(connections, SharedConnections):
         group: ReplicaGroup = SharedGroup(*arguments, load_s=started.loaded.load_s, on_evicted=on_evicted)
     else:

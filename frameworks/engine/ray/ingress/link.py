@@ -52,16 +52,16 @@ class ReplicaLink:
         address: Address,
         own_node: str,
         is_withdrawn: Callable[[], bool] = lambda: False,
-        on_leave: Callable[[], None] = lambda: None,
+        on_unloading: Callable[[], None] = lambda: None,
     ) -> None:
         """`own_node`: id of the node of this process; all processes of a node have one clock.
 
-        `is_withdrawn`: whether Serve has announced the end of the replica (WithdrawnReplicas). `on_leave`: called
+        `is_withdrawn`: whether Serve has announced the end of the replica (WithdrawnReplicas). `on_unloading`: called
         before the replica unloads the version for another model.
         """
         self.address = address
         self._is_withdrawn = is_withdrawn
-        self._on_leave = on_leave
+        self._on_unloading = on_unloading
         self._clock = None if address.node == own_node else PeerClock()
         self._channel: Channel[FromEngine] = Channel(FromEngine, self._received, self._lost)
         self._loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class ReplicaLink:
             elif isinstance(message, Loaded | LoadFailed):
                 self._note_load(message)
             elif isinstance(message, Leave):
-                self._on_leave()
+                self._on_unloading()
             elif isinstance(message, Closed):
                 pass
             elif self._listener is not None:

@@ -8,7 +8,7 @@ BLOCK_CHARACTERS = 256
 MAX_BLOCKS = 64
 """Limit of the compared blocks of a prompt: 16 Ki characters."""
 MAX_REMEMBERED = 8192
-"""Bound of the blocks that are remembered of one replica; the one that was used the longest ago is forgotten."""
+"""Limit of the remembered blocks of one replica; the least recently used one is evicted."""
 
 
 def blocks_of(request: GenerateRequest) -> list[int]:
@@ -51,7 +51,7 @@ class PrefixAffinity:
         return len(self._seen)
 
     def matched(self, blocks: Sequence[int]) -> int:
-        """Return the number of blocks at the begin of a prompt that were seen."""
+        """Return the number of leading blocks of a prompt that were seen."""
         low, high = 0, len(blocks)
         # All prefixes of a prefix that was seen were seen, except those that are forgotten.
         while low < high:
@@ -63,7 +63,7 @@ class PrefixAffinity:
         return low
 
     def add(self, blocks: Sequence[int]) -> None:
-        """Note a prompt; its longest prefixes are forgotten first."""
+        """Note a prompt; its longest prefixes are evicted first."""
         for block in reversed(blocks):
             self._seen.pop(block, None)
             self._seen[block] = None

@@ -66,11 +66,11 @@ class SharedConnections(Connections):
             self._open_missing()
 
     def unused(self) -> list[str]:
-        """Return the running replicas without a seat."""
-        return [each for each in self._addresses if each not in self._seats]
+        """Return the running replicas without an engine."""
+        return [each for each in self._addresses if each not in self._replica_engines]
 
     def _open_missing(self) -> None:
-        """Open the seat that is wanted, at the best replica."""
+        """Open the wanted engine, at the best replica."""
         if not self._is_wanted or self._opening or self._retry is not None:
             return
         candidates = [each for each in self.unused() if each not in self._refusals]
@@ -89,10 +89,10 @@ class SharedConnections(Connections):
         self._refusals.clear()
         self.on_failed(error)
 
-    async def _open_seat(self, address: Address) -> None:
+    async def _open_replica(self, address: Address) -> None:
         """Connect to a replica once; after a failure the choice is made again."""
         with self.loaded_versions.loading(address.replica, self.key):
-            error = await self._try_seat(address)
+            error = await self._try_replica(address)
         if error is None:
             return
         if isinstance(error, InvalidModel | OutOfMemory):
@@ -115,8 +115,8 @@ class SharedConnections(Connections):
         self._retry = None
         self._open_missing()
 
-    def _successors(self, seat: ReplicaEngine) -> Sequence[Address]:
-        addresses = {each.replica: each for each in super()._successors(seat)}
+    def _successors(self, replica_engine: ReplicaEngine) -> Sequence[Address]:
+        addresses = {each.replica: each for each in super()._successors(replica_engine)}
         best = self.loaded_versions.choose(addresses, self.key, may_wait=False)
         return [] if best is None else [addresses[best]]
 
@@ -155,20 +155,20 @@ class SharedGroup(ReplicaGroup):
             if not self._connections.num_running:
                 super()._ensure_replica()
 
-    def _place(self, seat: ReplicaEngine, member: GroupEngine) -> None:
-        super()._place(seat, member)
-        self._replica_of[member] = seat.address.replica
+    def _assign(self, replica_engine: ReplicaEngine, member: GroupEngine) -> None:
+        super()._assign(replica_engine, member)
+        self._replica_of[member] = replica_engine.address.replica
 
-    def _retire_seat(self, seat: ReplicaEngine) -> None:
-        member = self._places.get(seat)
+    def _retire_replica(self, replica_engine: ReplicaEngine) -> None:
+        member = self._member_of.get(replica_engine)
         if member is not None:
             self._replica_of.pop(member, None)
-        super()._retire_seat(seat)
+        super()._retire_replica(replica_engine)
         if len(self._queue):
             self._ensure_replica()
 
-    def _close_seat(self, seat: ReplicaEngine) -> None:
-        super()._close_seat(seat)
+    def _close_replica(self, replica_engine: ReplicaEngine) -> None:
+        super()._close_replica(replica_engine)
         self._report_eviction()
 
     def _report_waiting(self) -> None:

@@ -141,6 +141,7 @@ async def test_cold_start_without_replica_fails() -> None:
             await ask(group, 1.0)
         assert caught.value.retry_after_s == 5.0
         await there.start()
+        await soon(lambda: group.num_replicas == 1)
         assert await ask(group, 1.0) == 2.0
 
 
