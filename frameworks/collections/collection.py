@@ -154,7 +154,7 @@ class EmbeddedCollection:
         include_vectors: bool = False,
         exact: bool = False,
     ) -> list[list[Hit]]:
-        """Return up to `top_k` hits for each row of `vectors`, the best first."""
+        """Return up to `top_k` hits for each row of `vectors`, float32 [n, dimensions], the best first."""
         queries = checked_queries(vectors, self.settings.dimensions, top_k)
         if not len(queries):
             return []

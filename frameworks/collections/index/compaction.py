@@ -43,7 +43,7 @@ class LiveRows:
         return out
 
     def columns(self, indices: Positions) -> Columns:
-        """Return the columns of some rows."""
+        """Return the columns of the rows with these indices, int64 [n]."""
         keys = sorted({key for part in self._parts for key in list(part.segment.columns)})
         return {key: self._column(key, self._offsets[indices]) for key in keys}
 

@@ -63,7 +63,7 @@ class InvertedLists:
         sequence: int,
         nprobe: int,
     ) -> None:
-        """Score the rows of the `nprobe` nearest lists. `masks`: which rows of each part may be found."""
+        """Score the rows of the `nprobe` nearest lists. `masks`: the eligible rows of each part, bool [rows]."""
         block = QueryBlock([best], metric)
         eligible: dict[int, EligibleRows] = {}
         for number in self.nearest(best.query, metric, nprobe):

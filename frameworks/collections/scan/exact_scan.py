@@ -138,7 +138,7 @@ class Scan:
             block.finish()
 
     def positions(self, segment: Segment, positions: Positions) -> None:
-        """Score the rows at these positions of a segment."""
+        """Score the rows at these positions, int64 [n], of a segment."""
         positions = positions[segment.deleted_at[positions] > self.sequence]
         if not len(positions):
             return
@@ -153,7 +153,7 @@ class Scan:
 
 
 def eligible_rows(segment: Segment, count: int, sequence: int, masks: Sequence[Mask | None]) -> EligibleRows:
-    """Return which of the first `count` rows are not deleted, and match the mask of each query, if it has one."""
+    """Return the rows of the first `count` that are not deleted and match the mask of a query, bool [count] or None."""
     live = segment.deleted_at[:count] > sequence if segment.deleted_count else None
     of_query = np.full(QUERY_BLOCK, -1, dtype=np.int64)
     distinct: list[Mask] = []

@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
     query_indices: Positions
 
     def take(self, chosen: slice | Mask) -> "Candidates":
-        """Return some of the candidates."""
+        """Return some of the candidates: a slice, or those of a mask, bool [n]."""
         return Candidates(self.values[chosen], self.positions[chosen], self.query_indices[chosen])
 
 

@@ -51,8 +51,9 @@ class TopK:
             self.extend(values, rows, addresses, other._segments)
 
     def extend(self, values: Values, rows: Rows, addresses: Positions, segments: Sequence[Segment]) -> None:
-        """Add candidates and keep the best; of equal values the oldest rows. `addresses`: their segment
-        indices count `segments` from 0 on.
+        """Add candidates and keep the best; of equal values the oldest rows.
+
+        `values`: float32 [n]. `rows`, `addresses`: int64 [n]; the segment indices of addresses count `segments`.
         """
         self._values.append(values)
         self._rows.append(rows)

@@ -77,7 +77,7 @@ class Column:
     numbers: npt.NDArray[np.float64] | None = None
 
     def take(self, positions: npt.NDArray[np.int64]) -> "Column":
-        """Return the column of these rows."""
+        """Return the column of the rows at these positions, int64 [n]."""
         return Column(
             None if self.codes is None else self.codes[positions],
             None if self.numbers is None else self.numbers[positions],
@@ -128,7 +128,7 @@ class Schema:
             column.numbers[position] = value
 
     def mask(self, where: Filter, columns: Columns, count: int) -> Mask:
-        """Return which of the first `count` rows of a segment match."""
+        """Return which of the first `count` rows of a segment match, bool [count]."""
         match where:
             case All(parts):
                 found = np.ones(count, dtype=np.bool_)

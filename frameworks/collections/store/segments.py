@@ -49,7 +49,10 @@ class Segment:
         return self.vectors.nbytes + self.rows.nbytes + self.deleted_at.nbytes + optional + columns
 
     def write(self, first: int, rows: Rows, vectors: Vectors) -> None:
-        """Write rows from position `first` on; they are invisible until `count` includes them."""
+        """Write row numbers int64 [n] and vectors float32 [n, d] from position `first` on.
+
+        The rows are invisible until `count` includes them.
+        """
         part = slice(first, first + len(rows))
         self.vectors[part] = vectors
         self.rows[part] = rows
@@ -58,7 +61,7 @@ class Segment:
             self.squared_norms[part] = np.vecdot(vectors, vectors)
 
     def positions(self, rows: Rows, count: int) -> Positions:
-        """Return the positions of those of these row numbers that are among the first `count` rows."""
+        """Find row numbers, int64 [n], among the first `count` rows. Return the positions of those found, int64."""
         own = self.rows[:count]
         if not len(own) or not len(rows):
             return np.empty(0, dtype=np.int64)
@@ -137,7 +140,10 @@ class Segments:
         return sum(each.deleted_count for each in list(self._segments))
 
     def add(self, rows: Rows, vectors: Vectors, metadata: Sequence[Metadata]) -> None:
-        """Write rows that `publish` makes visible. `vectors`: as they are compared. Raises MemoryError."""
+        """Write rows, which `publish` makes visible. Raises MemoryError.
+
+        `rows`: int64 [n]. `vectors`: float32 [n, d], normalized as the metric needs it.
+        """
         done = 0
         while done < len(rows):
             segment, first = self._writable_segment(len(rows) - done)
@@ -239,7 +245,7 @@ def next_capacity(total: int, wanted: int) -> int:
 
 
 def normalized(vectors: Vectors, metric: Metric) -> Vectors:
-    """Return vectors of unit length for the cosine metric, zeros unchanged; for other metrics return the argument."""
+    """Return vectors, float32 [n, d], of unit length for the cosine metric, zeros unchanged; unchanged for others."""
     if metric is not Metric.COSINE:
         return vectors
     squared_norms = np.vecdot(vectors, vectors)

@@ -108,7 +108,7 @@ class Reader:
             yield from (StoredRecord(*record) for record in self._connection.execute(query, part))
 
     def vectors(self, rows: Sequence[int]) -> dict[int, Vectors]:
-        """Return the vectors of these row numbers as they were upserted."""
+        """Return the vectors of these row numbers, float32 [d], as they were upserted."""
         found: dict[int, Vectors] = {}
         for marks, part in _parts(rows):
             query = f"SELECT row, vector FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only "?"

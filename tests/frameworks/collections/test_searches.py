@@ -38,7 +38,7 @@ def test_hits_equal_those_of_semantic_search(tmp_path: Path, metric: Metric, sco
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17, 40])
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_products_equal_numpy(count: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_equals_numpy(count: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_compiled:
         monkeypatch.setattr(block_matmul, "compiled_kernels", lambda: None)
     rows, queries = random_vectors(701, 37), random_vectors(count, 37, seed=1)
