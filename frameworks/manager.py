@@ -10,7 +10,7 @@ from typing import Self
 import structlog
 
 from frameworks.adapter_settings import AdapterEntry
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import (
     Draining,
     EvictionNeeded,

@@ -13,8 +13,8 @@ from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
-from frameworks.engine.threads import EngineThreads
-from frameworks.engine.tokenizer_threads import size_of_prompt
+from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.bad_words import TokenIds, bad_sequences
 from frameworks.generation.forced_tokens import NOT_FORCED

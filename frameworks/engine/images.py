@@ -9,7 +9,7 @@ import numpy as np
 
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import ranked
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import InvalidInput, ModelFailed
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel

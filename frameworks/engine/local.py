@@ -11,7 +11,7 @@ from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCo
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.texts import TextService
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest

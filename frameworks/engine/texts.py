@@ -9,7 +9,7 @@ import numpy as np
 
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
-from frameworks.engine.tokenizer_threads import TokenizerThreads, size_of_prompt
+from frameworks.engine.threads.tokenizer_threads import TokenizerThreads, size_of_prompt
 from frameworks.errors import InvalidInput
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs

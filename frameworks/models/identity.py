@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from frameworks.adapter_settings import AdapterEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.models.download import ModelDownloads
 from frameworks.pipeline_settings import FRAMEWORK
 from frameworks.runtime import ModelEntry

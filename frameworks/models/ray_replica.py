@@ -20,7 +20,7 @@ from frameworks.engine.ray.replica.clients import ReplicaClient
 from frameworks.engine.ray.replica.contract import VersionTotals
 from frameworks.engine.ray.replica.files import local_files, state_of
 from frameworks.engine.registries import registry_factories
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import Draining, ModelFailed, RoundhouseError
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.loader import Loaded, Loader

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.models.identity import ModelIdentity, batch_limits
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.messages import ModelState

@@ -7,7 +7,7 @@ import structlog
 
 from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
 from frameworks.models.loader import Loader
 from frameworks.models.pipelines import PipelineLoader

@@ -36,7 +36,7 @@ from frameworks.engine.process.wire.serialization import SentRequest, request_to
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.runtime import BatchModel, LoadedModel
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevice

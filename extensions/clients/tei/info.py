@@ -15,7 +15,7 @@ from app.protocols.bodies import MAX_INT32, ResponseBody
 from app.protocols.generation_fields import MAX_STOPS
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.text_fields import MAX_TEXTS
-from frameworks.engine.tokenizer_threads import LONG_THREADS
+from frameworks.engine.threads.tokenizer_threads import LONG_THREADS
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerationSpec
 from frameworks.models.slot import ModelSlot

@@ -14,7 +14,7 @@ from app.auth.quotas import LimitedPermit, TenantLimits
 from app.config.auth_settings import TenantSettings
 from frameworks.engine.contract import Run
 from frameworks.engine.texts import TextService
-from frameworks.engine.tokenizer_threads import TokenizerThreads
+from frameworks.engine.threads.tokenizer_threads import TokenizerThreads
 from frameworks.errors import InvalidInput
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit

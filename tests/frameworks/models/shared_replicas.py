@@ -17,7 +17,7 @@ from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions
 from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.loader import Loader
 from frameworks.models.ray import RayStarter

@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec import msgpack
 
 from app.workers.messages import ToWorker
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
 from frameworks.replicas.messages import ModelState

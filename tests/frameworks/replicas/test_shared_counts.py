@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from app.workers.messages import ToWorker
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import OutOfMemory, Overloaded
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink

@@ -24,7 +24,7 @@ from frameworks.engine.process.wire.messages import (
     ProtocolError,
 )
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import RoundhouseError
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import ToEngine
 from frameworks.engine.ray.handshake import Handshake
 from frameworks.engine.ray.replica.clients import HostedVersion
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 
 
 class Hosted(Protocol):

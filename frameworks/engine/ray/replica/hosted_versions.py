@@ -21,7 +21,7 @@ from frameworks.engine.ray.replica.clients import HostedVersion, ReplicaClient
 from frameworks.engine.ray.replica.contract import VersionTotals
 from frameworks.engine.ray.replica.files import local_files, newest_files, state_of
 from frameworks.engine.ray.replica.metered_engine import MeteredEngine
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.errors import InvalidModel, RoundhouseError
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from frameworks.engine.ray.handshake import SECRET_BYTES, Address
 from frameworks.engine.ray.replica.contract import Host
 from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.tls import server_context
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 

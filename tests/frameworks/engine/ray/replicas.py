@@ -20,7 +20,7 @@ from frameworks.engine.ray.replica.listener import ReplicaListener
 from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.ray.tls import server_context
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch

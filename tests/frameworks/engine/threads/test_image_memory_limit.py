@@ -2,7 +2,7 @@
 
 import asyncio
 
-from frameworks.engine.image_memory_limit import ImageMemoryLimit
+from frameworks.engine.threads.image_memory_limit import ImageMemoryLimit
 from tests.support.loops import in_loop, settle, task
 
 

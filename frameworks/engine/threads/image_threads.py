@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from frameworks.cpus import usable_cpus
-from frameworks.engine.image_memory_limit import ImageMemoryLimit
+from frameworks.engine.threads.image_memory_limit import ImageMemoryLimit
 
 if TYPE_CHECKING:
     from frameworks.images.processor import Array, ImageProcessor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.engine.tokenizer_threads import (
+from frameworks.engine.threads.tokenizer_threads import (
     LONG_THREADS,
     SHORT_CHARACTERS,
     TokenizerThreads,

@@ -2,8 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from frameworks.engine.image_threads import ImageThreads
-from frameworks.engine.tokenizer_threads import TokenizerThreads
+from frameworks.engine.threads.image_threads import ImageThreads
+from frameworks.engine.threads.tokenizer_threads import TokenizerThreads
 
 # A model compiles one constraint at a time, for up to seconds; the other threads are for constraints that are cached.
 CONSTRAINT_THREADS = 4
