@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, helper
 
-from frameworks.scheduling.batch.batching_trials import AGREEMENTS, SPACING
+from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING
 from frameworks.types import Array
 from tests.e2e.configs import onnx_entries
 from tests.e2e.conftest import Start

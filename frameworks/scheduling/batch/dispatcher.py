@@ -11,7 +11,6 @@ from frameworks.batches.rows import Part, follow_rows, signature_of, split_reque
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
-from frameworks.scheduling.batch.batching_trial_runs import LearningRuns
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.inline import InlineExecutor
 from frameworks.scheduling.batch.part_queue import PartQueue
@@ -19,6 +18,7 @@ from frameworks.scheduling.batch.request import BatchCounts, Outputs, Progress, 
 from frameworks.scheduling.batch.results import assemble, distribute
 from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Splitter
 from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
+from frameworks.scheduling.batch.trials.trial_runs import LearningRuns
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT, Tenant

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frameworks.errors import Draining
-from frameworks.scheduling.batch.batching_trials import AGREEMENTS, SPACING
+from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING
 from frameworks.types import Batch, ModelSpec, SequenceType, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.scheduling.batch.dispatching import (
     LOOP_THREAD,

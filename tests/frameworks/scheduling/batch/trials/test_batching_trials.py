@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from frameworks.errors import InvalidInput
-from frameworks.scheduling.batch import batching_trials
-from frameworks.scheduling.batch.batching_trials import AGREEMENTS, SPACING, BatchLearner
+from frameworks.scheduling.batch.trials import batching_trials
+from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING, BatchLearner
 from frameworks.types import (
     Array,
     Batch,

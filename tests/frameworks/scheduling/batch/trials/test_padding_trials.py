@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from frameworks.errors import InvalidInput
-from frameworks.scheduling.batch import padding_trials
-from frameworks.scheduling.batch.batching_trials import AGREEMENTS, SPACING
-from frameworks.scheduling.batch.padding_trials import PaddingLearner
+from frameworks.scheduling.batch.trials import padding_trials
+from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING
+from frameworks.scheduling.batch.trials.padding_trials import PaddingLearner
 from frameworks.types import Array, Batch, ModelSpec, SequenceSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.scheduling.batch.dispatching import RowModel, running_dispatcher
 from tests.support.loops import in_loop, soon

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from frameworks.scheduling.batch.batching_trials import BatchLearner, Learner, Pair
-from frameworks.scheduling.batch.padding_trials import PaddingLearner
+from frameworks.scheduling.batch.trials.batching_trials import BatchLearner, Learner, Pair
+from frameworks.scheduling.batch.trials.padding_trials import PaddingLearner
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.types import Batch, ModelSpec
 

@@ -14,7 +14,7 @@ from frameworks.batches.comparison import (
 )
 from frameworks.batches.rows import follow_rows, merge, split_outputs
 from frameworks.errors import RoundhouseError
-from frameworks.scheduling.batch.batching_trials import (
+from frameworks.scheduling.batch.trials.batching_trials import (
     AGREEMENTS,
     MAX_REQUESTS,
     SPACING,
