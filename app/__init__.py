@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from frameworks.extras import DISTRIBUTION
+from frameworks.core.extras import DISTRIBUTION
 
 try:
     VERSION = version(DISTRIBUTION)

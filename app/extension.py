@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.admin.views import Views
     from app.auth.permissions import Access
     from app.config import Settings
-    from app.protocols.routes import Route
+    from app.protocols.shared.routes import Route
 
 PACKAGE = "extensions"
 

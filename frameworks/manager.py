@@ -9,9 +9,7 @@ from typing import Self
 
 import structlog
 
-from frameworks.adapter_settings import AdapterEntry
-from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     EvictionNeeded,
     InvalidInput,
@@ -21,24 +19,26 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.models.adapting import AdapterChanges
-from frameworks.models.identity import ModelIdentity, batch_limits
-from frameworks.models.loader import Loader
-from frameworks.models.pipelines import PipelineLoader
-from frameworks.models.residency import ModelResidency
-from frameworks.models.rollout import Rollout
-from frameworks.models.slot import ModelSlot
-from frameworks.models.subrequests import SubRequests
-from frameworks.models.traffic import Share
-from frameworks.models.version import ModelState, ModelVersion
-from frameworks.models.version_folders import find_versions
-from frameworks.models.watcher import FolderWatcher
-from frameworks.pipeline_settings import FRAMEWORK
+from frameworks.core.settings.adapters import AdapterEntry
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.pipelines import FRAMEWORK
+from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.models.residency.loader import Loader
+from frameworks.models.residency.pipelines import PipelineLoader
+from frameworks.models.residency.residency import ModelResidency
+from frameworks.models.residency.subrequests import SubRequests
+from frameworks.models.rollout.adapting import AdapterChanges
+from frameworks.models.rollout.rollout import Rollout
+from frameworks.models.rollout.watcher import FolderWatcher
+from frameworks.models.versions.identity import ModelIdentity, batch_limits
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.version_folders import find_versions
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
-from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
 from memory.shared_counters import CounterRow, NoFreeRow

@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.pipelines import PipelineModelEntry
+from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest, StepResult, TokenMatcher
-from frameworks.pipeline_settings import PipelineModelEntry
-from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from frameworks import extras
-from frameworks.extras import DISTRIBUTION, install_command
+from frameworks.core import extras
+from frameworks.core.extras import DISTRIBUTION, install_command
 from tests.e2e.server import ROOT, RunningServer
 from tests.manual.pages import ANY, examples
 from tests.manual.test_examples import check_agrees, read_elided

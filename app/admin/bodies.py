@@ -7,13 +7,13 @@ from fastapi import Request
 from pydantic import Field, WithJsonSchema
 
 from app.http.bodies import read_body
-from app.protocols import bodies
-from app.protocols.bodies import Body
-from app.protocols.codec import check_media_type
-from app.protocols.compression import body_encoding, decompress
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge
-from app.protocols.json_body import describe_type
-from frameworks.errors import InvalidInput
+from app.protocols.shared import bodies
+from app.protocols.shared.bodies import Body
+from app.protocols.shared.codec import check_media_type
+from app.protocols.shared.compression import body_encoding, decompress
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge
+from app.protocols.shared.json.body import describe_type
+from frameworks.core.errors import InvalidInput
 
 Kind = TypeVar("Kind", bound=Body)
 

@@ -11,14 +11,14 @@ from app.auth.principal import Principal
 from app.config.collection_settings import COLLECTION_NAME, CollectionEntry
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
-from app.inference.collections import Collections
 from app.inference.lifecycle import Lifecycle
-from app.protocols import bodies
-from app.protocols.bodies import Body, ResponseBody
-from app.protocols.errors import NotSupported
+from app.inference.search.collections import Collections
 from app.protocols.search.codec import SearchErrorResponse
+from app.protocols.shared import bodies
+from app.protocols.shared.bodies import Body, ResponseBody
+from app.protocols.shared.errors import NotSupported
 from frameworks.collections.contract import MAX_DIMENSIONS, CollectionInfo
-from frameworks.errors import RecordNotFound
+from frameworks.core.errors import RecordNotFound
 
 _Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 

@@ -8,14 +8,14 @@ from pydantic import Field
 
 from app.admin.progress import WorkDescription, visible_works
 from app.admin.views import Views
-from app.http.clocks import ConnectionBounds, Connections
+from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
-from app.inference.collections import Collections
 from app.inference.lifecycle import ServerLifecycle
-from app.protocols.bodies import ResponseBody
-from frameworks.devices import DeviceManager
-from frameworks.models.slot import ModelState
+from app.inference.search.collections import Collections
+from app.protocols.shared.bodies import ResponseBody
+from frameworks.core.devices import DeviceManager
+from frameworks.models.versions.slot import ModelState
 from memory.host import resident_bytes
 
 LIVE_BODIES = {"/health/live": {"status": "live"}, "/v2/health/live": {"live": True}}

@@ -13,10 +13,10 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.unnamed_model import kind_of, last_spec_of
-from app.protocols.bodies import ResponseBody, got
 from app.protocols.openai.responses import OpenAiErrorResponse
-from frameworks.errors import AdapterNotFound, InvalidInput, RoundhouseError
-from frameworks.models.slot import ModelSlot
+from app.protocols.shared.bodies import ResponseBody, got
+from frameworks.core.errors import AdapterNotFound, InvalidInput, RoundhouseError
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec, Task
 
 TASKS: tuple[str, ...] = get_args(Task)

@@ -12,8 +12,8 @@ from app import VERSION
 from app.http.openapi import describe_responses
 from app.http.prefixes import prefix_of
 from app.http.responses import json_response
-from app.protocols.bodies import ResponseBody
-from app.protocols.errors import NotFound
+from app.protocols.shared.bodies import ResponseBody
+from app.protocols.shared.errors import NotFound
 
 LINKS = {
     "docs": "/docs",

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from app.inference.model_view import ModelView
-from app.protocols.bodies import ResponseBody
-from frameworks.progress import Work, states
+from app.protocols.shared.bodies import ResponseBody
+from frameworks.core.progress import Work, states
 
 
 class WorkDescription(ResponseBody):

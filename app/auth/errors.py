@@ -1,6 +1,6 @@
 """The refusals of authentication and authorization."""
 
-from frameworks.errors import RoundhouseError
+from frameworks.core.errors import RoundhouseError
 
 
 class Unauthenticated(RoundhouseError):

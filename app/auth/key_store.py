@@ -14,7 +14,7 @@ from app.auth.key_file import FileVersion, InvalidKeysFile, file_version, read_k
 from app.auth.keys import ENVIRONMENT_TENANT, Key
 from app.auth.principal import Principal
 from app.config.auth_settings import AuthSettings, TenantSettings
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 
 log = structlog.get_logger(__name__)
 

@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 from threading import Lock
 
 from app.auth.errors import Unauthenticated
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 
 MAX_AGE_S = 300
 """Age above which a signature is refused; its nonce is kept until then."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from app.auth.principal import Scope
-from frameworks.names import NAME_IN_PATH
+from frameworks.core.names import NAME_IN_PATH
 
 _MAX_CACHED_PATHS = 1024
 _MAX_CACHED_CHARACTERS = 256

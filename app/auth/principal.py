@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 
 _MAX_REMEMBERED_NAMES = 4096
 # No model has a longer one, and matching takes longer for long names.

@@ -7,13 +7,13 @@ from math import floor
 from app.auth.errors import QuotaExceeded
 from app.auth.token_bucket import TokenBucket, token_bucket
 from app.config.auth_settings import TenantSettings
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.scheduling.shared_admission import request_limit
 from frameworks.scheduling.shared_bytes import byte_limit
 from frameworks.scheduling.shared_limits import SharedLimits, TenantShare
-from frameworks.tenants import Tenant
 
 
 class TenantLimits:

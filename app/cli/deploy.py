@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.parser import add_command
-from frameworks.extras import install_command
+from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -48,8 +48,8 @@ def _deploy(options: argparse.Namespace) -> int:
     from app.ray.checks import check_for_ray
     from app.ray.cluster import connected
     from app.ray.deploying import deploy
+    from frameworks.core.errors import RoundhouseError
     from frameworks.engine.ray.cluster_connection import CannotConnect
-    from frameworks.errors import RoundhouseError
 
     try:
         loaded = load_settings(options.config, os.environ)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from app.observability.progress_bars import ERASE_LINE, draw_bar, format_seconds, in_place
+from app.observability.logs.progress_bars import ERASE_LINE, draw_bar, format_seconds, in_place
 from memory.sizes import format_size
 
 _LINE_EVERY_S = 10.0

@@ -17,7 +17,7 @@ from app.config import API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
-    from frameworks.addresses import SourceAddress
+    from frameworks.core.addresses import SourceAddress
     from frameworks.sources.contract import Framework
 
 _END_WITHIN_S = 5.0

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.cli.download_bar import DownloadBar
-from app.observability.logs import configure_logging
-from frameworks.addresses import parse_address
-from frameworks.errors import RoundhouseError
+from app.observability.logs.logs import configure_logging
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import RoundhouseError
 from frameworks.sources.contract import Framework
 from frameworks.sources.store import Cancelled, Fetched, Progress, SourceStore
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from frameworks.settings import Count, SettingsPath
+from frameworks.core.settings.entries import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 

@@ -11,11 +11,11 @@ from app.config.environment import find_setting, nested_model, setting_names
 from app.config.issues import Location, describe_error, format_location, format_value, nearest
 from app.config.source import Source, names_of
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
-from frameworks.addresses import is_address, parse_address
-from frameworks.entry_values import names_several_devices
-from frameworks.errors import InvalidModel
-from frameworks.extras import install_command
-from frameworks.files import find_graph
+from frameworks.core.addresses import is_address, parse_address
+from frameworks.core.errors import InvalidModel
+from frameworks.core.extras import install_command
+from frameworks.core.files import find_graph
+from frameworks.core.settings.entry_values import names_several_devices
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

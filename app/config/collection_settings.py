@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from app.config.issues import format_value, nearest
 from app.config.source import Source, names_of
 from frameworks.collections.contract import MAX_DIMENSIONS, CollectionSettings, Metric
-from frameworks.settings import Count, SettingsPath
+from frameworks.core.settings.entries import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
 
 COLLECTIONS_FOLDER = Path("collections")

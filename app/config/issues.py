@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from frameworks.errors import similar_names
+from frameworks.core.errors import similar_names
 
 Location = tuple[str | int, ...]
 """Path of a value in the nested tables: ("models", "onnx_models", 0, "name")."""

@@ -30,9 +30,8 @@ from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
-from frameworks.cpus import usable_cpus
-from frameworks.pipeline_settings import PipelineEntry
-from frameworks.settings import (
+from frameworks.core.cpus import usable_cpus
+from frameworks.core.settings.entries import (
     Isolation,
     ModelsSettings,
     OnnxModelEntry,
@@ -41,6 +40,7 @@ from frameworks.settings import (
     SettingsPath,
     TorchModelEntry,
 )
+from frameworks.core.settings.pipelines import PipelineEntry
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.sizes import Bytes
 

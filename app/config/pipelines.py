@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from app.config.issues import format_value
 from app.config.source import Source, names_of
-from frameworks.pipeline_settings import PipelineEntry
+from frameworks.core.settings.pipelines import PipelineEntry
 from frameworks.pipelines.checker import check_pipeline
 
 

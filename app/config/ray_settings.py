@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
-from frameworks.setting_values import ReplicaRange, as_replicas, checked_replicas
+from frameworks.core.settings.values import ReplicaRange, as_replicas, checked_replicas
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 

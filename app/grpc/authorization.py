@@ -20,8 +20,8 @@ from app.grpc.digests import SignedChecks, answer_signed, answer_signed_stream
 from app.grpc.handler import as_grpc_error
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer, RequestRecord, request_id
-from app.protocols.errors import NotFound
-from frameworks.errors import RoundhouseError
+from app.protocols.shared.errors import NotFound
+from frameworks.core.errors import RoundhouseError
 
 _NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
 

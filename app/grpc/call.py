@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
 from app.auth.principal import Principal
-from app.observability.traces import KeyCheck
+from app.observability.traces.traces import KeyCheck
 
 Header = tuple[bytes, bytes]
 

@@ -22,11 +22,11 @@ from app.grpc.wire import (
     decode_varints,
     write_head,
 )
-from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype
 from app.protocols.open_inference.infer_types import OutputTensor
-from app.protocols.pauses import pause
-from frameworks.errors import InvalidInput
+from app.protocols.shared.json.tensors import narrow
+from app.protocols.shared.pauses import pause
+from frameworks.core.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 
 _CONTENTS_MESSAGE = type(ModelInferRequest.InferInputTensor().contents)

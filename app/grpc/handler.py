@@ -11,10 +11,10 @@ from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
-from app.protocols.codec import LONG_ELEMENTS, elements_of
-from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code
 from app.protocols.open_inference.infer_request import with_own_field
-from frameworks.errors import Draining
+from app.protocols.shared.codec import LONG_ELEMENTS, elements_of
+from app.protocols.shared.errors import STATUS_CLIENT_GONE, grpc_code
+from frameworks.core.errors import Draining
 from frameworks.generation.types import Generation
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 

@@ -17,8 +17,8 @@ from app.grpc.handler import as_grpc_error
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer, RequestRecord, request_id
-from app.protocols.bodies import read_body
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
+from app.protocols.shared.bodies import read_body
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 Answer = Callable[[Message, RequestRecord], Awaitable[bytes]]
 """Takes the request and its record, and returns the serialized response. Raises RoundhouseError, GrpcError."""

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from app.grpc.call import GrpcError
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 PACKAGE = "inference"
 INFERENCE_SERVICE = f"{PACKAGE}.GRPCInferenceService"

@@ -14,11 +14,11 @@ from app.grpc.received import ReceivedPredict, read_predict
 from app.grpc.wire import write_head
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
-from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import encode_tensor
-from app.protocols.shapes import MAX_RANK, check_shape, read_sizes, reshape_flat
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import LONG_BYTES, LONG_ELEMENTS
+from app.protocols.shared.json.shapes import MAX_RANK, check_shape, read_sizes, reshape_flat
+from app.protocols.shared.json.tensors import narrow
+from frameworks.core.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
 _PREDICT = f"/{PREDICT_SERVICE}/Predict"

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.grpc.contents import CONTENTS, contents_parts, write_contents
 from app.grpc.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from app.grpc.wire import write_field, write_head
-from app.protocols.codec import LONG_ELEMENTS
 from app.protocols.open_inference.datatypes import encode_tensor
 from app.protocols.open_inference.infer_types import OutputTensor, Parameter
+from app.protocols.shared.codec import LONG_ELEMENTS
 
 _FIELDS = ModelInferResponse.DESCRIPTOR.fields_by_name
 _OUTPUTS = _FIELDS["outputs"].number

@@ -10,8 +10,8 @@ from app.protocols.open_inference.datatypes import Raw, check_num_strings, decod
 from app.protocols.open_inference.image_tensors import decode_files, holds_files
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
 from app.protocols.open_inference.infer_types import InputTensor, Parameter, ParsedRequest
-from app.protocols.shapes import MAX_RANK, read_sizes
-from frameworks.errors import InvalidInput
+from app.protocols.shared.json.shapes import MAX_RANK, read_sizes
+from frameworks.core.errors import InvalidInput
 from frameworks.types import Array, ModelSpec
 
 

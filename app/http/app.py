@@ -18,14 +18,14 @@ from app.http.gate import HttpGate
 from app.http.middleware import AdminMiddleware
 from app.http.openapi import build_document
 from app.http.origins import OriginPolicy, OriginRules
+from app.http.page.files import WebSite
+from app.http.page.page import WebPage
 from app.http.prefixes import PathPrefixes, PrefixRules
 from app.http.responses import error_body
-from app.http.web_files import WebSite
-from app.http.web_page import WebPage
 from app.inference.pipeline import Pipeline
-from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
-from app.protocols.routes import RouteTable
-from frameworks.errors import InvalidInput, RoundhouseError
+from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
+from app.protocols.shared.routes import RouteTable
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.scheduling.byte_limit import ByteLimit
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope
 
 from app.observability.fast_path import FastPath
-from app.protocols.codec import Header
-from app.protocols.errors import ClientGone, EmptyBody, TooLarge
+from app.protocols.shared.codec import Header
+from app.protocols.shared.errors import ClientGone, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 from frameworks.types import Array
 

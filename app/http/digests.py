@@ -8,7 +8,7 @@ from app.auth.digests import LONG_BYTES
 from app.auth.errors import Unauthenticated
 from app.http.bodies import read_body
 from app.observability.metrics import Observer, RequestRecord
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import ByteLimit
 
 

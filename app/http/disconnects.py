@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Receive
 
 from app.observability.metrics import RequestRecord
-from app.protocols.errors import ClientGone
+from app.protocols.shared.errors import ClientGone
 
 # A request that completes sooner is not worth a task that watches its connection.
 _WATCH_AFTER_S = 0.05

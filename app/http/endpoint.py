@@ -13,19 +13,19 @@ from app.http.bodies import check_body, declared_length, read_body, read_body_in
 from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.gate import HttpGate
+from app.http.listener.parsing import LONG_BODY_BYTES
 from app.http.origins import OriginPolicy, is_preflight
-from app.http.parsing import LONG_BODY_BYTES
 from app.http.prefixes import PathPrefixes
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import NEVER_LONG_BYTES, AnswerContext, Codec, EncodedResponse, Target
-from app.protocols.compression import Encoding, body_encoding, decompress
-from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
-from app.protocols.routes import ResolvedRoute, RouteTable
-from frameworks.errors import Draining
+from app.protocols.shared.codec import NEVER_LONG_BYTES, AnswerContext, Codec, EncodedResponse, Target
+from app.protocols.shared.compression import Encoding, body_encoding, decompress
+from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
+from app.protocols.shared.routes import ResolvedRoute, RouteTable
+from frameworks.core.errors import Draining
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
-from app.protocols.codec import Header
-from app.protocols.errors import ClientGone
-from frameworks.errors import Overloaded
+from app.protocols.shared.codec import Header
+from app.protocols.shared.errors import ClientGone
+from frameworks.core.errors import Overloaded
 
 MOST_TRANSFERS = 64
 """Files that one sender sends at once. Each takes a file descriptor and two parts of memory."""

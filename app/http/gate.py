@@ -14,13 +14,13 @@ from app.auth.permissions import EXEMPT, INFER
 from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight
+from app.http.page.page import is_page
 from app.http.responses import send_error
-from app.http.web_page import is_page
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord
-from app.protocols.errors import MethodNotAllowed, NotFound
-from app.protocols.routes import RouteTable
-from frameworks.errors import RoundhouseError
+from app.protocols.shared.errors import MethodNotAllowed, NotFound
+from app.protocols.shared.routes import RouteTable
+from frameworks.core.errors import RoundhouseError
 
 
 class HttpGate:

@@ -10,9 +10,9 @@ from app.http.origins import OriginPolicy
 from app.http.responses import send_error
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
-from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone
-from app.protocols.routes import RouteTable
-from frameworks.errors import Draining
+from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone
+from app.protocols.shared.routes import RouteTable
+from frameworks.core.errors import Draining
 from frameworks.scheduling.byte_limit import ByteLimit
 
 

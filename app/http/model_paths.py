@@ -2,7 +2,7 @@
 
 from starlette.convertors import Convertor, register_url_convertor
 
-from frameworks.names import NAME_IN_PATH
+from frameworks.core.names import NAME_IN_PATH
 
 
 class ModelNameConvertor(Convertor[str]):

@@ -9,9 +9,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from app.auth.permissions import EXEMPT, Access
-from app.protocols.errors import ERROR_CODES
-from app.protocols.image_fields import MEDIA_TYPES
-from app.protocols.routes import Route, RouteTable
+from app.protocols.shared.errors import ERROR_CODES
+from app.protocols.shared.fields.images import MEDIA_TYPES
+from app.protocols.shared.routes import Route, RouteTable
 
 # Codes that only the routes of the models, or no route at all, answer with.
 _NOT_OF_INFERENCE = {

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from starlette.types import Scope
 
 from app.auth.errors import Forbidden
-from app.protocols.codec import Header
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import Header
+from frameworks.core.errors import InvalidInput
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = (b"same-origin", b"none")

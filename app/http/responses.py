@@ -9,12 +9,12 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from app.auth.authenticator import CREDENTIAL_HEADERS
-from app.http.protocol import FAST_PATH
+from app.http.listener.protocol import FAST_PATH
+from app.http.rate_limits import rate_limit_headers
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
-from app.protocols.codec import JSON_HEADER, ErrorWriter, Header
-from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
-from app.protocols.openai.rate_limits import rate_limit_headers
-from frameworks.errors import RoundhouseError
+from app.protocols.shared.codec import JSON_HEADER, ErrorWriter, Header
+from app.protocols.shared.errors import ErrorReply, TooLarge, extra_headers, to_http
+from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 

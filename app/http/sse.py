@@ -11,10 +11,10 @@ from starlette.types import Send
 from app.http.disconnects import WatchedRequest
 from app.http.responses import anthropic_headers, map_error, own_headers
 from app.observability.metrics import server_timing
-from app.protocols.codec import Header, NamedEvent, Payload, StreamWriter
-from app.protocols.errors import ClientGone
+from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
+from app.protocols.shared.errors import ClientGone
+from frameworks.core.errors import Draining
 from frameworks.engine.stream import read_in_time
-from frameworks.errors import Draining
 from frameworks.generation.types import Generation, TextDelta
 
 LAST_EVENT_S = 5.0

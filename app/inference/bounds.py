@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.auth.quotas import TenantLimits
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import numpy as np
 from app.inference.model_view import ModelView
 from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import RequestRecord
+from frameworks.core.errors import AdapterNotFound, ModelUnloaded
 from frameworks.engine.contract import Run
-from frameworks.errors import AdapterNotFound, ModelUnloaded
-from frameworks.models.contract import ServedModels
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion, VersionNotLoaded
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
 

@@ -4,9 +4,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from frameworks.errors import Draining
-from frameworks.models.contract import ServedModels
-from frameworks.models.slot import ModelSlot, ModelState
+from frameworks.core.errors import Draining
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.slot import ModelSlot, ModelState
 
 
 class Lifecycle(ABC):

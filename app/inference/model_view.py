@@ -6,13 +6,13 @@ from pathlib import Path
 
 from app.auth.errors import Forbidden
 from app.auth.principal import Principal
-from frameworks.adapter_settings import AdapterEntry
-from frameworks.errors import ModelNotFound
+from frameworks.core.errors import ModelNotFound
+from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.contract import ServedModels
-from frameworks.models.slot import ModelSlot
-from frameworks.models.traffic import Share
-from frameworks.models.version import ModelVersion
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelVersion
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
 

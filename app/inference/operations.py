@@ -1,11 +1,11 @@
 """Register the operations of a pipeline."""
 
-from app.inference.collection_operations import CollectionOperations, Deletes, Searches, Upserts
-from app.inference.collection_requests import DeleteRequest, SearchRequest, UpsertRequest
-from app.inference.collections import Collections
 from app.inference.pipeline import Pipeline
-from app.inference.similarity import Similarities, SimilarityRequest
-from frameworks.models.subrequests import SubRequests
+from app.inference.search.collections import Collections
+from app.inference.search.operations import CollectionOperations, Deletes, Searches, Upserts
+from app.inference.search.requests import DeleteRequest, SearchRequest, UpsertRequest
+from app.inference.search.similarity import Similarities, SimilarityRequest
+from frameworks.models.residency.subrequests import SubRequests
 
 
 def add_operations(pipeline: Pipeline, parts: SubRequests, collections: Collections | None = None) -> None:

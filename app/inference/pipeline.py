@@ -11,22 +11,22 @@ from typing import Any, Protocol, TypeVar
 from app.auth.principal import Principal
 from app.auth.quotas import LimitedPermit
 from app.inference.bounds import Bounds
-from app.inference.collections import Collections
 from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView
+from app.inference.search.collections import Collections
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import Observer, RequestRecord
-from frameworks.errors import DeadlineExceeded
+from frameworks.core.errors import DeadlineExceeded
+from frameworks.core.tenants import Tenant
+from frameworks.core.traces import RunTrace
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
-from frameworks.models.contract import ServedModels
-from frameworks.models.version import VersionNotLoaded
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
-from frameworks.tenants import Tenant
-from frameworks.traces import RunTrace
 from frameworks.types import ModelSpec
 
 FindSpec = Callable[[str | UnnamedModel, str | None, Callable[[], float | None]], ModelSpec]

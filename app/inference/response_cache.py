@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from frameworks.core.tenants import Tenant
 from frameworks.images.spec import ImageRequest
-from frameworks.tenants import Tenant
 from frameworks.types import (
     Answer,
     Array,

@@ -10,13 +10,13 @@ import structlog
 from app.inference.context import RunContext
 from app.inference.response_cache import CacheableRequest
 from app.inference.service import InferenceService
-from frameworks.errors import RoundhouseError
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from frameworks.core.errors import RoundhouseError
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
-from frameworks.timings import Timings
 from frameworks.types import (
     LAST_PRIORITY,
     Answer,

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from frameworks.errors import InvalidInput, RoundhouseError
-from frameworks.models.slot import ModelSlot
+from frameworks.core.errors import InvalidInput, RoundhouseError
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec
 
 PLACEHOLDERS = frozenset({"default/not-specified", "dummy", "tgi"})

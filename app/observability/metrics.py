@@ -13,9 +13,9 @@ from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
 from app.observability.recent_requests import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
-from app.observability.traces import EndedRequest, RequestTrace, Tracer
-from frameworks.timings import Timings
-from frameworks.traces import unix_ns
+from app.observability.traces.traces import EndedRequest, RequestTrace, Tracer
+from frameworks.core.timings import Timings
+from frameworks.core.traces import unix_ns
 
 log = structlog.get_logger("roundhouse.request")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from app.observability.logs import show_line
-from app.observability.progress_bars import draw_bar, format_seconds
-from frameworks.progress import Work, WorkState, running
+from app.observability.logs.logs import show_line
+from app.observability.logs.progress_bars import draw_bar, format_seconds
+from frameworks.core.progress import Work, WorkState, running
 from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import Any, NamedTuple
 
-from frameworks.models.slot import ModelSlot
-from frameworks.timings import Timings
+from frameworks.core.timings import Timings
+from frameworks.models.versions.slot import ModelSlot
 
 SECONDS_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,

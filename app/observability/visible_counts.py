@@ -7,7 +7,7 @@ from typing import Protocol, Self, TypeVar
 
 from app.auth.principal import Principal
 from app.observability.tallies import GenerationMetrics, Histogram, ModelMetrics, RequestTallies, VersionRequests
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 
 
 class Summable(Protocol):

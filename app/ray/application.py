@@ -12,13 +12,13 @@ from app.ray.checks import check_for_ray, for_ingress
 from app.ray.ingress import IngressConfig, ingress_deployment
 from app.server.keys import open_keys
 from app.server.manager import build_manager, registry_settings
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.settings.pipelines import FRAMEWORK
+from frameworks.core.settings.values import ReplicaRange
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.deployment import Scaling, group_deployment, model_deployment
-from frameworks.models.ray_replica import HostedModels
-from frameworks.models.slot import ModelSlot
-from frameworks.pipeline_settings import FRAMEWORK
-from frameworks.setting_values import ReplicaRange
+from frameworks.models.ray.replica import HostedModels
+from frameworks.models.versions.slot import ModelSlot
 from memory.tensor_pool import TensorPool
 
 _ARGUMENT = "config"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from app.config import ConfigError, ConfigIssue, LoadedSettings
-from frameworks.entry_values import names_several_devices
-from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.entry_values import names_several_devices
 
 _OF_PROCESSES = {"max_batch_seconds": None, "max_process_memory": None, "niceness": None, "cpus": None}
 

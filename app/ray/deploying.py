@@ -10,7 +10,7 @@ from ray.serve.schema import ApplicationStatus
 
 _POLL_S = 0.5
 # An error of the project at the end of the traceback in Ray's message: it says what is wrong with a model.
-_OWN_ERROR = re.compile(r"^frameworks\.errors\.\w+: ", re.MULTILINE)
+_OWN_ERROR = re.compile(r"^frameworks\.core\.errors\.\w+: ", re.MULTILINE)
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 

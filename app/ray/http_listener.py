@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 
 from app.config import ServerSettings
-from app.http.clocks import Connections
+from app.http.listener.clocks import Connections
 from app.server.http_server import HttpServer, uvicorn_config
 from app.workers.sockets import listen_shared
 

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 
 from app.auth.keys import Key
 from app.config import LoadedSettings
-from app.observability.logs import FLUSH_S, close_logs, configure_logging
-from app.observability.tracing import close_tracer, open_tracer
+from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging
+from app.observability.traces.tracing import close_tracer, open_tracer
 from app.ray.checks import model_tables
 from app.ray.grpc import open_grpc_listener
 from app.ray.http_listener import HttpListener
@@ -24,10 +24,10 @@ from app.ray.takeover import SUCCESSOR_S, wait_for_successor
 from app.server.build import Host, Server, build
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
+from frameworks.core.settings.values import ReplicaRange
 from frameworks.engine.ray.deployment import deployed
 from frameworks.engine.ray.ingress.group_startup import Deployed
-from frameworks.models.ray import RayStarter
-from frameworks.setting_values import ReplicaRange
+from frameworks.models.ray.ray import RayStarter
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 

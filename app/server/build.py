@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from app.admin.adapters import AdaptersApi
-from app.admin.allowed_paths import AllowedPaths
 from app.admin.collections import CollectionsApi
-from app.admin.folders import FoldersApi
 from app.admin.health import HealthApi
-from app.admin.metrics import MetricsApi, StatsSources
-from app.admin.models import ModelsApi
+from app.admin.metrics.api import MetricsApi, StatsSources
+from app.admin.metrics.process_parts import ProcessParts
+from app.admin.models.adapters import AdaptersApi
+from app.admin.models.allowed_paths import AllowedPaths
+from app.admin.models.api import ModelsApi
+from app.admin.models.folders import FoldersApi
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
-from app.admin.process_parts import ProcessParts
 from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.key_store import KeyStore
@@ -32,17 +32,17 @@ from app.config import LoadedSettings, ServerSettings, Settings
 from app.config.collection_settings import COLLECTIONS_FOLDER
 from app.extension import ServerParts, extensions, http_access
 from app.http.app import Lifespan, build_admin, build_app
-from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
-from app.http.web_files import WebSite
+from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.page.files import WebSite
 from app.inference.bounds import Bounds
-from app.inference.collection_files import CollectionFiles
-from app.inference.collections import Collections, ConfiguredCollection
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import CacheUse, ResponseCache
+from app.inference.search.collections import Collections, ConfiguredCollection
+from app.inference.search.files import CollectionFiles
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
@@ -52,25 +52,25 @@ from app.observability.metrics import Observer
 from app.observability.process_counts import ProcessCounts
 from app.observability.progress import ProgressReporter
 from app.observability.tallies import RequestTallies
-from app.observability.traces import Tracer
+from app.observability.traces.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
 from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
-from app.protocols.routes import RouteTable
 from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
+from app.protocols.shared.routes import RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
 from app.server.manager import build_manager, source_folder, source_framework
 from app.server.monitoring import Live, Shown, build_live
-from app.workers.shared_responses import SharedResponses
-from app.workers.tallies_merged import MergedTallies
-from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
+from app.workers.shared.responses import SharedResponses
+from app.workers.tallies.merged import MergedTallies
+from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.ledger import MemoryLedger
-from frameworks.models.starters import Starter
+from frameworks.models.residency.ledger import MemoryLedger
+from frameworks.models.residency.starters import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit

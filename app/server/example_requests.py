@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 from app.inference.unnamed_model import kind_of
-from frameworks.models.slot import ModelSlot
-from frameworks.pipeline_settings import FRAMEWORK as PIPELINE
+from frameworks.core.settings.pipelines import FRAMEWORK as PIPELINE
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec, OptionalType, TensorType, ValueSpec
 
 _TEXT = "A roundhouse is where engines wait."

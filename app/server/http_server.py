@@ -12,12 +12,12 @@ from starlette.types import ASGIApp
 from app.auth.tls import ServerTls
 from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
 from app.config.tls_files import TlsFileError
-from app.http.acceptor import Acceptor
-from app.http.clocks import ConnectionBounds, Connections
+from app.http.listener.acceptor import Acceptor
+from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.protocol import BoundedHttpProtocol
+from app.http.listener.tls import tls_protocol
 from app.http.origins import OriginRules
 from app.http.prefixes import PrefixRules
-from app.http.protocol import BoundedHttpProtocol
-from app.http.tls import tls_protocol
 from app.server.descriptors import connections_within_limit
 from app.workers.sockets import BACKLOG
 from frameworks.scheduling.shared_bytes import byte_limit

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.config import LoadedSettings
-from frameworks.addresses import SourceAddress
-from frameworks.devices import DeviceManager
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.downloads import Downloads
-from frameworks.models.loader import Loader
-from frameworks.models.processes import ProcessStarter
-from frameworks.models.starters import Starter
-from frameworks.pipeline_settings import FRAMEWORK, PipelineModelEntry
+from frameworks.models.residency.loader import Loader
+from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.residency.starters import Starter
+from frameworks.models.versions.downloads import Downloads
 from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.sources.contract import Framework
 from memory.pooled_arrays import PooledArrays

@@ -18,9 +18,9 @@ from app.inference.pipeline import Pipeline
 from app.observability.process_use import ProcessMeter
 from app.observability.tallies import RequestTallies
 from app.workers.event_relay import FeedServer, MergedRequests
-from frameworks.devices import DeviceManager
-from frameworks.models.contract import ServedModels
-from frameworks.models.ledger import MemoryLedger
+from frameworks.core.devices import DeviceManager
+from frameworks.models.residency.ledger import MemoryLedger
+from frameworks.models.versions.contract import ServedModels
 from frameworks.replicas.control import Workers
 
 

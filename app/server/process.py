@@ -16,16 +16,16 @@ from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
-from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
-from app.observability.tracing import check_tracing, close_tracer, open_tracer
+from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, flush_logs
+from app.observability.traces.tracing import check_tracing, close_tracer, open_tracer
 from app.server.build import build
 from app.server.http_server import HttpServer, open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
 from app.server.reload import HangupReload, Reload
 from app.server.start_report import StartOptions, StartReport
 from app.workers.sockets import CannotListenError, listen
+from frameworks.core.settings.entries import RAY_KEYS
 from frameworks.engine.process.client.process_registry import kill_all
-from frameworks.settings import RAY_KEYS
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 

@@ -14,7 +14,7 @@ import structlog
 from app.auth.key_store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings
-from app.observability.logs import set_log_level
+from app.observability.logs.logs import set_log_level
 from app.workers.messages import ReadAgain
 from frameworks.replicas.control import ControlLink, Workers
 

@@ -15,10 +15,10 @@ from app.auth.key_store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import API_KEY_VARIABLE, LoadedSettings
 from app.inference.lifecycle import ServerLifecycle
-from app.observability.logs import write_lines
+from app.observability.logs.logs import write_lines
 from app.server.example_requests import Caller, curl_lines
 from app.server.keys import create_command
-from frameworks.models.slot import ModelSlot, ModelState
+from frameworks.models.versions.slot import ModelSlot, ModelState
 
 log = structlog.get_logger(__name__)
 

@@ -15,11 +15,11 @@ import uvloop
 from app.auth.key_store import KeyStore
 from app.config import LoadedSettings, ServerSettings
 from app.http.app import build_admin
-from app.http.clocks import Connections
+from app.http.listener.clocks import Connections
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
-from app.observability.log_lock import LogLock
-from app.observability.logs import FLUSH_S, configure_logging, flush_logs
+from app.observability.logs.lock import LogLock
+from app.observability.logs.logs import FLUSH_S, configure_logging, flush_logs
 from app.observability.metrics import Observer
 from app.server.build import (
     Counting,
@@ -42,13 +42,13 @@ from app.server.monitoring import build_live
 from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker
-from app.workers.collections import CollectionServer
-from app.workers.created_collections import CreatedSender
+from app.workers.collections.collections import CollectionServer
+from app.workers.collections.created import CreatedSender
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender
-from app.workers.shared_failures import SharedFailures
-from app.workers.shared_nonces import SharedNonces
+from app.workers.shared.failures import SharedFailures
+from app.workers.shared.nonces import SharedNonces
 from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog

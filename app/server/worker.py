@@ -14,26 +14,26 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from app.admin.metrics.process_parts import ProcessParts
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
 from app.admin.monitoring.files_api import ModelFiles
-from app.admin.process_parts import ProcessParts
 from app.auth.authenticator import Authenticator
 from app.auth.failed_key_limit import Slowdown
 from app.auth.key_store import KeyStore
 from app.config import LoadedSettings
 from app.http.app import build_app
-from app.http.web_files import WebSite
+from app.http.page.files import WebSite
 from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
 from app.observability.integrity import IntegrityMonitor
-from app.observability.log_lock import LogLock
-from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
+from app.observability.logs.lock import LogLock
+from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, renew_request_ids
-from app.observability.tracing import close_tracer, open_tracer
+from app.observability.traces.tracing import close_tracer, open_tracer
 from app.server.build import (
     Monitors,
     build_bounds,
@@ -54,19 +54,19 @@ from app.server.keys import open_keys
 from app.server.manager import build_loader
 from app.server.monitoring import WorkerRoutes
 from app.server.reload import Reload, reload_when_told
-from app.workers.collections import RemoteCollections
-from app.workers.created_collections import CreatedReceiver
+from app.workers.collections.collections import RemoteCollections
+from app.workers.collections.created import CreatedReceiver
 from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
 from app.workers.messages import DrainWorker, ToWorker, WorkerReady
-from app.workers.shared_failures import WorkerFailures
-from app.workers.shared_nonces import WorkerNonces
+from app.workers.shared.failures import WorkerFailures
+from app.workers.shared.nonces import WorkerNonces
 from app.workers.sockets import HttpSockets
-from app.workers.tallies_sender import TalliesSender
+from app.workers.tallies.sender import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits

@@ -6,7 +6,7 @@ from app.grpc.handler import as_grpc_error
 from app.grpc.management import REQUESTS, Answer
 from app.grpc.messages import Message, parse
 from app.observability.metrics import RequestRecord
-from app.protocols.errors import to_http
+from app.protocols.shared.errors import to_http
 from app.workers.forwarding import MAX_CALLS, Applied, Places, SupervisorLost
 from app.workers.messages import GrpcAnswer, GrpcCall
 from app.workers.principal_serialization import principal_of, sender_of

@@ -22,11 +22,11 @@ from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
 from app.http.prefixes import prefix_of, set_prefix
 from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from app.workers.messages import AdminAnswer, AdminCall
 from app.workers.principal_serialization import principal_of, sender_of
+from frameworks.core.errors import Overloaded
 from frameworks.engine.process.wire.messages import ChannelLost
-from frameworks.errors import Overloaded
 from frameworks.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit
 

@@ -107,8 +107,8 @@ class CollectTallies(ControlRequest, frozen=True):
 class TalliesReport(Struct, frozen=True, array_like=True):
     """All counts of a worker since its start.
 
-    `content`: msgpack of app.workers.tallies.WorkerTallies. `forgotten`: number of the last ForgetModel that the worker
-    has applied; 0 before the first one.
+    `content`: msgpack of app.workers.tallies.tallies.WorkerTallies. `forgotten`: number of the last ForgetModel that
+    the worker has applied; 0 before the first one.
     """
 
     content: bytes

@@ -12,6 +12,8 @@ import numpy as np
 from app.auth.digests import LONG_BYTES
 from app.inference.response_cache import CacheableRequest, PendingRun, key_of, owning_its_memory, size_of
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
+from frameworks.core.errors import RoundhouseError
+from frameworks.core.tenants import Tenant
 from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.wire.messages import ChannelLost, ErrorState
 from frameworks.engine.process.wire.serialization import (
@@ -20,10 +22,8 @@ from frameworks.engine.process.wire.serialization import (
     error_from_plain,
     error_to_plain,
 )
-from frameworks.errors import RoundhouseError
 from frameworks.images.spec import ImageRequest
 from frameworks.replicas.control import ControlLink
-from frameworks.tenants import Tenant
 from frameworks.types import Answer, Array, TensorBatch, TextRequest
 
 MAX_ANSWER_BYTES = 16 * 1024**2

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from app.auth.permissions import Access
-    from app.protocols.routes import Route
+    from app.protocols.shared.routes import Route
 
 
 def _routes() -> "Sequence[Route]":

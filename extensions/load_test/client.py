@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from extensions.load_test.inputs import Body
-from extensions.load_test.tally import Outcome
+from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.results.tally import Outcome
 from extensions.load_test.target import Target
 
 Pause = Callable[[float], Awaitable[None]]

@@ -16,14 +16,14 @@ from typing import Any
 from extensions.load_test.client import Client
 from extensions.load_test.connection import Address
 from extensions.load_test.exchange import HttpClient
-from extensions.load_test.inputs import Body, bodies_of_file, made_bodies
-from extensions.load_test.page import html_page
+from extensions.load_test.inputs.bodies import Body, bodies_of_file, made_bodies
+from extensions.load_test.inputs.tensors import CannotMake, Made
 from extensions.load_test.report import result
+from extensions.load_test.results.page import html_page
 from extensions.load_test.run import Plan, Run
 from extensions.load_test.screen import show, table
 from extensions.load_test.signals import interrupting
 from extensions.load_test.target import Credentials, NoTarget, RequestWriter, Target, Wanted, find_target
-from extensions.load_test.tensors import CannotMake, Made
 
 
 @dataclass(frozen=True, slots=True)

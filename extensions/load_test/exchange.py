@@ -10,8 +10,8 @@ from app.cli.failures import printable
 from extensions.load_test.client import BackOff, ConnectionCounts, Pause
 from extensions.load_test.connection import Connection, Failure, Response
 from extensions.load_test.events import BadStream, StreamedGeneration, generated_tokens
-from extensions.load_test.inputs import Body
-from extensions.load_test.tally import Outcome
+from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.results.tally import Outcome
 from extensions.load_test.target import RequestWriter, Target, error_code, error_message
 
 _MAX_ERROR_BYTES = 64 * 1024

@@ -19,7 +19,8 @@ from extensions.load_test.grpc_channel import (
     is_open,
     open_channel,
 )
-from extensions.load_test.grpc_messages import (
+from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.inputs.grpc_messages import (
     INFER,
     METADATA,
     STREAM_INFER,
@@ -28,9 +29,8 @@ from extensions.load_test.grpc_messages import (
     metadata_request,
     read_piece,
 )
-from extensions.load_test.inputs import Body
-from extensions.load_test.open_inference import generates_text
-from extensions.load_test.tally import Outcome
+from extensions.load_test.inputs.open_inference import generates_text
+from extensions.load_test.results.tally import Outcome
 from extensions.load_test.target import Credentials, NoTarget, Target
 
 Metadata = tuple[tuple[str, str], ...]

@@ -167,9 +167,9 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
     """Raises OSError and ValueError for options that cannot be used."""
     from app.cli.client import credentials
     from extensions.load_test.command import Options
+    from extensions.load_test.inputs.tensors import Made
     from extensions.load_test.run import Plan
     from extensions.load_test.target import Wanted
-    from extensions.load_test.tensors import Made
 
     def headers(method: str, path: str, body: bytes) -> dict[str, str]:
         try:
@@ -215,7 +215,7 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
 
 def _images(options: argparse.Namespace) -> tuple[tuple[bytes, str], ...]:
     """Raises OSError, ValueError."""
-    from extensions.load_test.images import read_images
+    from extensions.load_test.inputs.images import read_images
 
     if options.images is None:
         return ()

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from extensions.load_test.histogram import Histogram
+from extensions.load_test.results.histogram import Histogram
+from extensions.load_test.results.tally import Tally
 from extensions.load_test.run import Plan, Run
-from extensions.load_test.tally import Tally
 from extensions.load_test.target import Target
 
 MAX_CPU_PART = 0.9

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from extensions.load_test.arrivals import Schedule, poisson, steady
 from extensions.load_test.client import Client, Exchange
-from extensions.load_test.inputs import Body
-from extensions.load_test.tally import Tally
+from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.results.tally import Tally
 from extensions.load_test.timer import Timer
 
 MAX_BACKLOG = 100_000

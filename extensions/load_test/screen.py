@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from app.cli.failures import printable
-from extensions.load_test.histogram import Histogram
 from extensions.load_test.report import limits
+from extensions.load_test.results.histogram import Histogram
 from extensions.load_test.run import Plan, Run
 from extensions.load_test.target import Target
 

@@ -108,7 +108,7 @@ async def _native(address: Address, writer: RequestWriter, model: str | None, ti
 
 
 def _needs_binary(description: dict[str, Any]) -> bool:
-    from extensions.load_test.open_inference import needs_binary
+    from extensions.load_test.inputs.open_inference import needs_binary
 
     return needs_binary(description)
 

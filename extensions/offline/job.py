@@ -11,16 +11,16 @@ from typing import TextIO, TypeVar, TypeVarTuple
 import orjson
 
 from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
-from extensions.offline.files import InputFile
 from extensions.offline.images import FIELD, example_image
-from extensions.offline.into import Into
+from extensions.offline.input.files import InputFile
+from extensions.offline.input.open_reader import open_reader
+from extensions.offline.input.readers import Reader
 from extensions.offline.model import RunModel
-from extensions.offline.open_reader import open_reader
-from extensions.offline.parts import Parts, open_parts
+from extensions.offline.output.into import Into
+from extensions.offline.output.parts import Parts, open_parts
+from extensions.offline.output.results import check_names, result_columns
 from extensions.offline.progress import Progress
-from extensions.offline.readers import Reader
 from extensions.offline.requests import RowSource
-from extensions.offline.results import check_names, result_columns
 from extensions.offline.windows import LocalRunner, PendingFile, Runner
 
 Result = TypeVar("Result")

@@ -11,21 +11,21 @@ from typing import Any
 from app.config import LoadedSettings
 from app.inference.pipeline import FindSpec, Pipeline
 from app.observability.background import background_task
+from app.observability.logs.progress_bars import in_place
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.progress import ProgressReporter
-from app.observability.progress_bars import in_place
-from app.protocols.codec import Target
-from app.protocols.errors import ProtocolError
 from app.protocols.native.codec import NativeRequest, decode
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import ProtocolError
 from app.server.build import Host, build_inference
 from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
 from extensions.offline.images import IMAGES_PER_REQUEST
 from extensions.offline.model import Generated, ModelDescription, RowAnswer, Shape
-from frameworks.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
+from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
+from frameworks.core.settings.pipelines import PipelineModelEntry
 from frameworks.generation.types import GenerateAnswer
-from frameworks.models.processes import BACKGROUND_NICENESS
-from frameworks.models.slot import ModelSlot
-from frameworks.pipeline_settings import PipelineModelEntry
+from frameworks.models.residency.processes import BACKGROUND_NICENESS
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from app.cli.config_file import config_file
 from app.cli.parser import INTERRUPTED, INTERRUPTED_STATUS, add_command, server_url
 from extensions.offline.ray_options import add_ray_options, cluster_of, open_on_ray
-from frameworks.extras import install_command
+from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import ConfigError, LoadedSettings, Settings
-    from extensions.offline.into import Into
     from extensions.offline.job import Job, JobResult
     from extensions.offline.model import RunModel
+    from extensions.offline.output.into import Into
     from extensions.offline.remote_model import RemoteModel
     from extensions.offline.requests import RowSource
     from extensions.offline.windows import Runner
@@ -176,8 +176,8 @@ async def _open_into(
 ) -> "AsyncIterator[Into | None]":
     """Open the collection of --into, or connect to that of the server; None without the option."""
     from extensions.offline.errors import WrongCommand
-    from extensions.offline.image_folder import COLUMN
-    from extensions.offline.into import Into, RemoteSink, open_sink
+    from extensions.offline.input.image_folder import COLUMN
+    from extensions.offline.output.into import Into, RemoteSink, open_sink
     from extensions.offline.remote_model import RemoteModel
 
     if options.into is None:
@@ -206,10 +206,10 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     from app.cli.fetch import fetch_framework
     from app.cli.model_paths import with_models
     from app.config import ConfigError, load_settings
-    from app.observability.logs import configure_logging
+    from app.observability.logs.logs import configure_logging
     from extensions.offline.errors import WrongCommand
     from extensions.offline.local_model import models_of, with_one_model
-    from frameworks.addresses import SourceAddress
+    from frameworks.core.addresses import SourceAddress
 
     configure_logging("warning", "auto", sys.stderr)
     loaded = load_settings(config_file(options.config, [options.model]), os.environ, {})
@@ -276,9 +276,9 @@ def _connect(options: argparse.Namespace) -> "RemoteModel":
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "Job":
     from extensions.offline.errors import WrongCommand
-    from extensions.offline.files import InputFile, find_files
-    from extensions.offline.image_folder import find_images
     from extensions.offline.images import WINDOW_ROWS as IMAGE_WINDOW_ROWS
+    from extensions.offline.input.files import InputFile, find_files
+    from extensions.offline.input.image_folder import find_images
     from extensions.offline.job import WINDOW_ROWS, Job
 
     reads_images = options.images or options.image_column is not None
@@ -298,8 +298,8 @@ def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") ->
 def _source(options: argparse.Namespace, task: str) -> "RowSource":
     """Return the columns that the model reads. Raises WrongCommand."""
     from extensions.offline.errors import WrongCommand
-    from extensions.offline.image_folder import COLUMN
     from extensions.offline.images import FIELD
+    from extensions.offline.input.image_folder import COLUMN
     from extensions.offline.requests import RowSource
 
     infer_options = _infer_options(options)

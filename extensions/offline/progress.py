@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from app.observability.progress_bars import draw_bar, format_seconds, in_place
+from app.observability.logs.progress_bars import draw_bar, format_seconds, in_place
 
 _BAR_CHARACTERS = 30
 _BAR_EVERY_S = 0.2

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from frameworks.extras import install_command
+from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings

@@ -14,8 +14,8 @@ from extensions.offline.columns import UNREADABLE, is_json, is_text, to_values
 from extensions.offline.errors import WrongCommand
 from extensions.offline.images import FIELD, ImageRows, check_column
 from extensions.offline.model import ModelDescription, Shape
+from extensions.offline.output.writers import python_values
 from extensions.offline.row_requests import PreparedRows, RowRequest
-from extensions.offline.writers import python_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from extensions.offline.errors import RequestRefused, UnreadableRow
+from extensions.offline.input.readers import BadRow, Reader, Window
 from extensions.offline.model import RunModel
-from extensions.offline.readers import BadRow, Reader, Window
+from extensions.offline.output.results import Answers, with_results
 from extensions.offline.requests import RowSource
-from extensions.offline.results import Answers, with_results
 from extensions.offline.row_requests import PreparedRows, RowRequest
 
 CountRows = Callable[[int], None]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from frameworks.errors import Draining, Overloaded
+from frameworks.core.errors import Draining, Overloaded
 
 _RETRY_AFTER_S = 1.0
 

@@ -29,8 +29,8 @@ from frameworks.collections.store.segments import Locks, Segments, normalized
 from frameworks.collections.store.sqlite_store import Reader, Store, disk_errors
 from frameworks.collections.transactions import Change, ChangeWriter, Delete
 from frameworks.collections.validation import checked_id, checked_queries, checked_records
-from frameworks.errors import Draining
-from frameworks.progress import Work, working
+from frameworks.core.errors import Draining
+from frameworks.core.progress import Work, working
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frameworks.collections.filters import Filter
-from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
+from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory
 
 Vectors = npt.NDArray[np.float32]
 MetadataValue = str | int | float | bool | None | list[str]

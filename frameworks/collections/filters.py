@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, cast
 
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.core.errors import InvalidInput, UnknownField
 
 MAX_NODES = 256
 MAX_DEPTH = 16

@@ -5,7 +5,7 @@ import math
 import threading
 from typing import Protocol
 
-from frameworks.errors import Draining
+from frameworks.core.errors import Draining
 
 _STEP_BYTES = 1024 * 1024
 """Reservations are multiples of it, so that few changes have to wait for a larger one."""

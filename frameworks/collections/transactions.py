@@ -19,7 +19,7 @@ from frameworks.collections.index.memory_estimates import MemoryGrowth
 from frameworks.collections.memory_grant import Grant, MemoryNeeded
 from frameworks.collections.store.segments import Deletion, Locks, Segments, Snapshot, normalized
 from frameworks.collections.store.sqlite_store import Store, disk_errors
-from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.core.errors import InvalidInput, OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from frameworks.collections.contract import (
     Vectors,
 )
 from frameworks.collections.filters import MAX_KEY_CHARACTERS
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 
 def checked_records(records: Sequence[Record], dimensions: int) -> CheckedRecords:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from frameworks.errors import AdapterNotFound
+from frameworks.core.errors import AdapterNotFound
 from frameworks.generation.types import GenerationSpec
 
 

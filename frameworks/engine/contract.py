@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.steps.counts import StepCounts
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
-from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,

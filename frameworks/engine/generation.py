@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from frameworks.core.errors import DeadlineExceeded, InvalidInput
+from frameworks.core.text_lengths import TextLimit
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
@@ -15,13 +17,12 @@ from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.engine.threads.tokenizer_threads import size_of_prompt
-from frameworks.errors import DeadlineExceeded, InvalidInput
-from frameworks.generation.bad_words import TokenIds, bad_sequences
 from frameworks.generation.forced_tokens import NOT_FORCED
-from frameworks.generation.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
-from frameworks.generation.stop_strings import StopStrings
-from frameworks.generation.text_stream import ChoiceText
-from frameworks.generation.tokenizer import GenerationTokenizer, TokenStream
+from frameworks.generation.text.bad_words import TokenIds, bad_sequences
+from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
+from frameworks.generation.text.stop_strings import StopStrings
+from frameworks.generation.text.text_stream import ChoiceText
+from frameworks.generation.text.tokenizer import GenerationTokenizer, TokenStream
 from frameworks.generation.tools.formats import THINK
 from frameworks.generation.types import (
     Conversation,
@@ -33,7 +34,6 @@ from frameworks.generation.types import (
 )
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
-from frameworks.text_lengths import TextLimit
 
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.
 _MAX_SHORT_PROMPTS = 4

@@ -2,7 +2,7 @@
 
 import sys
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, GenerateRequest, Prompt
 
 MAX_SEQUENCES = 128

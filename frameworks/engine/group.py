@@ -6,19 +6,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from frameworks.core.errors import DeadlineExceeded, Draining, ModelFailed
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
 from frameworks.engine.group_queue import Choose, GroupEngine, GroupQueue, Job
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
-from frameworks.errors import DeadlineExceeded, Draining, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
-from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,

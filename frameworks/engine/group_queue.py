@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from frameworks.core.fairness import FairClock, TenantShare
+from frameworks.core.tenants import Tenant
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.client import ProcessEngine
-from frameworks.fairness import FairClock, TenantShare
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
-from frameworks.tenants import Tenant
 
 
 class GroupEngine:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from frameworks.core.errors import InvalidInput, ModelFailed
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import ranked
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import InvalidInput, ModelFailed
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import normalize_rows, scores
-from frameworks.timings import Timings
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch
 
 if TYPE_CHECKING:

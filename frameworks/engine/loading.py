@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from frameworks.devices import Device, DeviceManager
-from frameworks.errors import InvalidModel
-from frameworks.progress import phase, step
+from frameworks.core.devices import Device, DeviceManager
+from frameworks.core.errors import InvalidModel
+from frameworks.core.progress import phase, step
 from frameworks.runtime import BatchModel, LoadedModel, ModelEntry, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes

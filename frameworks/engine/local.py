@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
 
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import InvalidInput
 from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest
 from frameworks.runtime import BatchModel, LoadedModel, StepModel

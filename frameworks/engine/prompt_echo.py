@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import TextDelta, TokenText
 
 # Texts of tokens that are looked up, and written by a protocol, between two turns of the event loop.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import PerformanceSettings
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import Registry
-from frameworks.settings import PerformanceSettings
 from memory.pooled_arrays import PooledArrays
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.tensor_pool import TensorPool

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.text.tokenizer import scores
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
 

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
+from frameworks.core.errors import DeadlineExceeded
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import TokenTimes
 from frameworks.engine.prompt_echo import ShownPrompt
-from frameworks.errors import DeadlineExceeded
-from frameworks.generation.text_stream import ChoiceText
+from frameworks.generation.text.text_stream import ChoiceText
 from frameworks.generation.types import (
     NO_TOKEN,
     Choice,
@@ -20,7 +21,6 @@ from frameworks.generation.types import (
 )
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
-from frameworks.timings import Timings
 
 
 @asynccontextmanager

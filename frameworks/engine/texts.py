@@ -7,16 +7,16 @@ from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
+from frameworks.core.errors import InvalidInput
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
 from frameworks.engine.threads.tokenizer_threads import TokenizerThreads, size_of_prompt
-from frameworks.errors import InvalidInput
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
-from frameworks.timings import Timings
 from frameworks.types import (
     TEXT_OUTPUT,
     Array,

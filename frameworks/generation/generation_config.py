@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json, refuse_settings
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json, refuse_settings
 from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.types import Sampling
 

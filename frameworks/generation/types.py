@@ -6,10 +6,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions, PromptScores
 from frameworks.generation.tools.formats import TextFormat
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 
 FinishReason = Literal["stop", "length"]
 """`stop`: at an end-of-text token, a stop token or a stop string. `length`: at max_tokens or at the context's end."""

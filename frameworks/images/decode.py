@@ -17,7 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.headers import FORMATS, DamagedHeader, ImageHeader, name_of_format, read_header, read_orientation
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -3,7 +3,7 @@
 import binascii
 import re
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 _DATA_URL = re.compile(r"data:([^;,]{0,100})((?:;[^;,]{0,100}){0,8}),", re.ASCII | re.IGNORECASE)
 _OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}:", re.ASCII | re.IGNORECASE)

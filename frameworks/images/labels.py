@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 
 FILE = "labels.txt"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import DEFAULT_BOUNDS, ImageBounds, check_header, decode_rgb
 from frameworks.images.headers import ImageHeader
 

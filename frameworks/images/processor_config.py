@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json, refuse_settings
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json, refuse_settings
 from frameworks.images.processor import Channels, Preparation
 from frameworks.images.spec import PREPROCESSOR_FILE
 

@@ -7,9 +7,9 @@ from typing import IO
 
 import numpy as np
 
-from frameworks.errors import InvalidModel, similar_names
-from frameworks.setting_values import GivenTensor
-from frameworks.settings import OnnxModelEntry
+from frameworks.core.errors import InvalidModel, similar_names
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.values import GivenTensor
 from frameworks.types import NUMPY_DTYPES, Array, TensorType, Value, ValueSpec
 from memory.sizes import format_size
 

@@ -8,15 +8,15 @@ from typing import Literal
 import structlog
 from PIL import Image
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
-from frameworks.image_settings import ImageSettings
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.images import ImageSettings
 from frameworks.images.labels import read_label_file, read_labels
 from frameworks.images.processor import Dtype, ImageProcessor, Layout, Preparation
 from frameworks.images.processor_config import read_preparation
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.model import OnnxModel
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import ModelSpec, Task, TensorType, ValueSpec
 
 log = structlog.get_logger(__name__)

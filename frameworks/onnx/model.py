@@ -11,7 +11,8 @@ import structlog
 
 from frameworks.batches.comparison import reason_not_batchable, trial_inputs
 from frameworks.batches.padding import missing_mask
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
+from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.batching import reason_not_batched
 from frameworks.onnx.binding import OutputBinding
@@ -22,7 +23,6 @@ from frameworks.onnx.padding import read_sequence, try_padding
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
 from frameworks.onnx.value_types import read_type
-from frameworks.settings import OnnxModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     Batch,

@@ -15,9 +15,9 @@ from frameworks.batches.comparison import (
     trial_inputs,
 )
 from frameworks.batches.rows import merge, split_outputs
-from frameworks.errors import InvalidModel, RoundhouseError, similar_names
+from frameworks.core.errors import InvalidModel, RoundhouseError, similar_names
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.onnx.batching import Run
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,
     ModelSpec,

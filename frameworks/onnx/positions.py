@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.onnx.graph_summary import COUNTED, VARINT, fields_of, varint
 from frameworks.onnx.session import plain_message
 from frameworks.text.positions import usable_positions

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 
 log = structlog.get_logger(__name__)
 

@@ -7,9 +7,10 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
-from frameworks.devices import Device, DeviceManager, ModelNeeds
-from frameworks.errors import InvalidModel
-from frameworks.files import check_weight_bytes, description_folder, find_graph
+from frameworks.core.devices import Device, DeviceManager, ModelNeeds
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import check_weight_bytes, description_folder, find_graph
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel
@@ -20,7 +21,6 @@ from frameworks.onnx.text_model import with_text
 from frameworks.quantization.comparison import warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from frameworks.errors import InvalidModel, OutOfMemory, without_paths
+from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.types import Array, TensorType, Value, ValueSpec
 

@@ -9,8 +9,8 @@ import structlog
 
 from frameworks.batches.comparison import text_tolerance
 from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
-from frameworks.errors import InvalidModel, OutOfMemory, RoundhouseError
-from frameworks.files import description_folder
+from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
+from frameworks.core.files import description_folder
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
 from frameworks.runtime import BatchModel

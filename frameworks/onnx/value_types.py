@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 _DTYPES = {

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from frameworks.pipeline_settings import AUTO, PipelineEntry, StepEntry
+from frameworks.core.settings.pipelines import AUTO, PipelineEntry, StepEntry
 from frameworks.pipelines.graph import Fault, Graph, Place, Source, check_graph, nearest
 from frameworks.pipelines.kinds import AnyType, Kind, PredictionsType, describe, fits, merged, parse_kind
 from frameworks.pipelines.model_calls import ModelCall, make_call

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from frameworks.collections.contract import NamedCollections
+from frameworks.core.errors import Draining, InvalidInput
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, Run, TokenTimes
-from frameworks.errors import Draining, InvalidInput
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
@@ -20,10 +22,8 @@ from frameworks.pipelines.runs import Parts, Runner
 from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokenizer import normalize_rows
 from frameworks.text.tokens import TokenAnswer
-from frameworks.timings import Timings
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from frameworks.batches.label_order import in_label_order
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.images.spec import ImageRequest
-from frameworks.pipeline_settings import StepEntry
 from frameworks.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values
 from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.text.tokens import SpansAnswer, SpansRequest

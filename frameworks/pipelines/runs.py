@@ -13,15 +13,15 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from frameworks.collections.contract import NamedCollections
+from frameworks.core.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, Run
-from frameworks.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.pipelines.checker import Typed
 from frameworks.pipelines.kinds import Values
 from frameworks.pipelines.model_calls import ModelCall, TensorCall, empty_values, make_call
 from frameworks.pipelines.plan import Plan, PlannedStep
 from frameworks.pipelines.searches import SearchStep
 from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
-from frameworks.timings import Timings
 from frameworks.types import ModelSpec, TensorBatch
 
 _MANY_NUMBERS = 16 * 1024

@@ -8,7 +8,7 @@ import structlog
 
 from frameworks.collections.contract import MAX_TOP_K, Hit, NamedCollections
 from frameworks.collections.filters import Filter, parse_filter
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     FieldError,
     InvalidInput,
@@ -17,7 +17,7 @@ from frameworks.errors import (
     Overloaded,
     RoundhouseError,
 )
-from frameworks.pipeline_settings import StepEntry
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.pipelines.kinds import TEXTS, Kind, Values
 from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.types import Array, TensorType

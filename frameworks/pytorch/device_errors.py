@@ -2,7 +2,7 @@
 
 import torch
 
-from frameworks.errors import ModelFailed, OutOfMemory, RoundhouseError, without_paths
+from frameworks.core.errors import ModelFailed, OutOfMemory, RoundhouseError, without_paths
 
 # The message of torch's CPU allocator; it has no type of its own.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from frameworks.errors import ModelFailed
+from frameworks.core.errors import ModelFailed
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import Value

@@ -23,9 +23,9 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from frameworks.devices import Device
-from frameworks.errors import InvalidModel, OutOfMemory, without_paths
-from frameworks.files import read_json
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
+from frameworks.core.files import read_json
 from frameworks.pytorch import kernels
 from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
 from frameworks.pytorch.weights import read_weight_files

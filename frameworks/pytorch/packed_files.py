@@ -12,7 +12,7 @@ from frameworks.text.gguf.folder import GgufFolders, find_gguf, read_gguf
 from frameworks.text.gguf.header import GgufFile
 
 if TYPE_CHECKING:
-    from frameworks.pytorch.generation.packed.weight import WeightSource
+    from frameworks.pytorch.generation.weights.packed.weight import WeightSource
 
 # A scale and a shift of a group.
 _GROUP_BYTES = 8
@@ -32,8 +32,8 @@ class PackedFiles:
 
     def source(self, folder: Path, files: tuple[Path, ...], enable_memory_mapping: bool) -> "WeightSource":
         """Return the weights. Raises InvalidModel."""
-        from frameworks.pytorch.generation.packed.folder_weights import FolderWeights
-        from frameworks.pytorch.generation.packed.gguf_weights import GgufWeights
+        from frameworks.pytorch.generation.weights.packed.folder_weights import FolderWeights
+        from frameworks.pytorch.generation.weights.packed.gguf_weights import GgufWeights
 
         if self.gguf is not None:
             return GgufWeights(self.gguf, enable_memory_mapping)

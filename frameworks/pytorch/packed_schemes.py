@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("gptq", "awq", "compressed-tensors")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from frameworks.devices import Device
-from frameworks.errors import InvalidModel, ModelFailed
-from frameworks.progress import phase, step, working
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel, ModelFailed
+from frameworks.core.progress import phase, step, working
+from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
 from frameworks.pytorch.weights import WeightFiles
@@ -23,7 +24,6 @@ from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.cpu import cpu_capability
 from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
 from frameworks.runtime import BatchModel
-from frameworks.settings import TorchModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
 

@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import InvalidModel
-from frameworks.files import check_weight_bytes
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import check_weight_bytes
+from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
 from frameworks.pytorch import kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.compiled.cpu_features import lanes
-from frameworks.pytorch.encoder import EncoderModel
-from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
-from frameworks.pytorch.image_folders import find_images
+from frameworks.pytorch.encoders.encoder import EncoderModel
+from frameworks.pytorch.encoders.image_folders import find_images
+from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
-from frameworks.settings import Dtype, PerformanceSettings, TorchModelEntry
 from frameworks.text.answers import Answers
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
-    from frameworks.pytorch.generation.engine import GeneratingModel
-    from frameworks.pytorch.generation.linear_makers import Bits
-    from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance
-    from frameworks.pytorch.image_encoder import ImageModel
+    from frameworks.pytorch.encoders.image_encoder import ImageModel
+    from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
+    from frameworks.pytorch.generation.step.engine import GeneratingModel
+    from frameworks.pytorch.generation.weights.linear_makers import Bits
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -104,8 +104,8 @@ class TorchRegistry:
         threads = self._performance.num_intra_op_threads(entry.instances)
         if files.config.generates:
             # A process of an encoder needs none of it.
-            from frameworks.pytorch.generation.loading import load_generator
-            from frameworks.pytorch.generation.served import GeneratorPerformance
+            from frameworks.pytorch.generation.loading.generator import load_generator
+            from frameworks.pytorch.generation.loading.served import GeneratorPerformance
 
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
@@ -122,7 +122,7 @@ class TorchRegistry:
         copies = None if bits is None else self._copies
         images = find_images(files.folder)
         if images is not None:
-            from frameworks.pytorch.image_loading import load_image_models
+            from frameworks.pytorch.encoders.image_loading import load_image_models
 
             return load_image_models(files, images, loading, copies)
         _check_task(files)
@@ -150,7 +150,7 @@ class TorchRegistry:
 
     def _read_draft(self, files: ModelFiles, kind: str) -> ModelFiles:
         """Read the files of the draft model of a model on this kind of device. Raises InvalidModel."""
-        from frameworks.pytorch.generation.draft_loading import draft_kv_bytes
+        from frameworks.pytorch.generation.loading.draft_loading import draft_kv_bytes
 
         entry = files.entry
         assert entry.draft_model is not None
@@ -171,7 +171,7 @@ class TorchRegistry:
         self, files: ModelFiles, device: Device, performance: "GeneratorPerformance", bits: "Bits | None"
     ) -> "GeneratorLoad":
         """Return the load of a language model. Raises InvalidModel."""
-        from frameworks.pytorch.generation.served import GeneratorLoad
+        from frameworks.pytorch.generation.loading.served import GeneratorLoad
 
         source = None
         if files.packed is not None:
@@ -191,7 +191,7 @@ class TorchRegistry:
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
         """Of a language model: its key/value cache, and the copy of an embedding table that the last layer packs."""
-        from frameworks.pytorch.generation.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
+        from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
 
         try:
             shape = read_shape(files.folder, dtype, files.entry.kv_cache_dtype)
@@ -298,7 +298,7 @@ def _adapter_elements(entry: TorchModelEntry) -> int:
     """Return the number of weights of all adapters. Raises InvalidModel."""
     if not entry.adapters:
         return 0
-    from frameworks.pytorch.generation.adapters.files import read_adapter
+    from frameworks.pytorch.generation.decoders.adapters.files import read_adapter
 
     return sum(read_adapter(each.path).elements for each in entry.adapters)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 
 _FLOATING_POINT = ("F", "BF")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.types import Array, Batch, QuantizationReport, TensorBatch, Value
 
 log = structlog.get_logger(__name__)

@@ -12,9 +12,9 @@ import orjson
 import structlog
 from filelock import FileLock, Timeout
 
-from frameworks.errors import InvalidModel
-from frameworks.files import contents_name, file_digest
-from frameworks.progress import phase, working
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import contents_name, file_digest
+from frameworks.core.progress import phase, working
 from frameworks.types import KernelTrial, QuantizationReport
 
 log = structlog.get_logger(__name__)

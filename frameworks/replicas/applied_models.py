@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from frameworks.core.errors import Draining, ModelNotFound, RoundhouseError
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.errors import Draining, ModelNotFound, RoundhouseError
-from frameworks.models.slot import ModelSlot
-from frameworks.models.traffic import Share
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas import messages
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.engines import WorkerEngines

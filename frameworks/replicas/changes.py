@@ -5,9 +5,9 @@ import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from frameworks.models.contract import ServedModels, slot_of
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelState as Phase
+from frameworks.models.versions.contract import ServedModels, slot_of
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelState as Phase
 from frameworks.replicas.messages import ModelChanged, ModelRemoved
 from frameworks.replicas.model_states import state_of
 from frameworks.replicas.peers import Peer, Peers

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from frameworks.errors import ModelFailed, RoundhouseError
+from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.replicas.peers import Peer
 
 _ASK_AGAIN_S = 2.0

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import structlog
 
+from frameworks.core.errors import RoundhouseError
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.descriptors import DescriptorSocket
 from frameworks.engine.process.wire.messages import ChannelLost, EngineMessage, ProtocolError
 from frameworks.engine.process.wire.serialization import error_from_plain, error_to_plain
-from frameworks.errors import RoundhouseError
 from frameworks.replicas.messages import ControlRequest, Failure, Reply, Withdraw
 
 log = structlog.get_logger(__name__)

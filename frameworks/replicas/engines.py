@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import Engine, RunCounts
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.local import start_local_engine
@@ -13,10 +14,9 @@ from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
-from frameworks.errors import ModelFailed
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.loader import Loader
-from frameworks.models.version import ModelVersion
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.version import ModelVersion
 from frameworks.pipelines.engine import PipelineEngine
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import (

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from frameworks.core.settings.entries import Isolation, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.models.identity import ModelIdentity, batch_limits
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.identity import ModelIdentity, batch_limits
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.messages import ModelState
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
-from frameworks.settings import Isolation, PerformanceSettings, SchedulingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,16 @@ from collections.abc import Mapping
 
 import structlog
 
+from frameworks.core.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
-from frameworks.models.loader import Loader
-from frameworks.models.pipelines import PipelineLoader
-from frameworks.models.slot import ModelSlot
-from frameworks.models.subrequests import SubRequests
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.residency.loader import Loader
+from frameworks.models.residency.pipelines import PipelineLoader
+from frameworks.models.residency.subrequests import SubRequests
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.applied_models import AppliedModels
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.engines import WorkerEngines
@@ -25,7 +26,6 @@ from frameworks.replicas.version import ReplicaVersion
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
-from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.pooled_arrays import PooledArrays
 
 log = structlog.get_logger(__name__)

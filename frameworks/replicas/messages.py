@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 from frameworks.engine.process.wire.messages import BatchDeltas, EngineMessage, ErrorState, StepDeltas
 
 

@@ -4,10 +4,10 @@ import os
 
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.models.slot import ModelSlot
-from frameworks.models.traffic import Share
-from frameworks.models.version import ModelState as Phase
-from frameworks.models.version import ModelVersion
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState as Phase
+from frameworks.models.versions.version import ModelVersion
 from frameworks.replicas.messages import ModelState, ShareState, VersionState
 from frameworks.replicas.peers import Peer
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from frameworks.core.errors import RoundhouseError
 from frameworks.engine.process.wire.messages import EngineMessage
-from frameworks.errors import RoundhouseError
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import ModelState
 

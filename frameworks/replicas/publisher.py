@@ -5,17 +5,17 @@ import time
 from collections import deque
 from functools import partial
 
+from frameworks.core.errors import ModelFailed, RoundhouseError, as_failed
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.client.counts_merge import add_counts
 from frameworks.engine.process.client.poison_requests import MAX_POISON_REQUESTS, REFUSED_S
 from frameworks.engine.process.elapsed import Elapsed
 from frameworks.engine.process.wire.messages import Counts
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.errors import ModelFailed, RoundhouseError, as_failed
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.contract import slot_of
-from frameworks.models.loader import Loaded
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.residency.loader import Loaded
+from frameworks.models.versions.contract import slot_of
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import (

@@ -7,15 +7,15 @@ from functools import partial
 
 import structlog
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
+from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.spec_serialization import spec_to_plain
-from frameworks.errors import ModelFailed, RoundhouseError
 from frameworks.generation.types import StepStats
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
 from frameworks.replicas.connects import Connects
 from frameworks.replicas.messages import (

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from frameworks.errors import Draining
+from frameworks.core.errors import Draining
 from frameworks.replicas.version import ReplicaVersion
 
 

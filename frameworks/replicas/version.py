@@ -4,10 +4,10 @@ import asyncio
 import os
 from pathlib import Path
 
+from frameworks.core.errors import as_failed
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.errors import as_failed
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.messages import VersionState
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.scheduling.drain_rate import RequestsInFlight
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 
 
 class RequestLimit(RequestsInFlight):

@@ -6,7 +6,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 
 UNCOUNTED_BYTES = 4096
 """Bodies up to this size are not counted: the number of requests and of connections bounds them."""

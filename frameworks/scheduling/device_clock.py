@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from frameworks.fairness import FairClock, TenantShare
+from frameworks.core.fairness import FairClock, TenantShare
 from memory.pooled_arrays import PooledArrays
 
 

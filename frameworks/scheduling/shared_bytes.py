@@ -4,7 +4,7 @@ from collections.abc import Callable
 from ctypes import Structure, c_int64
 from typing import Self
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.shared_counters import CELL_BYTES, CounterRow
 

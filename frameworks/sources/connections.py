@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 
 CONNECT_TIMEOUT_S = 10.0
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, Listing, Remote, RemoteFile, SourceChanged
 from frameworks.sources.offline import HubOffline
 from frameworks.sources.served_files import Selection, ServedFile

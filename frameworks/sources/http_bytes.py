@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.connections import Trust, shown
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.http_exchange import WINDOW_S, Exchange, open_url, unavailable

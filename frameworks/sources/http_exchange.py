@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.connections import Trust, connect, is_loopback, port_of, shown, split
 
 if TYPE_CHECKING:

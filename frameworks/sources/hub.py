@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import orjson
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
 from frameworks.sources import offline
 from frameworks.sources.contract import Listing, RemoteFile
 from frameworks.sources.http_bytes import HttpBytes

@@ -5,7 +5,7 @@ This module is imported before that.
 
 import os
 
-from frameworks.errors import SourceUnavailable
+from frameworks.core.errors import SourceUnavailable
 
 
 def is_set_offline() -> bool:

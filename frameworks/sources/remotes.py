@@ -2,9 +2,9 @@
 
 from importlib.util import find_spec
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
-from frameworks.extras import install_command
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
+from frameworks.core.extras import install_command
 from frameworks.sources.contract import Remote
 
 

@@ -10,8 +10,8 @@ from posixpath import basename, dirname
 
 import orjson
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.contract import Framework, RemoteFile
 
 MAX_LISTED_FILES = 100_000

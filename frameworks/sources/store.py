@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 from filelock import FileLock, Timeout
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import Framework, Remote, SourceChanged
 from frameworks.sources.download import RETRY_DELAYS_S, Cancelled, Downloader, Progress, part_bytes
 from frameworks.sources.remotes import open_remote

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
 
-from frameworks.addresses import SourceAddress
+from frameworks.core.addresses import SourceAddress
 from frameworks.sources.contract import Framework
 from frameworks.sources.served_files import Selection, ServedFile
 

@@ -8,8 +8,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.contract import Listing, RemoteFile
 from frameworks.sources.http_bytes import ABSENT, HttpBytes
 

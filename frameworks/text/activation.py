@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 
 _TORCH = "torch."
 _SERVED = {"Identity": True, "Sigmoid": False}

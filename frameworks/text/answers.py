@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 
 # Arguments of transformers' apply_chat_template that change more than the variables of the template.
 _NOT_VARIABLES = frozenset(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from frameworks.errors import InvalidModel
-from frameworks.files import parse_json, read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import parse_json, read_json
 from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
 from frameworks.text.tokenizer_class import gives_token_types

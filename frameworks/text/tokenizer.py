@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
 
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.text.config import Pooling, TextConfig
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
-from frameworks.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.types import Array, TokenBatch, Truncation
 
 # Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.

@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 from frameworks.text.tokenizer_class import BERT_NORMALIZED, BYTE_LEVEL, tokenizer_class_of
 
 # Of classes that build their steps by these keys, the steps of tokenizer.json that a key puts there.

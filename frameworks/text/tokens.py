@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frameworks.errors import InvalidInput
-from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.core.errors import InvalidInput
+from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Prompt
 from frameworks.text.tokenizer import TextTokenizer
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json, refuse_settings, refuse_unknown
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json, refuse_settings, refuse_unknown
 
 _Served = Mapping[str, tuple[object, ...]]
 

@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 
 # Without ONNX Runtime: its import starts a thread, which does not exist in a fork.
 _MODULES = ("app.cli.commands", "app.server.process", "app.cli.model_paths")
-_TORCH_MODULES = ("frameworks.pytorch.registry", "frameworks.pytorch.loader", "frameworks.pytorch.generation.loading")
+_TORCH_MODULES = (
+    "frameworks.pytorch.registry",
+    "frameworks.pytorch.loader",
+    "frameworks.pytorch.generation.loading.generator",
+)
 _CONNECT_WITHIN_S = 30.0
 
 

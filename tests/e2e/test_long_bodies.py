@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 
-from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
+from app.protocols.shared.codec import LONG_BYTES, LONG_ELEMENTS
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start

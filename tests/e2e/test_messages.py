@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from app.auth.principal import Scope
-from app.protocols.codec import NamedEvent
-from frameworks.settings import ToolFormat
+from app.protocols.shared.codec import NamedEvent
+from frameworks.core.settings.entries import ToolFormat
 from tests.e2e.server import RunningServer, serving
 from tests.extensions.clients.anthropic.messages import collect
 from tests.support.keyring import make_key, write_keys

@@ -7,8 +7,8 @@ from urllib.parse import urljoin
 import pytest
 
 from app import VERSION
-from app.protocols.errors import ERROR_CODES
 from app.protocols.native.fields import FIELDS
+from app.protocols.shared.errors import ERROR_CODES
 from tests.e2e.server import RunningServer
 from tests.support.json_schema import meets
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.addresses import SourceAddress, parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import SourceAddress, parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, Listing, Remote, RemoteFile
 from frameworks.sources.remotes import open_remote
 from frameworks.sources.store import Cancelled, Fetched, Progress, SourceStore
@@ -196,7 +196,7 @@ def test_download_resumes_after_kill(web: WebServer, tmp_path: Path) -> None:
     web.faults.hold_after = CHUNK_BYTES
     address = f"{web.url}/m/a.onnx"
     code = (
-        "import sys; from pathlib import Path; from frameworks.addresses import parse_address; "
+        "import sys; from pathlib import Path; from frameworks.core.addresses import parse_address; "
         "from frameworks.sources.store import SourceStore; "
         "SourceStore(Path(sys.argv[1]), 1 << 40).fetch(parse_address(sys.argv[2]), None)"
     )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import DeviceManager
-from frameworks.errors import (
+from frameworks.core.devices import DeviceManager
+from frameworks.core.errors import (
     InvalidModel,
     ModelExists,
     ModelFailed,
@@ -19,12 +19,12 @@ from frameworks.errors import (
     Overloaded,
     VersionNotFound,
 )
+from frameworks.core.progress import WorkState, states
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.loader import Loader
-from frameworks.models.slot import ModelState
-from frameworks.progress import WorkState, states
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.slot import ModelState
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import in_loop, soon, task

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     ModelFailed,
     ModelNotFound,
     ModelUnloaded,
 )
-from frameworks.models.slot import ModelState
+from frameworks.models.versions.slot import ModelState
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, settle, soon, task
 from tests.support.managing import ask, make_manager, permitted, register, serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.generation.generation_config import default_sampling
 from frameworks.images.processor_config import read_preparation
 from frameworks.text.config import read_text_config

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-import app.protocols.errors as wire_errors
+import app.protocols.shared.errors as wire_errors
 from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
@@ -25,11 +25,11 @@ from app.config.collection_settings import CollectionEntry
 from app.config.loading import Settings
 from app.config.ray_settings import RayGroupSettings
 from app.extension import http_access
-from frameworks.adapter_settings import AdapterEntry
-from frameworks.errors import RoundhouseError
-from frameworks.image_settings import ImageSettings
-from frameworks.pipeline_settings import PipelineEntry, StepEntry
-from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.core.errors import RoundhouseError
+from frameworks.core.settings.adapters import AdapterEntry
+from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.images import ImageSettings
+from frameworks.core.settings.pipelines import PipelineEntry, StepEntry
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
 
@@ -293,7 +293,7 @@ def _first_sentence(error: type[BaseException]) -> str:
 def _tree_lines(error: type[RoundhouseError], indent: str) -> Iterator[str]:
     yield f"{indent + error.__name__:32}{_first_sentence(error)}"
     for each in error.__subclasses__():
-        if each.__module__ in ("frameworks.errors", "app.auth.errors", "app.protocols.errors"):
+        if each.__module__ in ("frameworks.core.errors", "app.auth.errors", "app.protocols.shared.errors"):
             yield from _tree_lines(each, indent + "  ")
 
 

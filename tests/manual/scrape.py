@@ -10,7 +10,7 @@ from app.auth.principal import Principal
 from app.config import load_settings
 from app.observability.metrics import RequestRecord
 from app.server.build import build
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 
 _METRICS_SCOPE: Scope = {
     "type": "http",

@@ -7,10 +7,10 @@ import orjson
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import Target
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import Target
 from app.server.build import build_routes
-from frameworks.errors import RoundhouseError
+from frameworks.core.errors import RoundhouseError
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import SPECS as TENSOR_SPECS
 from tests.app.protocols.openai.decoding import SPECS

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.text.tokenizer import TextTokenizer

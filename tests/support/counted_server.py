@@ -31,7 +31,7 @@ _BACKGROUND = tuple(
         "app/auth/store.py",
         "app/auth/key_file.py",
         "app/server/process.py",
-        "frameworks/progress.py",
+        "frameworks/core/progress.py",
     )
 )
 _WARM_UPS, _ROUNDS = 4, 8

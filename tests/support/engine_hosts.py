@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from frameworks.devices import Device, ModelNeeds
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.client.client import ProcessEngine
@@ -40,7 +41,6 @@ from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.runtime import BatchModel, LoadedModel
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.settings import OnnxModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     TEXT_OUTPUT,

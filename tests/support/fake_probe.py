@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 
 GIB = 1024**3
 

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.workers.messages import FromWorker, ToWorker
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.messages import EngineMessage
-from frameworks.models.loader import Loader
-from frameworks.models.version import ModelState as State
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.version import ModelState as State
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.replicas.messages import (
@@ -28,7 +29,6 @@ from frameworks.replicas.messages import (
     VersionState,
 )
 from frameworks.runtime import Registry
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry
 from tests.support.control_links import open_both
 from tests.support.engine_hosts import CPU

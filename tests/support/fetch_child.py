@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from frameworks.addresses import parse_address
+from frameworks.core.addresses import parse_address
 from frameworks.sources.store import SourceStore
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ from app.inference.context import RunContext
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.observability.metrics import Observer
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings, TorchModelEntry
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.generation.types import GenerateRequest, Sampling, Stopping
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.loader import Loader
+from frameworks.models.residency.loader import Loader
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.settings import PerformanceSettings, SchedulingSettings, TorchModelEntry
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from memory.result_cache import ResultCache
 from tests.frameworks.models.loading import NO_COPIES
 from tests.support.fake_probe import GIB, FakeProbe

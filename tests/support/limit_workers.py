@@ -24,13 +24,13 @@ from app.auth.errors import QuotaExceeded
 from app.auth.quotas import LimitedPermit, TenantLimits
 from app.auth.token_bucket import SharedTokenBucket
 from app.config.auth_settings import TenantSettings
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.scheduling.shared_admission import SharedRequestLimit
 from frameworks.scheduling.shared_bytes import SharedByteLimit
 from frameworks.scheduling.shared_limits import SharedLimits
-from frameworks.tenants import Tenant
 from memory.shared_pairs import SharedPairs
 
 WORKERS = 4

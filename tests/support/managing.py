@@ -5,18 +5,18 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.local import LocalEngine
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.contract import ServedModels
-from frameworks.models.loader import Loader
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion, VersionNotLoaded
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion, VersionNotLoaded
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import numbers
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from frameworks.collections.contract import NamedCollections
+from frameworks.core.settings.pipelines import PipelineEntry
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, Run
-from frameworks.pipeline_settings import PipelineEntry
 from frameworks.pipelines.checker import Typed, check_pipeline
 from frameworks.pipelines.engine import PipelineEngine
 from frameworks.pipelines.graph import Fault
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.timings import Timings
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from app.workers.messages import ToWorker
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.loader import Loader
-from frameworks.models.processes import ProcessStarter
-from frameworks.models.slot import ModelSlot
+from frameworks.models.residency.loader import Loader
+from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.replicas.publisher import Publisher
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.types import TensorBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from app.workers.messages import ToWorker
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.loader import Loader
+from frameworks.models.residency.loader import Loader
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.replicas.publisher import Publisher
 from frameworks.runtime import Registry
-from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.support.control_links import connect
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S

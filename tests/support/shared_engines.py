@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.process.client.client import ProcessEngine
@@ -19,7 +20,6 @@ from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.registries import RegistrySettings
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch
 from tests.support.engine_hosts import CPU, SETTINGS
 from tests.support.loops import soon

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import SourceUnavailable
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import SourceUnavailable
 from frameworks.sources.contract import Listing, RemoteFile
 from tests.support.loops import HANGS_AFTER_S
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.core.text_lengths import TextLimit
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.types import (
     AdapterSpec,
@@ -27,7 +28,6 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.runtime import LoadedModel, ModelEntry
-from frameworks.text_lengths import TextLimit
 from frameworks.types import ModelSpec
 from tests.support.loops import HANGS_AFTER_S
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from frameworks.devices import Device, ModelNeeds
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.tenants import Tenant
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.wire import messages
 from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
@@ -36,7 +37,6 @@ from frameworks.generation.types import (
 )
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.tenants import Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.progress import Work, WorkState
+from frameworks.core.progress import Work, WorkState
 
 
 def ended_phases(monkeypatch: pytest.MonkeyPatch) -> list[WorkState]:

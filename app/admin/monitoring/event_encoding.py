@@ -32,8 +32,8 @@ from app.admin.monitoring.visibility import shows_error, visible_cells
 from app.auth.principal import Principal
 from app.observability.recent_requests import FinishedRequest
 from app.observability.visible_counts import Counts
-from frameworks.devices import Device
-from frameworks.models.slot import ModelSlot
+from frameworks.core.devices import Device
+from frameworks.models.versions.slot import ModelSlot
 
 
 def event(name: str, content: object) -> bytes:

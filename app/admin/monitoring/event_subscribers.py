@@ -20,7 +20,7 @@ from app.auth.key_store import KeyStore
 from app.auth.principal import ANONYMOUS, Principal
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import RequestRecord
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 
 MOST_VIEWERS = 128
 """Open streams of a process."""

@@ -16,9 +16,9 @@ from app.auth.principal import Principal
 from app.http.openapi import EVENT_STREAM, describe_responses
 from app.http.responses import json_response
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, unix_offset_s
-from app.protocols.bodies import ResponseBody
 from app.protocols.native.fields import ErrorResponse
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import ResponseBody
+from frameworks.core.errors import InvalidInput
 
 _STATUS = re.compile(r"[1-5](xx|[0-9]{2})", re.ASCII)
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)

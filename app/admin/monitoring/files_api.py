@@ -18,13 +18,13 @@ from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.model_view import ModelView
-from app.protocols.bodies import ResponseBody
-from app.protocols.codec import Header
 from app.protocols.native.fields import ErrorResponse
-from frameworks.errors import InvalidInput
-from frameworks.models.contract import ServedModels
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from app.protocols.shared.bodies import ResponseBody
+from app.protocols.shared.codec import Header
+from frameworks.core.errors import InvalidInput
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
 
 _FILE_PATH = compile_path("/models/{name}/files/{rest:path}")
 _HEADERS: tuple[Header, ...] = (

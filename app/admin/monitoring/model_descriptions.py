@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from app.admin.model_descriptions import describe_download, reason_of, share_of
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from app.admin.models.descriptions import describe_download, reason_of, share_of
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
 
 
 def describe_model(slot: ModelSlot, sees_paths: bool) -> dict[str, Any]:

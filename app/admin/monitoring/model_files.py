@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from app.http.file_responses import OpenedFile, open_regular
-from app.protocols.errors import NotFound
-from frameworks.files import find_graph
+from app.protocols.shared.errors import NotFound
+from frameworks.core.files import find_graph
 
 _MOST_FILES = 1000
 _MOST_DEPTH = 8

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from app.observability.metrics import REJECTED_STATUSES
 from app.observability.tallies import SECONDS_BUCKETS, RequestTallies
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 
 Floats = NDArray[np.float32]
 

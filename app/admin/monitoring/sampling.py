@@ -22,9 +22,9 @@ from app.inference.lifecycle import ServerLifecycle
 from app.observability.process_use import ProcessMeter
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.observability.tallies import RequestTallies
-from frameworks.devices import Device, DeviceManager
-from frameworks.models.ledger import HOST, MemoryLedger
-from frameworks.models.slot import ModelSlot
+from frameworks.core.devices import Device, DeviceManager
+from frameworks.models.residency.ledger import HOST, MemoryLedger
+from frameworks.models.versions.slot import ModelSlot
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from app.admin.monitoring.statistics import quantiles_ms
 from app.observability.metrics import REJECTED_STATUSES
 from app.observability.tallies import SECONDS_BUCKETS
 from app.observability.visible_counts import Counts
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 
 
 def totals(slots: Iterable[ModelSlot], counts: Counts) -> dict[str, Any]:

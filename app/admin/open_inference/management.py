@@ -6,16 +6,16 @@ Results are dicts in Triton's JSON form; the messages of its GRPCInferenceServic
 from collections.abc import Mapping
 from typing import Any
 
-from app.admin.models import as_failed_model
+from app.admin.models.api import as_failed_model
 from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata
 from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
 from app.admin.views import View
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.pipeline import Pipeline
-from app.protocols.errors import NotSupported
-from frameworks.errors import ModelLoading, ModelUnloaded, RoundhouseError
-from frameworks.models.slot import ModelSlot, ModelState
-from frameworks.models.version import ModelVersion
+from app.protocols.shared.errors import NotSupported
+from frameworks.core.errors import ModelLoading, ModelUnloaded, RoundhouseError
+from frameworks.models.versions.slot import ModelSlot, ModelState
+from frameworks.models.versions.version import ModelVersion
 
 _READY = "READY"
 _ON_DEMAND = "not in memory; the next request loads it"

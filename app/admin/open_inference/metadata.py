@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 from app import VERSION
 from app.protocols.open_inference.signature import TensorSignature, signature_for, supports_batching
-from frameworks.entry_values import VersionPolicy
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from frameworks.core.settings.entry_values import VersionPolicy
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec
 
 EXTENSIONS = (

@@ -16,9 +16,9 @@ from app.admin.views import View, Views
 from app.http.model_paths import NAME
 from app.http.openapi import Responses, describe_responses
 from app.http.responses import json_response
-from app.protocols.bodies import Body
-from app.protocols.errors import NotSupported
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
+from app.protocols.shared.bodies import Body
+from app.protocols.shared.errors import NotSupported
 
 Describe = Callable[[View, str, str], Awaitable[dict[str, Any]]]
 """View of the sender, model and version ("" for the active one) -> body of the response."""

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from app.admin.bodies import DrainTimeout
-from app.protocols.bodies import Body, ResponseBody
+from app.protocols.shared.bodies import Body, ResponseBody
 
 
 class ServerLive(ResponseBody):

@@ -7,8 +7,8 @@ from app.admin.open_inference.metadata import devices_of
 from app.observability.tallies import VersionRequests
 from app.observability.visible_counts import Counts
 from frameworks.engine.contract import RunCounts
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.batch.request import BatchCounts
 
 Duration = dict[str, int]

@@ -15,7 +15,7 @@ from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import GrpcError, Header, Stream, Unary
-from app.observability.traces import KeyCheck
+from app.observability.traces.traces import KeyCheck
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
 log = structlog.get_logger(__name__)

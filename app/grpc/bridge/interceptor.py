@@ -12,7 +12,7 @@ from app.grpc.bridge.calls import StreamMethod
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Check
-from app.observability.traces import KeyCheck
+from app.observability.traces.traces import KeyCheck
 
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
 

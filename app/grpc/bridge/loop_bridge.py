@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.tenants import Tenant
 
 _yield_cpu = getattr(os, "sched_yield", partial(time.sleep, 0))
 

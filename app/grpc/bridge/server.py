@@ -19,8 +19,8 @@ from app.grpc.bridge.interceptor import CallInterceptor
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Check, Stream, Unary
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.tenants import Tenant
 
 log = structlog.get_logger(__name__)
 

@@ -8,13 +8,6 @@ import orjson
 
 from app.inference.pipeline import FindSpec, no_timeout_ms
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols import json_body
-from app.protocols.codec import AnswerContext, JsonCodec, Target
-from app.protocols.errors import ErrorReply
-from app.protocols.json_body import Document, Node, describe_type
-from app.protocols.json_output import DIRECT_ELEMENTS, array_to_json, to_json_value
-from app.protocols.json_reading import SHORT_BYTES, read_document
-from app.protocols.json_tensors import narrow
 from app.protocols.native.fields import (
     COMMON_FIELDS,
     FIELDS,
@@ -26,7 +19,14 @@ from app.protocols.native.generation import read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
 from app.protocols.native.stream import NativeStream, describe_generated
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import AnswerContext, JsonCodec, Target
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.json import body as json_body
+from app.protocols.shared.json.body import Document, Node, describe_type
+from app.protocols.shared.json.output import DIRECT_ELEMENTS, array_to_json, to_json_value
+from app.protocols.shared.json.reading import SHORT_BYTES, read_document
+from app.protocols.shared.json.tensors import narrow
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import (

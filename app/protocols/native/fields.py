@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from app.protocols.bodies import MAX_INT32, Body, ResponseBody
-from app.protocols.constraint_fields import ConstraintFields
-from app.protocols.generation_fields import (
+from app.protocols.shared.bodies import MAX_INT32, Body, ResponseBody
+from app.protocols.shared.fields.constraints import ConstraintFields
+from app.protocols.shared.fields.generation import (
     MAX_TOP_LOGPROBS,
     Messages,
     NumChoices,
@@ -18,8 +18,8 @@ from app.protocols.generation_fields import (
     StoppingFields,
     Stream,
 )
-from app.protocols.image_fields import MAX_IMAGES, Images
-from app.protocols.text_fields import Texts
+from app.protocols.shared.fields.images import MAX_IMAGES, Images
+from app.protocols.shared.fields.texts import Texts
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
 DEFAULT_MAX_TOKENS = 256

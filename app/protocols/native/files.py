@@ -9,14 +9,14 @@ from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from app.inference.pipeline import FindSpec
-from app.protocols.codec import JSON_HEADER, Header, Target, check_content_type
-from app.protocols.errors import UnsupportedMediaType
-from app.protocols.image_fields import MEDIA_TYPES
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count
 from app.protocols.native.multipart import read_boundary, read_form
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import JSON_HEADER, Header, Target, check_content_type
+from app.protocols.shared.errors import UnsupportedMediaType
+from app.protocols.shared.fields.images import MEDIA_TYPES
+from frameworks.core.errors import InvalidInput
 
 MULTIPART = b"multipart/form-data"
 

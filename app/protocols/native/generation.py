@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from app.protocols.bodies import read_body
-from app.protocols.constraint_fields import to_constraint
-from app.protocols.generation_fields import Messages, num_top_logprobs, to_conversation, to_sampling, to_stopping
-from app.protocols.json_body import Document, Node, describe_value
-from app.protocols.model_inputs import explain_expected_input
 from app.protocols.native.fields import DEFAULT_MAX_TOKENS, GENERATION_FIELDS, GenerationOptions
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import read_body
+from app.protocols.shared.fields.constraints import to_constraint
+from app.protocols.shared.fields.generation import Messages, num_top_logprobs, to_conversation, to_sampling, to_stopping
+from app.protocols.shared.fields.model_inputs import explain_expected_input
+from app.protocols.shared.json.body import Document, Node, describe_value
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Prompt
 from frameworks.types import ModelSpec
 

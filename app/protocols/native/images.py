@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.protocols.image_fields import check_num_images, check_reads_images, decode_images
-from app.protocols.json_body import Document, Node
 from app.protocols.native.fields import COMMON_FIELDS, OPTIONS
 from app.protocols.native.inputs import read_boolean, read_count, read_output_names
-from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
+from app.protocols.shared.fields.images import check_num_images, check_reads_images, decode_images
+from app.protocols.shared.json.body import Document, Node
+from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ModelSpec
 

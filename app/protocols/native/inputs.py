@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from app.protocols.json_body import Document, Node, describe_type, describe_value
-from app.protocols.json_tensors import read_tensor, read_value
-from app.protocols.model_inputs import describe_inputs, explain_expected_input
-from app.protocols.shapes import check_shape, reshape_flat
-from app.protocols.text_fields import MAX_TEXTS
-from frameworks.errors import InvalidInput, UnknownField
+from app.protocols.shared.fields.model_inputs import describe_inputs, explain_expected_input
+from app.protocols.shared.fields.texts import MAX_TEXTS
+from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
+from app.protocols.shared.json.shapes import check_shape, reshape_flat
+from app.protocols.shared.json.tensors import read_tensor, read_value
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value
 
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.protocols.image_fields import MAX_IMAGES
 from app.protocols.native.images import FIELD, FILE_OPTIONS
-from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
+from app.protocols.shared.fields.images import MAX_IMAGES
+from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 
 MAX_HEADERS = 8
 MAX_HEADER_BYTES = 4096

@@ -2,7 +2,7 @@
 
 from app.protocols.native.fields import ErrorResponse, InferFiles, InferRequest, InferResponse
 from app.protocols.native.files import CODEC
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 
 _DESCRIPTION = RouteDescription(
     "infer",

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from app.protocols.errors import ErrorReply
-from app.protocols.json_output import list_to_json
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.json.output import list_to_json
 from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, TextDelta, TokenText, Usage
 
 DONE = b"[DONE]"

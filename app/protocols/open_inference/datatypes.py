@@ -6,8 +6,8 @@ from struct import Struct
 
 import numpy as np
 
-from app.protocols.pauses import pause
-from frameworks.errors import InvalidInput
+from app.protocols.shared.pauses import pause
+from frameworks.core.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 
 Raw = bytes | bytearray | memoryview
@@ -74,8 +74,8 @@ def describe_binary_only(datatype: str) -> str:
 def decode_tensor(buffer: Raw, datatype: str, shape: tuple[int, ...], field: str) -> Array:
     """Decode a tensor from its bytes; where alignment allows, the result is a view of the buffer.
 
-    `shape`: as checked by read_sizes of app/protocols/shapes.py. BF16 is widened to float32, BYTES become str. Raises
-    InvalidInput, which names `field`, where the bytes are not exactly this tensor.
+    `shape`: as checked by read_sizes of app/protocols/shared/json/shapes.py. BF16 is widened to float32, BYTES become
+    str. Raises InvalidInput, which names `field`, where the bytes are not exactly this tensor.
     """
     numpy_dtype(datatype, field)
     count = prod(shape)

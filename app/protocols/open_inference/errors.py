@@ -3,8 +3,8 @@
 import orjson
 from pydantic import Field
 
-from app.protocols.bodies import ResponseBody
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.bodies import ResponseBody
+from app.protocols.shared.errors import ErrorReply
 
 
 class OpenInferenceErrorResponse(ResponseBody):

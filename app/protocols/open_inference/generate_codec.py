@@ -12,9 +12,6 @@ from typing import Self
 import orjson
 
 from app.inference.pipeline import FindSpec
-from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
-from app.protocols.errors import ErrorReply
-from app.protocols.long_json import parse_body
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import Options, collect_options
@@ -26,8 +23,11 @@ from app.protocols.open_inference.generate_response import (
     describe_response,
 )
 from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
-from app.protocols.routes import Route, RouteDescription
-from frameworks.errors import FieldError, InvalidInput
+from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.json.long_documents import parse_body
+from app.protocols.shared.routes import Route, RouteDescription
+from frameworks.core.errors import FieldError, InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.types import ModelSpec
 
@@ -58,7 +58,7 @@ class DecodedGenerate:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCodec(JsonCodec):
-    """The Codec of app/protocols/codec.py. `streams`: of generate_stream."""
+    """The Codec of app/protocols/shared/codec.py. `streams`: of generate_stream."""
 
     streams: bool
 

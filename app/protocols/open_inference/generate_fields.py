@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32
-from app.protocols.constraint_fields import ConstraintFields, StructuredField
-from app.protocols.generation_fields import MAX_TOP_LOGPROBS, NumChoices, SamplingFields, StoppingFields
+from app.protocols.shared.bodies import MAX_INT32
+from app.protocols.shared.fields.constraints import ConstraintFields, StructuredField
+from app.protocols.shared.fields.generation import MAX_TOP_LOGPROBS, NumChoices, SamplingFields, StoppingFields
 from frameworks.types import LAST_PRIORITY
 
 DEFAULT_MAX_TOKENS = 20

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import orjson
 
-from app.protocols.constraint_fields import ConstraintFields
-from app.protocols.generation_fields import SamplingFields
-from app.protocols.json_body import describe_type
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
-from frameworks.errors import FieldError, InvalidInput
+from app.protocols.shared.fields.constraints import ConstraintFields
+from app.protocols.shared.fields.generation import SamplingFields
+from app.protocols.shared.json.body import describe_type
+from frameworks.core.errors import FieldError, InvalidInput
 
 # TensorRT-LLM's names. Those of its LLM API have the prefix, and those of its engine `runtime_`.
 _PREFIX = "sampling_param_"

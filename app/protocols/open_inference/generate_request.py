@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.protocols.bodies import read_body
-from app.protocols.constraint_fields import ConstraintFields, to_constraint, to_structured_constraint
-from app.protocols.generation_fields import num_top_logprobs, to_sampling, to_stopping
 from app.protocols.open_inference.generate_fields import DEFAULT_MAX_TOKENS, GenerateTextRequest
 from app.protocols.open_inference.generate_options import RETURNED, Options, parse_json
-from frameworks.errors import FieldError, InvalidInput
+from app.protocols.shared.bodies import read_body
+from app.protocols.shared.fields.constraints import ConstraintFields, to_constraint, to_structured_constraint
+from app.protocols.shared.fields.generation import num_top_logprobs, to_sampling, to_stopping
+from frameworks.core.errors import FieldError, InvalidInput
 from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec
 from frameworks.types import DEFAULT_PRIORITY
 

@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 from pydantic import Field
 
-from app.protocols.bodies import ResponseBody
-from app.protocols.codec import AnswerContext
-from app.protocols.errors import ErrorReply
-from app.protocols.json_output import list_to_json, list_to_json_string
 from app.protocols.open_inference.errors import error_body
 from app.protocols.open_inference.generate_request import ParsedGenerate
+from app.protocols.shared.bodies import ResponseBody
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.json.output import list_to_json, list_to_json_string
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 
 
@@ -50,7 +50,7 @@ def describe_response(parsed: ParsedGenerate, answer: GenerateAnswer, context: A
 
 
 class StreamedText:
-    """The StreamWriter of app/protocols/codec.py with an event for each part of the text."""
+    """The StreamWriter of app/protocols/shared/codec.py with an event for each part of the text."""
 
     def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
         self._parsed = parsed
@@ -93,7 +93,7 @@ class StreamedText:
 
 
 class WholeTextEvent:
-    """The StreamWriter of app/protocols/codec.py with one event that has the whole text."""
+    """The StreamWriter of app/protocols/shared/codec.py with one event that has the whole text."""
 
     def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
         self._parsed = parsed

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.generation_fields import MAX_NAMED_TOKENS
-from app.protocols.json_output import list_to_json
 from app.protocols.open_inference.generate_options import is_list, is_option, is_unsupported
 from app.protocols.open_inference.generate_request import ParsedGenerate
 from app.protocols.open_inference.generate_response import sum_logprobs, top_tokens
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, OutputTensor
 from app.protocols.open_inference.signature import INDEX_OUTPUT, PROMPT_INPUT, TensorSignature
-from frameworks.errors import InvalidInput, UnknownField
+from app.protocols.shared.fields.generation import MAX_NAMED_TOKENS
+from app.protocols.shared.json.output import list_to_json
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.generation.types import FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 from frameworks.types import Array
 

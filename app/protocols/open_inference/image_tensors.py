@@ -5,9 +5,9 @@ from struct import Struct
 
 import numpy as np
 
-from app.protocols.image_fields import check_num_images, decode_image
 from app.protocols.open_inference.datatypes import Raw
-from frameworks.errors import InvalidInput
+from app.protocols.shared.fields.images import check_num_images, decode_image
+from frameworks.core.errors import InvalidInput
 from frameworks.types import Array, ModelSpec
 
 IMAGE_INPUT = "image"

@@ -11,10 +11,6 @@ import numpy as np
 import orjson
 
 from app.inference.pipeline import FindSpec, no_timeout_ms
-from app.protocols.codec import Target
-from app.protocols.json_body import Document, Node, describe_type, describe_value
-from app.protocols.json_reading import read_document
-from app.protocols.json_tensors import narrow, read_tensor
 from app.protocols.open_inference.datatypes import (
     BINARY_ONLY,
     DTYPES,
@@ -39,8 +35,12 @@ from app.protocols.open_inference.infer_types import (
     RequestedOutput,
 )
 from app.protocols.open_inference.signature import TensorSignature, signature_for
-from app.protocols.shapes import read_sizes
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import Target
+from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
+from app.protocols.shared.json.reading import read_document
+from app.protocols.shared.json.shapes import read_sizes
+from app.protocols.shared.json.tensors import narrow, read_tensor
+from frameworks.core.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Array, ModelSpec, TensorBatch, TensorType
 
 # Many clients repeat the model's name, which the path gives, in the body.

@@ -6,20 +6,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from app.inference.pipeline import FindSpec
-from app.protocols.codec import (
-    LONG_BYTES,
-    LONG_ELEMENTS,
-    AnswerContext,
-    EncodedResponse,
-    Header,
-    StreamWriter,
-    Target,
-    check_content_type,
-    elements_of,
-)
-from app.protocols.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress
-from app.protocols.errors import ErrorReply, NotSupported
-from app.protocols.json_reading import SHORT_BYTES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_body import decode_json, decode_one_tensor, decode_raw_tensor
 from app.protocols.open_inference.infer_request import with_own_field
@@ -31,8 +17,22 @@ from app.protocols.open_inference.infer_response import (
 )
 from app.protocols.open_inference.infer_schemas import OpenInferenceRequest, OpenInferenceResponse
 from app.protocols.open_inference.infer_types import InferRequest
-from app.protocols.routes import Route, RouteDescription
-from frameworks.errors import InvalidInput
+from app.protocols.shared.codec import (
+    LONG_BYTES,
+    LONG_ELEMENTS,
+    AnswerContext,
+    EncodedResponse,
+    Header,
+    StreamWriter,
+    Target,
+    check_content_type,
+    elements_of,
+)
+from app.protocols.shared.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress
+from app.protocols.shared.errors import ErrorReply, NotSupported
+from app.protocols.shared.json.reading import SHORT_BYTES
+from app.protocols.shared.routes import Route, RouteDescription
+from frameworks.core.errors import InvalidInput
 from memory.buffers import ALIGNMENT_BYTES
 
 _MAX_CACHED_FORMATS = 256
@@ -65,7 +65,7 @@ _ALL_JSON = BodyFormat()
 
 
 class InferCodec:
-    """The Codec of app/protocols/codec.py for requests of one BodyFormat."""
+    """The Codec of app/protocols/shared/codec.py for requests of one BodyFormat."""
 
     __slots__ = ("_format", "lead_bytes", "views_body")
 

@@ -2,10 +2,6 @@
 
 from collections.abc import Mapping
 
-from app.protocols.bodies import MAX_INT32
-from app.protocols.errors import ErrorReply, NotSupported
-from app.protocols.image_fields import check_vector_size
-from app.protocols.json_body import describe_value
 from app.protocols.open_inference.generate_fields import MAX_TIMEOUT_US
 from app.protocols.open_inference.generate_options import collect_options
 from app.protocols.open_inference.generate_request import parse_generate
@@ -30,9 +26,13 @@ from app.protocols.open_inference.signature import (
     reads_content,
     signature_for,
 )
-from app.protocols.shapes import check_shape
-from app.protocols.text_fields import MAX_TEXTS, check_dimensions
-from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
+from app.protocols.shared.bodies import MAX_INT32
+from app.protocols.shared.errors import ErrorReply, NotSupported
+from app.protocols.shared.fields.images import check_vector_size
+from app.protocols.shared.fields.texts import MAX_TEXTS, check_dimensions
+from app.protocols.shared.json.body import describe_value
+from app.protocols.shared.json.shapes import check_shape
+from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.images.spec import ImageRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,

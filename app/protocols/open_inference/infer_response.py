@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
-from app.protocols.json_output import to_json_value
 from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
 from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
+from app.protocols.shared.codec import AnswerContext, EncodedResponse, elements_of
+from app.protocols.shared.json.output import to_json_value
 from frameworks.batches.label_order import in_label_order
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 

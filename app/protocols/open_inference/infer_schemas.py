@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from app.protocols.bodies import Body, ResponseBody
-from app.protocols.shapes import MAX_RANK
+from app.protocols.shared.bodies import Body, ResponseBody
+from app.protocols.shared.json.shapes import MAX_RANK
 
 # fmt: off
 Datatype = Literal[

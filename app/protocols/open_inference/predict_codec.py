@@ -13,13 +13,6 @@ import orjson
 from pydantic import Field
 
 from app.inference.pipeline import FindSpec
-from app.protocols.bodies import Body, ResponseBody
-from app.protocols.codec import AnswerContext, JsonCodec, StreamWriter, Target
-from app.protocols.errors import ErrorReply
-from app.protocols.json_body import Document, Node, describe_type, describe_value
-from app.protocols.json_output import list_to_json, to_json_value
-from app.protocols.json_reading import read_document
-from app.protocols.json_tensors import read_tensor
 from app.protocols.open_inference.datatypes import DTYPES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.image_tensors import IMAGE_INPUT
@@ -28,9 +21,16 @@ from app.protocols.open_inference.infer_request import check_request, read_timeo
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest
 from app.protocols.open_inference.signature import Signature, TensorSignature, reads_content, signature_for
-from app.protocols.routes import Route, RouteDescription
-from app.protocols.text_fields import MAX_TEXTS
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import Body, ResponseBody
+from app.protocols.shared.codec import AnswerContext, JsonCodec, StreamWriter, Target
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.texts import MAX_TEXTS
+from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
+from app.protocols.shared.json.output import list_to_json, to_json_value
+from app.protocols.shared.json.reading import read_document
+from app.protocols.shared.json.tensors import read_tensor
+from app.protocols.shared.routes import Route, RouteDescription
+from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest
 
@@ -62,7 +62,7 @@ class PredictResponse(ResponseBody):
 
 
 class PredictCodec(JsonCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
         return read_document(body, lambda document: _read_request(document, target, find_spec))

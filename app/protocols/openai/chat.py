@@ -5,19 +5,6 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import (
-    check_has_template,
-    effort_of,
-    ending_of,
-    generation_of,
-    ignored_effort,
-    ignored_variables,
-    variables_of,
-)
-from app.protocols.codec import AnswerContext
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import to_sampling, to_stopping
-from app.protocols.json_output import list_to_json
 from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
@@ -37,8 +24,21 @@ from app.protocols.openai.generation import (
 from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.requests import ChatRequest, NamedTool
 from app.protocols.openai.tool_fields import check_tools, rename_tool, tools_of
-from app.protocols.tools import ToolMode, ToolUse, use_tools
-from frameworks.errors import InvalidInput
+from app.protocols.shared.chat_turns import (
+    check_has_template,
+    effort_of,
+    ending_of,
+    generation_of,
+    ignored_effort,
+    ignored_variables,
+    variables_of,
+)
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.generation import to_sampling, to_stopping
+from app.protocols.shared.json.output import list_to_json
+from app.protocols.shared.tools import ToolMode, ToolUse, use_tools
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     Conversation,
@@ -150,7 +150,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: role, pieces of the text and finish reason of each choice."""
+    """As StreamWriter of app/protocols/shared/codec.py: role, pieces of the text and finish reason of each choice."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
         self._decoded = decoded

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.protocols.chat_turns import TurnText
-from app.protocols.tools import new_call_id
+from app.protocols.shared.chat_turns import TurnText
+from app.protocols.shared.tools import new_call_id
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event
 from frameworks.generation.types import GenerateRequest
 

@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.codec import AnswerContext
-from app.protocols.image_fields import check_vector_size
-from app.protocols.json_output import list_to_json
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.embeddings import row_writer
 from app.protocols.openai.field_policy import CLASSIFY, POOLING
 from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import ClassifyRequest, PoolingRequest
-from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids, to_texts
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.images import check_vector_size
+from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, texts_or_ids, to_texts
+from app.protocols.shared.json.output import list_to_json
 from frameworks.batches.label_order import in_label_order
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TextRequest
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyCodec, BodyRequest
-from app.protocols.chat_turns import is_long_to_parse
-from app.protocols.codec import JsonCodec
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
+from app.protocols.shared.chat_turns import is_long_to_parse
+from app.protocols.shared.codec import JsonCodec
+from app.protocols.shared.errors import ErrorReply
 from frameworks.generation.types import GenerateAnswer
 
 OpenAiRequest = BodyRequest
@@ -25,7 +25,7 @@ _PARAM = re.compile(r"[^\s:]+")
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
         if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):

@@ -7,11 +7,6 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import check_infills, generation_of
-from app.protocols.codec import AnswerContext
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
-from app.protocols.json_output import list_to_json
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import COMPLETIONS
 from app.protocols.openai.generation import (
@@ -28,8 +23,13 @@ from app.protocols.openai.generation import (
     usage_of,
 )
 from app.protocols.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionsRequest
+from app.protocols.shared.chat_turns import check_infills, generation_of
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.generation import check_token_ids, to_sampling, to_stopping
+from app.protocols.shared.json.output import list_to_json
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.generation_limits import MAX_SEQUENCES
-from frameworks.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     Choice,
@@ -129,7 +129,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: one event for each piece of a text."""
+    """As StreamWriter of app/protocols/shared/codec.py: one event for each piece of a text."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
         self._decoded = decoded

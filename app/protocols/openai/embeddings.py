@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.codec import AnswerContext
-from app.protocols.image_fields import check_vector_size
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import EMBEDDINGS
 from app.protocols.openai.image_messages import read_images, read_input, rename_content
 from app.protocols.openai.requests import EmbeddingsRequest
-from app.protocols.text_fields import check_dimensions, check_token_limit, texts_or_ids
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.images import check_vector_size
+from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, texts_or_ids
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 

@@ -3,7 +3,7 @@
 A refused field may have a value that changes nothing, as `"functions": []`. Fields of no table and no body are unknown.
 """
 
-from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 
 _NO_FUNCTIONS = "the older name of tools: send tools and tool_choice"
 _ONLY_TEXT = "the server generates only text: omit the field"

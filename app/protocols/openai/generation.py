@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.protocols.constraint_fields import ConstraintFields, to_constraint, to_structured_constraint
-from app.protocols.json_output import list_to_json
 from app.protocols.openai.requests import GenerationBody, StreamPadding
+from app.protocols.shared.fields.constraints import ConstraintFields, to_constraint, to_structured_constraint
+from app.protocols.shared.json.output import list_to_json
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.generation_limits import MAX_SEQUENCES
-from frameworks.errors import InvalidInput
 from frameworks.generation.types import Choice, Constraint, TextDelta, TokenText, Usage
 
 _MIN_LOGPROB = -9999.0

@@ -5,17 +5,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body
-from app.protocols.generation_fields import MAX_MESSAGES, TextPart
-from app.protocols.image_fields import (
+from app.protocols.shared.bodies import Body
+from app.protocols.shared.fields.generation import MAX_MESSAGES, TextPart
+from app.protocols.shared.fields.images import (
     check_num_images,
     check_reads_images,
     check_reads_texts,
     decode_image,
     decode_images,
 )
-from app.protocols.text_fields import rename_text
-from frameworks.errors import InvalidInput
+from app.protocols.shared.fields.texts import rename_text
+from frameworks.core.errors import InvalidInput
 from frameworks.types import ModelSpec
 
 _EXAMPLE: Any = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
-from app.protocols.bodies import Body, read_body
-from app.protocols.field_policy import FieldPolicy, Refusal
-from app.protocols.generation_fields import MAX_MESSAGES, ChatMessage, TextPart, build_messages
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import Body, read_body
+from app.protocols.shared.fields.generation import MAX_MESSAGES, ChatMessage, TextPart, build_messages
+from app.protocols.shared.fields.policy import FieldPolicy, Refusal
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
 
 MAX_CALLS = 128

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32, Body, OnlyFalse
-from app.protocols.body_codec import RequestBody
-from app.protocols.constraint_fields import ConstraintFields, StructuredField
-from app.protocols.generation_fields import (
+from app.protocols.openai.image_messages import ImageMessages
+from app.protocols.openai.messages import OpenAiMessages
+from app.protocols.shared.bodies import MAX_INT32, Body, OnlyFalse
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.constraints import ConstraintFields, StructuredField
+from app.protocols.shared.fields.generation import (
     MaxTokens,
     NumChoices,
     SamplingFields,
@@ -19,10 +21,8 @@ from app.protocols.generation_fields import (
     TokenId,
     TopLogprobs,
 )
-from app.protocols.openai.image_messages import ImageMessages
-from app.protocols.openai.messages import OpenAiMessages
-from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate, TruncationSide, truncation_of
-from app.protocols.tools import MAX_TOOLS
+from app.protocols.shared.fields.texts import MAX_TEXTS, Texts, TextsOrIds, Truncate, TruncationSide, truncation_of
+from app.protocols.shared.tools import MAX_TOOLS
 from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.types import Truncation
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from app.protocols.bodies import ResponseBody
 from app.protocols.openai.requests import RerankDocument
+from app.protocols.shared.bodies import ResponseBody
 
 _PREDICTION_TOKENS = (
     "`accepted_prediction_tokens`: generated tokens that speculation proposed. `rejected_prediction_tokens`: proposed "

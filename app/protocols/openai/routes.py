@@ -12,7 +12,7 @@ from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 
 
 def openai_route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: str | None = None) -> Route:

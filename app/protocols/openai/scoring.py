@@ -3,14 +3,14 @@
 import orjson
 
 from app.inference.unnamed_model import Kind
-from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RERANK, SCORE
 from app.protocols.openai.requests import PairsBody, RerankRequest, ScoreRequest
-from app.protocols.ranking import best_first, check_scores_pairs, rename_pair
-from app.protocols.text_fields import check_token_limit, to_texts
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.texts import check_token_limit, to_texts
+from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.scoring import PAIR_FIELD
-from frameworks.errors import InvalidInput
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 
 _SIDES = (

@@ -2,16 +2,16 @@
 
 import orjson
 
-from app.protocols.chat_turns import check_has_template, ending_of, ignored_variables, variables_of
-from app.protocols.codec import AnswerContext
-from app.protocols.generation_fields import check_token_ids
 from app.protocols.openai import requests
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import TOKENIZE
 from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.tool_fields import check_tools, tools_of
-from app.protocols.tools import use_tools
-from frameworks.errors import InvalidInput
+from app.protocols.shared.chat_turns import check_has_template, ending_of, ignored_variables, variables_of
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.generation import check_token_ids
+from app.protocols.shared.tools import use_tools
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Prompt
 from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec, Task

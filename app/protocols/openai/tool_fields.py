@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.protocols.openai.requests import ToolField
-from app.protocols.tools import Tool, check_tools_size
+from app.protocols.shared.tools import Tool, check_tools_size
 from frameworks.types import ModelSpec
 
 

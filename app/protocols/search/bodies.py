@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import ResponseBody
 from app.protocols.search.codec import SearchBody
+from app.protocols.shared.bodies import ResponseBody
 from frameworks.collections.contract import MAX_ID_BYTES, MAX_TOP_K
 
 MAX_QUERIES = 1024

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from app.protocols.bodies import Body, Priority, ResponseBody, TimeoutMs
-from app.protocols.codec import JsonCodec, StreamWriter
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.bodies import Body, Priority, ResponseBody, TimeoutMs
+from app.protocols.shared.codec import JsonCodec, StreamWriter
+from app.protocols.shared.errors import ErrorReply
 
 
 class SearchBody(Body):
@@ -44,7 +44,7 @@ class OperationRequest:
 
 
 class SearchCodec(JsonCodec):
-    """As Codec of app/protocols/codec.py, without `decode` and `encode`."""
+    """As Codec of app/protocols/shared/codec.py, without `decode` and `encode`."""
 
     __slots__ = ()
 

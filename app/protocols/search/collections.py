@@ -4,7 +4,8 @@ from typing import Any
 
 import orjson
 
-from app.inference.collection_requests import (
+from app.inference.pipeline import FindSpec
+from app.inference.search.requests import (
     ChangeAnswer,
     DeleteRequest,
     Queries,
@@ -12,11 +13,6 @@ from app.inference.collection_requests import (
     SearchAnswer,
     SearchRequest,
 )
-from app.inference.pipeline import FindSpec
-from app.protocols.bodies import got
-from app.protocols.codec import LONG_ELEMENTS, AnswerContext, Target
-from app.protocols.json_body import Document, Node
-from app.protocols.json_output import list_to_json
 from app.protocols.search.bodies import (
     DEFAULT_CANDIDATES,
     MAX_QUERIES,
@@ -33,8 +29,12 @@ from app.protocols.search.reading import (
     read_options,
     read_vector_or_vectors,
 )
+from app.protocols.shared.bodies import got
+from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
+from app.protocols.shared.json.body import Document, Node
+from app.protocols.shared.json.output import list_to_json
 from frameworks.collections.filters import Filter, parse_filter
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY
 
 _ELEMENTS_PER_HIT = 16
@@ -45,7 +45,7 @@ def with_options(request: Any, options: SearchBody, form: Any = None) -> Operati
 
 
 class SearchCollectionCodec(SearchCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     __slots__ = ()
 
@@ -123,7 +123,7 @@ def _read_queries(document: Document, node: Node) -> tuple[Queries, bool]:
 
 
 class DeleteCodec(SearchCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     __slots__ = ()
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from app.protocols.image_fields import decode_image
-from app.protocols.json_body import Document, Node
-from frameworks.errors import InvalidInput
+from app.protocols.shared.fields.images import decode_image
+from app.protocols.shared.json.body import Document, Node
+from frameworks.core.errors import InvalidInput
 
 
 def read_image_object(document: Document, node: Node, field: str) -> bytes:

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from app.protocols.bodies import Body, read_body
-from app.protocols.image_fields import check_num_images
-from app.protocols.json_body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
-from app.protocols.json_reading import read_document
-from app.protocols.json_tensors import narrow
 from app.protocols.search.images import read_image_object
+from app.protocols.shared.bodies import Body, read_body
+from app.protocols.shared.fields.images import check_num_images
+from app.protocols.shared.json.body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
+from app.protocols.shared.json.reading import read_document
+from app.protocols.shared.json.tensors import narrow
 from frameworks.collections.contract import MAX_DIMENSIONS, Vectors
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 Options = TypeVar("Options", bound=Body)
 Decoded = TypeVar("Decoded")

@@ -2,13 +2,13 @@
 
 from pydantic import BaseModel
 
-from app.protocols.codec import Codec
-from app.protocols.routes import Route, RouteDescription
 from app.protocols.search import bodies
 from app.protocols.search.codec import SearchErrorResponse
 from app.protocols.search.collections import DELETE_CODEC, SEARCH_CODEC
 from app.protocols.search.similarity import SIMILARITY_CODEC, SimilarityBody, SimilarityResponse
 from app.protocols.search.upserts import UPSERT_CODEC
+from app.protocols.shared.codec import Codec
+from app.protocols.shared.routes import Route, RouteDescription
 
 _COLLECTION = "/v1/collections/{collection}"
 

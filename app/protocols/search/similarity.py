@@ -7,18 +7,18 @@ import orjson
 from pydantic import Field
 
 from app.inference.pipeline import FindSpec
-from app.inference.similarity import SimilarityAnswer, SimilarityRequest
+from app.inference.search.similarity import SimilarityAnswer, SimilarityRequest
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.bodies import ResponseBody
-from app.protocols.codec import LONG_ELEMENTS, AnswerContext, Target
-from app.protocols.json_body import Document
-from app.protocols.json_output import array_to_json, list_to_json
 from app.protocols.search.codec import OperationRequest, SearchBody, SearchCodec
 from app.protocols.search.reading import Fields, read_object, read_options, read_texts_or_vectors
-from app.protocols.text_fields import MAX_TEXTS, Truncate
+from app.protocols.shared.bodies import ResponseBody
+from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
+from app.protocols.shared.fields.texts import MAX_TEXTS, Truncate
+from app.protocols.shared.json.body import Document
+from app.protocols.shared.json.output import array_to_json, list_to_json
 from frameworks.collections.contract import MAX_TOP_K, Metric, Vectors
 from frameworks.collections.similarity import Nearest
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY
 
 MetricName = Literal["cosine", "dot", "euclid"]
@@ -81,7 +81,7 @@ class SimilarityResponse(ResponseBody):
 
 
 class SimilarityCodec(SearchCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     __slots__ = ()
 

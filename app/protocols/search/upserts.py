@@ -5,24 +5,24 @@ from typing import Any
 
 import orjson
 
-from app.inference.collection_requests import ChangeAnswer, GivenRecord, UpsertRequest
 from app.inference.pipeline import FindSpec
-from app.protocols.bodies import got
-from app.protocols.codec import AnswerContext, Target
-from app.protocols.json_body import Document, Node, describe_type
+from app.inference.search.requests import ChangeAnswer, GivenRecord, UpsertRequest
 from app.protocols.search.bodies import MAX_RECORDS, UpsertCollection, UpsertRecord
 from app.protocols.search.codec import OperationRequest, SearchBody, SearchCodec
 from app.protocols.search.collections import named, with_options
 from app.protocols.search.images import read_image
 from app.protocols.search.reading import Fields, read_object, read_options, read_vector, read_vectors
+from app.protocols.shared.bodies import got
+from app.protocols.shared.codec import AnswerContext, Target
+from app.protocols.shared.json.body import Document, Node, describe_type
 from frameworks.collections.contract import Vectors
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 _COLUMNS = ("ids", "vectors", "texts", "metadata")
 
 
 class UpsertCodec(SearchCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     __slots__ = ()
 

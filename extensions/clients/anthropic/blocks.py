@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.protocols.bodies import Body, got, read_body
-from app.protocols.field_policy import FieldPolicy, Refusal
-from app.protocols.generation_fields import MAX_MESSAGES
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import Body, got, read_body
+from app.protocols.shared.fields.generation import MAX_MESSAGES
+from app.protocols.shared.fields.policy import FieldPolicy, Refusal
+from frameworks.core.errors import InvalidInput
 
 MAX_BLOCKS = 10_000
 """Blocks of one content."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyCodec, BodyRequest
-from app.protocols.chat_turns import is_long_to_parse
-from app.protocols.codec import AnswerContext, EncodedResponse, JsonCodec
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
+from app.protocols.shared.chat_turns import is_long_to_parse
+from app.protocols.shared.codec import AnswerContext, EncodedResponse, JsonCodec
+from app.protocols.shared.errors import ErrorReply
 from frameworks.generation.types import GenerateAnswer
 
 AnthropicRequest = BodyRequest
@@ -27,7 +27,7 @@ _LATER = frozenset({"overloaded", "loading", "draining"})
 
 @dataclass(frozen=True, slots=True)
 class AnthropicCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
         if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-from app.protocols.tools import new_call_id
+from app.protocols.shared.tools import new_call_id
+from frameworks.core.settings.entries import ToolFormat
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event
-from frameworks.settings import ToolFormat
 
 
 class ContentBlocks:

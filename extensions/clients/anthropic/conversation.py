@@ -13,7 +13,7 @@ from extensions.clients.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
 
 # Between the texts of two messages of one role, which are one turn.

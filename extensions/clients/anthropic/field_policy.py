@@ -1,6 +1,6 @@
 """Fields of Anthropic's API that the server refuses, with the remedy of each, and those that it ignores."""
 
-from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 
 _RUNS_NO_TOOLS = "the server itself runs no tools: omit the field"
 

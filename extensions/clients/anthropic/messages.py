@@ -5,12 +5,12 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import TurnText, check_has_template, effort_of, generation_of, ignored_effort
-from app.protocols.codec import AnswerContext, NamedEvent
-from app.protocols.constraint_fields import json_schema_constraint
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import StoppingFields, to_sampling, to_stopping
-from app.protocols.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
+from app.protocols.shared.chat_turns import TurnText, check_has_template, effort_of, generation_of, ignored_effort
+from app.protocols.shared.codec import AnswerContext, NamedEvent
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.constraints import json_schema_constraint
+from app.protocols.shared.fields.generation import StoppingFields, to_sampling, to_stopping
+from app.protocols.shared.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
 from extensions.clients.anthropic.codec import AnthropicCodec, AnthropicRequest, error_body
 from extensions.clients.anthropic.content import ContentBlocks, delta_of, whole_content
 from extensions.clients.anthropic.conversation import to_conversation
@@ -25,7 +25,7 @@ from extensions.clients.anthropic.requests import (
     MessagesRequest,
     NoTool,
 )
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.tools.events import Event
 from frameworks.generation.types import (
     Constraint,
@@ -143,7 +143,7 @@ def _write_count(decoded: AnthropicRequest, answer: TokenizeAnswer, context: Ans
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: the message without content, its blocks, and its end."""
+    """As StreamWriter of app/protocols/shared/codec.py: the message without content, its blocks, and its end."""
 
     def __init__(self, decoded: AnthropicRequest, context: AnswerContext) -> None:
         self._context = context

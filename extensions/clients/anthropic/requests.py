@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32, Body, got
-from app.protocols.body_codec import RequestBody
-from app.protocols.generation_fields import MAX_STOPS, SamplingFields, StopString, Stream
-from app.protocols.tools import MAX_TOOLS
+from app.protocols.shared.bodies import MAX_INT32, Body, got
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.generation import MAX_STOPS, SamplingFields, StopString, Stream
+from app.protocols.shared.tools import MAX_TOOLS
 from extensions.clients.anthropic.blocks import CacheControl, InputMessages, System
 from extensions.clients.anthropic.field_policy import TOOL
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 _IsSingle = Annotated[bool | None, Field(description="true: at most one call.")]

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.clients.anthropic import responses
 from extensions.clients.anthropic.codec import AnthropicCodec
 from extensions.clients.anthropic.messages import COUNT_TOKENS_CODEC, MESSAGES_CODEC

@@ -5,14 +5,14 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyCodec, BodyRequest
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
+from app.protocols.shared.errors import ErrorReply
 from frameworks.images.spec import ImageRequest
 
 
 @dataclass(frozen=True, slots=True)
 class CohereCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def is_long_to_write(self, decoded: BodyRequest, answer: Any) -> bool:
         # The answer describes the images: a header may have thousands of parts, which are read in Python.

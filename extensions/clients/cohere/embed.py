@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.image_fields import (
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.images import (
     check_num_images,
     check_reads_images,
     check_reads_texts,
@@ -17,11 +17,11 @@ from app.protocols.image_fields import (
     decode_image,
     decode_images,
 )
-from app.protocols.json_output import array_to_json
-from app.protocols.text_fields import check_dimensions, check_token_limit, rename_text
+from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, rename_text
+from app.protocols.shared.json.output import array_to_json
 from extensions.clients.cohere.codec import CohereCodec, meta
 from extensions.clients.cohere.requests import CohereEmbedRequest, EmbedImagePart, EmbedPart
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.headers import read_header
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec, Truncation

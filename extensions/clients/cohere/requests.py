@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32, Body
-from app.protocols.body_codec import RequestBody
-from app.protocols.image_fields import MAX_IMAGES
-from app.protocols.text_fields import MAX_TEXTS, Dimensions
+from app.protocols.shared.bodies import MAX_INT32, Body
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.images import MAX_IMAGES
+from app.protocols.shared.fields.texts import MAX_TEXTS, Dimensions
 
 _SomeTexts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
 _MAX_PARTS = 1024

@@ -4,12 +4,12 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.field_policy import FieldPolicy, Refusal
-from app.protocols.json_output import list_to_json
-from app.protocols.ranking import best_first, check_scores_pairs, rename_pair
-from app.protocols.text_fields import check_token_limit
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.policy import FieldPolicy, Refusal
+from app.protocols.shared.fields.texts import check_token_limit
+from app.protocols.shared.json.output import list_to_json
+from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
 from extensions.clients.cohere.codec import CohereCodec, meta
 from extensions.clients.cohere.requests import CohereRerankRequest
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer

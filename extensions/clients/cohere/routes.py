@@ -1,6 +1,6 @@
 """The routes of Cohere's API, with their descriptions for OpenAPI."""
 
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.clients.cohere import responses
 from extensions.clients.cohere.embed import EMBED_CODEC
 from extensions.clients.cohere.rerank import RERANK_CODEC

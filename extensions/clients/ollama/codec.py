@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 
 from app.inference.pipeline import FindSpec
-from app.protocols.body_codec import BodyCodec, BodyRequest
-from app.protocols.chat_turns import is_long_to_parse
-from app.protocols.codec import JsonCodec, Target
-from app.protocols.errors import ErrorReply
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
+from app.protocols.shared.chat_turns import is_long_to_parse
+from app.protocols.shared.codec import JsonCodec, Target
+from app.protocols.shared.errors import ErrorReply
 from frameworks.generation.types import GenerateAnswer
 
 LATEST = ":latest"
@@ -18,7 +18,7 @@ LATEST = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     @property
     def streams_lines(self) -> bool:

@@ -2,10 +2,10 @@
 
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.json_output import array_to_json
-from app.protocols.text_fields import check_dimensions, rename_text, to_texts
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.texts import check_dimensions, rename_text, to_texts
+from app.protocols.shared.json.output import array_to_json
 from extensions.clients.ollama.codec import OllamaCodec
 from extensions.clients.ollama.requests import (
     OllamaEmbeddingsRequest,

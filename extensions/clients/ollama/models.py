@@ -15,12 +15,12 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.unnamed_model import last_spec_of
-from app.protocols.bodies import Body, ResponseBody, read_body
+from app.protocols.shared.bodies import Body, ResponseBody, read_body
 from extensions.clients.ollama.codec import without_tag
 from extensions.clients.ollama.responses import OllamaErrorResponse
-from frameworks.errors import AdapterNotFound, RoundhouseError
-from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelState
+from frameworks.core.errors import AdapterNotFound, RoundhouseError
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelState
 
 OLLAMA_VERSION = "0.12.6"
 """Of Ollama: the routes here are those of its API. Clients refuse a server whose version lacks what they need."""

@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from app.protocols.bodies import MAX_INT32, Body
-from app.protocols.body_codec import RequestBody
-from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
-from app.protocols.generation_fields import (
+from app.protocols.shared.bodies import MAX_INT32, Body
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.generation import (
     MAX_MESSAGES,
     FrequencyPenalty,
     MinP,
@@ -18,8 +17,9 @@ from app.protocols.generation_fields import (
     TopK,
     TopP,
 )
-from app.protocols.text_fields import Texts, Truncate
-from app.protocols.tools import MAX_TOOLS
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
+from app.protocols.shared.fields.texts import Texts, Truncate
+from app.protocols.shared.tools import MAX_TOOLS
 from frameworks.types import ModelSpec
 
 NO_IMAGES = "the server reads no images on this route: send text only"

@@ -1,6 +1,6 @@
 """The inference routes of Ollama's API, with their descriptions for OpenAPI."""
 
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.clients.ollama import responses
 from extensions.clients.ollama.embed import EMBED_CODEC, EMBEDDINGS_CODEC
 from extensions.clients.ollama.texts import CHAT_CODEC, GENERATE_CODEC

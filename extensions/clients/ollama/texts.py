@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from app.protocols.bodies import read_body
-from app.protocols.body_codec import BodyRequest
-from app.protocols.chat_turns import (
+from app.protocols.shared.bodies import read_body
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.chat_turns import (
     TurnText,
     check_has_template,
     check_infills,
@@ -19,11 +19,17 @@ from app.protocols.chat_turns import (
     ignored_variables,
     variables_of,
 )
-from app.protocols.codec import AnswerContext
-from app.protocols.constraint_fields import json_schema_constraint
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import MAX_MESSAGES, SamplingFields, StoppingFields, to_sampling, to_stopping
-from app.protocols.tools import Tool, check_tools_size, use_tools
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.constraints import json_schema_constraint
+from app.protocols.shared.fields.generation import (
+    MAX_MESSAGES,
+    SamplingFields,
+    StoppingFields,
+    to_sampling,
+    to_stopping,
+)
+from app.protocols.shared.tools import Tool, check_tools_size, use_tools
 from extensions.clients.ollama.codec import OllamaCodec, error_body
 from extensions.clients.ollama.requests import (
     CHAT,
@@ -37,7 +43,7 @@ from extensions.clients.ollama.requests import (
     check_options,
     ignored_of,
 )
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.tools.events import CallArguments, CallBegin
 from frameworks.generation.types import (
@@ -268,7 +274,7 @@ def _write(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext)
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: a line for each part of the text, and the last line."""
+    """As StreamWriter of app/protocols/shared/codec.py: a line for each part of the text, and the last line."""
 
     def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
         self._parts = _Parts(decoded)

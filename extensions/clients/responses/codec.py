@@ -4,13 +4,13 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import TurnText, generation_of
-from app.protocols.codec import AnswerContext, NamedEvent
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import StoppingFields, to_sampling, to_stopping
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RESPONSES
 from app.protocols.openai.generation import ignored_stream_options
+from app.protocols.shared.chat_turns import TurnText, generation_of
+from app.protocols.shared.codec import AnswerContext, NamedEvent
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.generation import StoppingFields, to_sampling, to_stopping
 from extensions.clients.responses import response
 from extensions.clients.responses.content_tokens import ContentTokens
 from extensions.clients.responses.conversation import (
@@ -22,7 +22,7 @@ from extensions.clients.responses.conversation import (
 )
 from extensions.clients.responses.output import Output
 from extensions.clients.responses.requests import NamedFunctionTool, ResponsesRequest
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.types import ModelSpec
 
@@ -80,7 +80,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: each event has the name of its type, and the last the response."""
+    """As StreamWriter of app/protocols/shared/codec.py: events have the names of their types, the last the response."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
         self._head = response.head_of(decoded, context)

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import TurnText
 from app.protocols.openai.generation import finite
+from app.protocols.shared.chat_turns import TurnText
 from frameworks.generation.tools.events import Event, TextPart
 from frameworks.generation.types import TokenText
 

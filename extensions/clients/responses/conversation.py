@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
-from app.protocols.chat_turns import check_has_template, effort_of, generation_of, ignored_effort
-from app.protocols.constraint_fields import (
+from app.protocols.openai.field_policy import RESPONSES_REASONING, RESPONSES_TEXT, RESPONSES_TOOL
+from app.protocols.shared.chat_turns import check_has_template, effort_of, generation_of, ignored_effort
+from app.protocols.shared.fields.constraints import (
     ConstraintFields,
     JsonFormat,
     JsonObjectFormat,
@@ -13,11 +14,10 @@ from app.protocols.constraint_fields import (
     TextFormat,
     to_constraint,
 )
-from app.protocols.openai.field_policy import RESPONSES_REASONING, RESPONSES_TEXT, RESPONSES_TOOL
-from app.protocols.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
+from app.protocols.shared.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
 from extensions.clients.responses.items import to_messages
 from extensions.clients.responses.requests import ConversationBody, NamedFunctionTool, TextOptions
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Constraint, Conversation, GenerationSpec, Message
 from frameworks.types import ModelSpec
 

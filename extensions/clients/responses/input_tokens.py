@@ -2,10 +2,10 @@
 
 import orjson
 
-from app.protocols.chat_turns import generation_of
-from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import INPUT_TOKENS
+from app.protocols.shared.chat_turns import generation_of
+from app.protocols.shared.codec import AnswerContext
 from extensions.clients.responses.conversation import (
     check_fields,
     conversation_of,
@@ -14,7 +14,7 @@ from extensions.clients.responses.conversation import (
     tool_use_of,
 )
 from extensions.clients.responses.requests import InputTokensRequest
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
-from app.protocols.bodies import Body, Remedy, got, read_body
-from app.protocols.field_policy import EMPTY, FieldPolicy, Refusal
-from app.protocols.generation_fields import MAX_MESSAGES
-from frameworks.errors import InvalidInput
+from app.protocols.shared.bodies import Body, Remedy, got, read_body
+from app.protocols.shared.fields.generation import MAX_MESSAGES
+from app.protocols.shared.fields.policy import EMPTY, FieldPolicy, Refusal
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Message, MessageCall
 
 Label = Annotated[Any, Field(description="Accepted without effect.")]

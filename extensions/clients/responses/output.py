@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from app.protocols.chat_turns import TurnText
-from app.protocols.tools import new_call_id
+from app.protocols.shared.chat_turns import TurnText
+from app.protocols.shared.tools import new_call_id
 from extensions.clients.responses.content_tokens import ContentTokens
 from extensions.clients.responses.output_items import CallItem, MessageItem, OutputItem, ReasoningItem
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body
-from app.protocols.body_codec import RequestBody
-from app.protocols.constraint_fields import JsonObjectFormat, TextFormat
-from app.protocols.generation_fields import IgnoreEos, MaxTokens, SamplingFields, Stream, TopLogprobs
 from app.protocols.openai.requests import Effort, FunctionName, StreamPadding
-from app.protocols.tools import MAX_TOOLS
+from app.protocols.shared.bodies import Body
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.constraints import JsonObjectFormat, TextFormat
+from app.protocols.shared.fields.generation import IgnoreEos, MaxTokens, SamplingFields, Stream, TopLogprobs
+from app.protocols.shared.tools import MAX_TOOLS
 from extensions.clients.responses.items import InputItems, Label
 
 _MAX_LABELS = 16

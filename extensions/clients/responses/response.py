@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiRequest
+from app.protocols.shared.codec import AnswerContext
 from extensions.clients.responses.requests import FunctionTool, ResponsesRequest
 from frameworks.generation.types import Usage
 

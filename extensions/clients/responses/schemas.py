@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from app.protocols.bodies import ResponseBody
+from app.protocols.shared.bodies import ResponseBody
 
 
 class ResponseUsage(ResponseBody):

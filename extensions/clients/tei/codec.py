@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from app.protocols.body_codec import BodyCodec
-from app.protocols.errors import ErrorReply
-from app.protocols.field_policy import FieldPolicy, Refusal
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.policy import FieldPolicy, Refusal
 
 POLICY = FieldPolicy({"prompt_name": Refusal("put the prompt before each text")})
 """Refused fields of most routes."""
@@ -14,7 +14,7 @@ POLICY = FieldPolicy({"prompt_name": Refusal("put the prompt before each text")}
 
 @dataclass(frozen=True, slots=True)
 class TeiCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         error = self.renamed(error)

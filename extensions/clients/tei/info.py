@@ -11,14 +11,14 @@ from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.unnamed_model import UnnamedModel, kind_of
-from app.protocols.bodies import MAX_INT32, ResponseBody
-from app.protocols.generation_fields import MAX_STOPS
 from app.protocols.native.fields import ErrorResponse
-from app.protocols.text_fields import MAX_TEXTS
+from app.protocols.shared.bodies import MAX_INT32, ResponseBody
+from app.protocols.shared.fields.generation import MAX_STOPS
+from app.protocols.shared.fields.texts import MAX_TEXTS
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.threads.tokenizer_threads import LONG_THREADS
-from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerationSpec
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec
 
 _MODEL = UnnamedModel(("embed", "rerank", "classify", "generate"))

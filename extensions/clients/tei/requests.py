@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32, Body
-from app.protocols.body_codec import RequestBody
-from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, TextsOrIds, Truncate, TruncationSide
+from app.protocols.shared.bodies import MAX_INT32, Body
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.texts import MAX_TEXTS, Dimensions, Texts, TextsOrIds, Truncate, TruncationSide
 
 _Inputs = Annotated[
     TextsOrIds,

@@ -4,11 +4,11 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.json_output import list_to_json
-from app.protocols.ranking import best_first, check_scores_pairs, rename_pair
-from app.protocols.text_fields import truncation_of
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.texts import truncation_of
+from app.protocols.shared.json.output import list_to_json
+from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
 from extensions.clients.tei.codec import POLICY, TeiCodec
 from extensions.clients.tei.requests import TeiRerankRequest
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel
 
-from app.protocols.body_codec import BodyCodec
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.clients.tei import responses
 from extensions.clients.tei.codec import TeiCodec
 from extensions.clients.tei.rerank import RERANK_CODEC

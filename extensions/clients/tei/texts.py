@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.protocols.bodies import got
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
-from app.protocols.json_output import array_to_json, list_to_json
-from app.protocols.ranking import rename_pair
-from app.protocols.text_fields import check_dimensions, rename_text, texts_or_ids, truncation_of
+from app.protocols.shared.bodies import got
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
+from app.protocols.shared.fields.texts import check_dimensions, rename_text, texts_or_ids, truncation_of
+from app.protocols.shared.json.output import array_to_json, list_to_json
+from app.protocols.shared.ranking import rename_pair
 from extensions.clients.tei.codec import POLICY, TeiCodec
 from extensions.clients.tei.requests import (
     RootParameters,
@@ -23,7 +23,7 @@ from extensions.clients.tei.requests import (
     TeiRootRequest,
     TeiSimilarityRequest,
 )
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,

@@ -4,10 +4,10 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import AnswerContext
-from app.protocols.json_output import list_to_json
-from app.protocols.text_fields import rename_text, to_texts
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.fields.texts import rename_text, to_texts
+from app.protocols.shared.json.output import list_to_json
 from extensions.clients.tei.codec import POLICY, TeiCodec
 from extensions.clients.tei.requests import TeiTokenizeRequest
 from frameworks.text.tokens import SpansAnswer, SpansRequest

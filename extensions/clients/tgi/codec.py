@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from app.protocols.body_codec import BodyCodec
-from app.protocols.errors import ErrorReply
-from app.protocols.field_policy import FieldPolicy, Ignored, Refusal
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 
 PARAMETERS = FieldPolicy(
     {
@@ -24,7 +24,7 @@ BODY = FieldPolicy({"options": Ignored(neutral=({},))})
 
 @dataclass(frozen=True, slots=True)
 class TgiCodec(BodyCodec):
-    """As Codec of app/protocols/codec.py."""
+    """As Codec of app/protocols/shared/codec.py."""
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(self.renamed(error))

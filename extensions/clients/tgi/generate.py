@@ -5,13 +5,13 @@ from typing import Any
 
 import orjson
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.chat_turns import generation_of
-from app.protocols.codec import AnswerContext
-from app.protocols.constraint_fields import grammar_constraint
-from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import SamplingFields, StoppingFields, to_sampling, to_stopping
-from app.protocols.json_output import list_to_json
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.chat_turns import generation_of
+from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.constraints import grammar_constraint
+from app.protocols.shared.fields.generation import SamplingFields, StoppingFields, to_sampling, to_stopping
+from app.protocols.shared.json.output import list_to_json
 from extensions.clients.tgi.codec import BODY, PARAMETERS, TgiCodec, error_body
 from extensions.clients.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
@@ -117,7 +117,7 @@ def _text_of(decoded: BodyRequest, answer: GenerateAnswer) -> dict[str, Any]:
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: an event for each token. The last one has the whole text."""
+    """As StreamWriter of app/protocols/shared/codec.py: an event for each token. The last one has the whole text."""
 
     def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
         self._options: TgiParameters = decoded.body.options

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body, read_body
-from app.protocols.body_codec import RequestBody
-from app.protocols.constraint_fields import JsonGrammar, RegexGrammar
-from app.protocols.generation_fields import (
+from app.protocols.shared.bodies import Body, read_body
+from app.protocols.shared.body_codec import RequestBody
+from app.protocols.shared.fields.constraints import JsonGrammar, RegexGrammar
+from app.protocols.shared.fields.generation import (
     MAX_STOPS,
     FrequencyPenalty,
     MaxTokens,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, RootModel
 
-from app.protocols.bodies import ResponseBody
+from app.protocols.shared.bodies import ResponseBody
 
 
 class TgiToken(ResponseBody):

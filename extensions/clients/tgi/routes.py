@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from app.protocols.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.clients.tgi import responses
 from extensions.clients.tgi.codec import TgiCodec
 from extensions.clients.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC

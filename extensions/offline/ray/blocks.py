@@ -6,7 +6,7 @@ from typing import NamedTuple
 import orjson
 import pyarrow as pa
 
-from extensions.offline.readers import BadRow, Window
+from extensions.offline.input.readers import BadRow, Window
 
 SCHEMA = pa.schema(
     [

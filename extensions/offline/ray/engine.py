@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import psutil
 
 from app.config import LoadedSettings
-from app.observability.logs import configure_logging
+from app.observability.logs.logs import configure_logging
 from extensions.offline.local_model import LocalModel, open_local_model
 from extensions.offline.ray.placement import Needs
-from frameworks.devices import Device, SystemProbe
+from frameworks.core.devices import Device, SystemProbe
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from extensions.offline.errors import RunFailed, WrongCommand
-from extensions.offline.files import InputFile
+from extensions.offline.input.files import InputFile
 from extensions.offline.ray.blocks import Block, pack, pack_failure
 from extensions.offline.windows import PendingFile
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 
 from app.config import LoadedSettings
 from extensions.offline.errors import RunFailed, WrongCommand
+from extensions.offline.input.readers import Window
 from extensions.offline.model import ModelDescription
 from extensions.offline.ray.blocks import Block, pack, pack_failure, unpack
 from extensions.offline.ray.engine import ModelThread
-from extensions.offline.readers import Window
 from extensions.offline.requests import RowSource
 from extensions.offline.windows import WindowRunner
 

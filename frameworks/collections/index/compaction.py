@@ -9,7 +9,7 @@ from frameworks.collections.index.kmeans import Check
 from frameworks.collections.store.metadata_columns import Column, Columns
 from frameworks.collections.store.segments import MAX_SEGMENT_ROWS, NOT_DELETED, Part, Positions, Segment, Snapshot
 from frameworks.collections.store.sqlite_store import Rows
-from frameworks.progress import phase, step
+from frameworks.core.progress import phase, step
 
 
 class LiveRows:

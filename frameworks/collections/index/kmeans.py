@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from frameworks.collections.contract import Metric, Vectors
 from frameworks.collections.scan.block_matmul import BlockMatmul
-from frameworks.progress import phase, step
+from frameworks.core.progress import phase, step
 
 SAMPLED_PER_LIST = 64
 _ITERATIONS = 8

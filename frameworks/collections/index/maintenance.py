@@ -26,8 +26,8 @@ from frameworks.collections.index.memory_estimates import rebuild_bytes
 from frameworks.collections.index.probe_calibration import calibrate_probes
 from frameworks.collections.memory_grant import Grant
 from frameworks.collections.store.segments import Locks, Segment, Segments, Snapshot
-from frameworks.errors import OutOfMemory
-from frameworks.progress import phase, step, working
+from frameworks.core.errors import OutOfMemory
+from frameworks.core.progress import phase, step, working
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from frameworks.collections.index.kmeans import Check
 from frameworks.collections.scan.exact_scan import Scan
 from frameworks.collections.scan.top_k import TopK
 from frameworks.collections.store.segments import Part, Positions
-from frameworks.progress import phase, step
+from frameworks.core.progress import phase, step
 
 HELD_OUT_QUERIES = 256
 _MIN_PROBED_SHARE = 0.01

@@ -2,8 +2,8 @@
 
 import os
 
-from frameworks.cpus import format_cpus, parse_cpus
-from frameworks.errors import InvalidModel
+from frameworks.core.cpus import format_cpus, parse_cpus
+from frameworks.core.errors import InvalidModel
 
 
 def select_cpus(text: str | None) -> frozenset[int] | None:

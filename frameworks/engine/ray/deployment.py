@@ -1,7 +1,7 @@
 """The Serve deployments of models and of groups of models, and how an ingress finds them.
 
 The application binds `model_deployment(config)` for each model to its ingress, and the ingress makes its loader with
-`frameworks.models.ray.RayStarter({name: deployed(handle)})`:
+`frameworks.models.ray.ray.RayStarter({name: deployed(handle)})`:
 
     app = Ingress.bind(settings, {name: model_deployment(config, replicas=2)})
 """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from frameworks.cpus import usable_cpus
+from frameworks.core.cpus import usable_cpus
 from frameworks.engine.threads.image_memory_limit import ImageMemoryLimit
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
-from frameworks.cpus import usable_cpus
+from frameworks.core.cpus import usable_cpus
 from frameworks.generation.types import Conversation, Message, Prompt
 
 SHORT_CHARACTERS = 16 * 1024

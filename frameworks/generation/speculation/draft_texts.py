@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from itertools import takewhile
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.running import RunningSequences
-from frameworks.generation.sequence import Sequence, StepPlan
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.running import RunningSequences
+from frameworks.generation.scheduling.sequence import Sequence, StepPlan
 
 
 class DraftText:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence as Rows
 from typing import NamedTuple, Protocol
 
-from frameworks.generation.sequence import Sequence
+from frameworks.generation.scheduling.sequence import Sequence
 
 # A longer match is more often right; a single token is followed by too many others.
 _MATCHED_TOKENS = (3, 2)

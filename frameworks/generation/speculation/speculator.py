@@ -1,9 +1,9 @@
 """Choose the texts of a step for which tokens are proposed, and learn from what became of them. Pure."""
 
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.speculation.gain import FIRST_SHARE, TRIAL_SHARE, ProposalCost, RequestGain
 from frameworks.generation.speculation.proposals import Proposer, Wish
-from frameworks.generation.step_cost import StepCost
 
 # Of a proposal, in the share of right tokens from which each request begins.
 _NEWEST_SHARE = 0.03

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 
+from frameworks.core.settings.entries import ToolFormat
 from frameworks.generation.tools.cursor import Cursor
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event
 from frameworks.generation.tools.formats import ARGS, CALL_ID, PYTHONIC_ENDS
 from frameworks.generation.tools.json_scanner import CallScanner, ValueScanner
 from frameworks.generation.tools.pythonic_scanner import PythonicScanner
-from frameworks.settings import ToolFormat
 
 
 class Reading(Enum):

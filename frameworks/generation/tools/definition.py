@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frameworks.settings import ToolFormat
+from frameworks.core.settings.entries import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

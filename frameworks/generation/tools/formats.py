@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from frameworks.settings import ToolFormat
+from frameworks.core.settings.entries import ToolFormat
 
 THINK = "<think>"
 END_OF_THINKING = "</think>"

@@ -10,18 +10,18 @@ import onnxruntime as ort
 import structlog
 
 from frameworks.batches.comparison import random_row
-from frameworks.errors import InvalidModel, RoundhouseError
+from frameworks.core.errors import InvalidModel, RoundhouseError
+from frameworks.core.progress import phase
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
-from frameworks.progress import phase
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.cpu import cpu_capability
 from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
 
 log = structlog.get_logger(__name__)

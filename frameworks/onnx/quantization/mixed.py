@@ -8,12 +8,12 @@ from statistics import median
 import numpy as np
 import structlog
 
+from frameworks.core.progress import phase, step
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.quantization.graph import ConstantMatMul, QuantizableGraph
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel
-from frameworks.progress import phase, step
 from frameworks.quantization.comparison import cosines_of
 from frameworks.types import Array, Batch, TensorBatch, TokenBatch, Value
 

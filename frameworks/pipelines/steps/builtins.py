@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from frameworks.pipeline_settings import StepEntry
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
 from frameworks.pipelines.steps.images import Crop, ImageStep
 from frameworks.pipelines.steps.numbers import Concat, Labels, Normalize, Softmax, Threshold, TopK

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 import structlog
 
-from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError, similar_names
-from frameworks.pipeline_settings import StepEntry
+from frameworks.core.errors import InvalidInput, ModelFailed, RoundhouseError, similar_names
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.pipelines.kinds import ImagesType, Kind, Values, fits, parse_kind
 from frameworks.pipelines.steps.contract import ANY, Port, StepFault
 from frameworks.types import NUMPY_DTYPES, TensorType

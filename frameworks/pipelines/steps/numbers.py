@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from frameworks.errors import InvalidInput
-from frameworks.pipeline_settings import StepEntry
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.pipelines.kinds import Kind, PredictionsType, Values
 from frameworks.pipelines.steps.contract import MAX_ROWS, NUMBERS, Port, StepFault
 from frameworks.types import Array, TensorType

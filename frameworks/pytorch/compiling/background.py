@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from frameworks.progress import Work, begin
+from frameworks.core.progress import Work, begin
 from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling.parts import missing_parts
 from frameworks.pytorch.compiling.process import NOT_KEPT

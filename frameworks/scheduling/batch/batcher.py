@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from frameworks.fairness import TenantShare
+from frameworks.core.fairness import TenantShare
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue

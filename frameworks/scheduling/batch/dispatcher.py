@@ -8,8 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from frameworks.batches.rows import Part, follow_rows, signature_of, split_request
-from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
-from frameworks.fairness import TenantShare
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.fairness import TenantShare
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
+from frameworks.core.traces import note_batch
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.inline import InlineExecutor
@@ -21,9 +24,6 @@ from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
 from frameworks.scheduling.batch.trials.trial_runs import LearningRuns
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.timings import Timings
-from frameworks.traces import note_batch
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from frameworks.fairness import FairClock, TenantShare
+from frameworks.core.fairness import FairClock, TenantShare
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
 
 

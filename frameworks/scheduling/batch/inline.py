@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Hashable
 
 from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
-from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.fairness import TenantShare
+from frameworks.core.errors import InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.fairness import TenantShare
+from frameworks.core.timings import Timings
+from frameworks.core.traces import RunTrace, note_batch
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
-from frameworks.timings import Timings
-from frameworks.traces import RunTrace, note_batch
 from frameworks.types import Batch
 
 LIGHT_S = 0.0003

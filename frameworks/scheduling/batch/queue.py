@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
-from frameworks.fairness import TenantShare
+from frameworks.core.fairness import TenantShare
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

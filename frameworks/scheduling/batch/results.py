@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from frameworks.batches.rows import merge, split_outputs
-from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.core.errors import InvalidInput, OutOfMemory
+from frameworks.core.traces import RunTrace
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.splitting import BatchItem
 from frameworks.scheduling.batch.worker import AllCancelled, BatchResult
-from frameworks.traces import RunTrace
 from frameworks.types import Batch, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PooledArrays
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from frameworks.batches.rows import Part, blocks
-from frameworks.errors import OutOfMemory
+from frameworks.core.errors import OutOfMemory
 from frameworks.scheduling.batch.request import Progress, Request
 
 log = structlog.get_logger(__name__)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from frameworks.fairness import TenantShare
+from frameworks.core.fairness import TenantShare
 from frameworks.scheduling.batch.request import BatchCounts, Request
 from frameworks.scheduling.batch.splitting import BatchItem
 from frameworks.scheduling.device_clock import DeviceClock

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError, without_paths
+from frameworks.core.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.batch.cpu_wait import CpuWait
 from frameworks.scheduling.worker_inbox import next_message

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from frameworks.fairness import TenantShare
+from frameworks.core.fairness import TenantShare
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.device_clock import DeviceClock
-from frameworks.tenants import Tenant
 
 # A tenant may be this many steps ahead of another: a step runs while the charge of the one before it arrives.
 _STEPS_AHEAD = 2

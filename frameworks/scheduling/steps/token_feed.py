@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.types import GeneratedToken
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.buckets.contract import CONNECT_TIMEOUT_S, MAX_NAMES, REQUEST_TIMEOUT_S, Cause, Entry, Page
 from frameworks.sources.contract import RemoteFile
 

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from frameworks.addresses import SourceAddress
+from frameworks.core.addresses import SourceAddress
 from frameworks.sources.buckets.contract import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
 from frameworks.sources.contract import RemoteFile
 

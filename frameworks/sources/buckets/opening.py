@@ -4,9 +4,9 @@ import logging
 from importlib.util import find_spec
 from typing import Final
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel
-from frameworks.extras import install_command
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel
+from frameworks.core.extras import install_command
 from frameworks.sources.buckets.remote import BucketRemote
 
 _PACKAGES: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}

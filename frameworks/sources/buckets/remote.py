@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from frameworks.addresses import SourceAddress
-from frameworks.errors import InvalidModel, RoundhouseError, SourceUnavailable
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.errors import InvalidModel, RoundhouseError, SourceUnavailable
 from frameworks.sources.buckets.contract import MAX_NAMES, REQUEST_TIMEOUT_S, Bucket, BytesChanged
 from frameworks.sources.contract import CHUNK_BYTES, Listing, RemoteFile, SourceChanged
 

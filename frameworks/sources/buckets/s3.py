@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from frameworks.addresses import SourceAddress
+from frameworks.core.addresses import SourceAddress
 from frameworks.sources.buckets.contract import (
     CONNECT_TIMEOUT_S,
     MAX_NAMES,

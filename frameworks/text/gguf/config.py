@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.header import GgufFile, GgufTensor
 from frameworks.text.gguf.special_tokens import special_ids, stop_ids
 

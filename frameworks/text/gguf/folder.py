@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.config import read_config, read_generation_config
 from frameworks.text.gguf.header import GgufFile, read_header
 from frameworks.text.gguf.tokenizer import read_tokenizer, read_tokenizer_config

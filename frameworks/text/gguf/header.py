@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.block_types import BLOCK_TYPES, BlockType
 
 _MAGIC = b"GGUF"

@@ -8,10 +8,10 @@ import pytest
 from fastapi import Request
 
 from app.admin.bodies import describe_optional, read_object, read_optional
-from app.admin.models import LoadRequest, ShadowShare, UnloadRequest
+from app.admin.models.api import LoadRequest, ShadowShare, UnloadRequest
 from app.admin.open_inference.schemas import RepositoryIndexRequest
-from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge, UnsupportedMediaType
-from frameworks.errors import InvalidInput, UnknownField
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge, UnsupportedMediaType
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.loops import in_loop
 

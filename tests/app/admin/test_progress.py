@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.admin.progress import WorkDescription, visible_works, work_of
-from frameworks.progress import working
+from frameworks.core.progress import working
 
 
 class View:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.admin.registrations import entry_schema, read_entry
-from frameworks.errors import InvalidInput, UnknownField
+from app.admin.models.registrations import entry_schema, read_entry
+from frameworks.core.errors import InvalidInput, UnknownField
 from tests.support.json_schema import meets
 
 SCHEMA = entry_schema()

@@ -14,7 +14,7 @@ from app.auth.key_store import KeyStore
 from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
 from app.config import AuthSettings
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 from tests.support.keyring import make_key, write_keys
 
 KEY = make_key("search", Scope.READ)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.auth.errors import Unauthenticated
 from app.auth.nonces import MAX_AGE_S, NonceStore
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 
 START_S = 1_000_000
 

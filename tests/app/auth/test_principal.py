@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal, Scope
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 
 TENANT = Tenant("search", 3.0)
 

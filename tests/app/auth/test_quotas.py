@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 from app.auth.errors import QuotaExceeded
 from app.auth.quotas import LimitedPermit, TenantLimits, limits_by_tenant
 from app.config.auth_settings import TenantSettings
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.tenants import Tenant
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop
 

@@ -20,8 +20,8 @@ from app.auth.nonces import MAX_AGE_S, NonceStore
 from app.auth.principal import Principal, Scope
 from app.auth.signatures import SignedRequest
 from app.auth.verifier import MAX_SKEW_S, SignatureVerifier
-from frameworks.errors import Overloaded
-from frameworks.tenants import DEFAULT_TENANT
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import DEFAULT_TENANT
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop
 from tests.support.signing import REQUIRED, content_digest, signed_headers

@@ -8,8 +8,8 @@ import pytest
 from app.cli import model_paths
 from app.cli.model_paths import with_models
 from app.config import ConfigError, Settings
-from frameworks.addresses import SourceAddress
-from frameworks.settings import ModelsSettings, OnnxModelEntry, TorchModelEntry
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.settings.entries import ModelsSettings, OnnxModelEntry, TorchModelEntry
 from frameworks.sources.contract import Framework
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from app.config import ConfigError, load_settings, parse_model_entry
 from app.config.loading import check_file
-from frameworks.addresses import SourceAddress
-from frameworks.settings import ModelsSettings, OnnxModelEntry
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.settings.entries import ModelsSettings, OnnxModelEntry
 
 ENTRY = '[[models.onnx_models]]\nname = "m"\npath = "{path}"\n'
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from app.cli.commands import main
 from app.config import ConfigError, check_file, load_settings, parse_model_entry
-from frameworks.settings import ModelEntry, TorchModelEntry
+from frameworks.core.settings.entries import ModelEntry, TorchModelEntry
 
 ENTRY = "[[models.{table}]]\nname = 'a'\npath = '.'\n"
 VARIABLE = "ROUNDHOUSE_MODELS__TORCH_MODELS__0__"

@@ -6,8 +6,8 @@ import pytest
 
 from app.config import ConfigError, LoadedSettings, check_file, load_settings
 from app.server.manager import build_manager
-from frameworks.devices import DeviceManager
-from frameworks.settings import TorchModelEntry
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import TorchModelEntry
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.support.fake_probe import FakeProbe

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.config import ConfigError, check_file, load_settings, parse_model_entry
-from frameworks.image_settings import ImageSettings
-from frameworks.settings import OnnxModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.images import ImageSettings
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"
 TABLE = '[models.onnx_models.image]\nresize = "shortest_edge"\nsize = 256\ncrop = [224, 192]\nstd = [0.5, 1, 2]\n'

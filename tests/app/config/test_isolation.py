@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from app.admin.registrations import read_entry
+from app.admin.models.registrations import read_entry
 from app.config import ConfigError, LoadedSettings, load_settings, parse_model_entry
-from frameworks.errors import InvalidInput
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"
 KEYS = "max_batch_seconds = 2.5\nmax_process_memory = '2GiB'\nniceness = 7\ncpus = '0,2-3'\n"

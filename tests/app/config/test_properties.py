@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.config import ConfigError, LoadedSettings, Settings, check_file, load_settings, parse_model_entry
 from app.config.environment import setting_names
-from frameworks.settings import OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
 
 NAMES = sorted({str(step) for name in setting_names(Settings) for step in name if isinstance(step, str)})
 VARIABLES = sorted("ROUNDHOUSE_" + "__".join(map(str, name)).upper() for name in setting_names(Settings))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.config import ConfigError, Settings, load_settings
-from frameworks.setting_values import ReplicaRange
+from frameworks.core.settings.values import ReplicaRange
 
 MODEL = """
 [[models.onnx_models]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.config import ConfigError, load_settings, parse_model_entry
-from frameworks.settings import OnnxModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"
 

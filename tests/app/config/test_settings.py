@@ -15,8 +15,8 @@ from app.config import (
     load_settings,
     parse_model_entry,
 )
-from frameworks.entry_values import EXECUTION_PROVIDERS
-from frameworks.settings import OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.entry_values import EXECUTION_PROVIDERS
 
 ROOT = Path(__file__).parents[3]
 CONTRACT_EXAMPLE = """

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from app.config import ConfigError, check_file, load_settings, parse_model_entry
-from frameworks.setting_values import GivenTensor
-from frameworks.settings import OnnxModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.values import GivenTensor
 from tests.support.models import onnx_graphs
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"

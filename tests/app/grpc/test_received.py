@@ -14,7 +14,7 @@ from app.grpc.tensors import parse_request
 from app.grpc.wire import write_field
 from app.protocols.open_inference.datatypes import MAX_STRINGS
 from app.protocols.open_inference.infer_types import ParsedRequest
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from tests.app.protocols.native.specs import model
 from tests.support import hostile_grpc
 

@@ -14,7 +14,7 @@ from app.grpc.responses import serialize_response, serialize_stream_response
 from app.grpc.tensors import is_typed, parse_request, read_parameters
 from app.protocols.open_inference.datatypes import DATATYPES, encode_tensor
 from app.protocols.open_inference.infer_types import OutputTensor, ParsedRequest, RequestedOutput
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES
 from tests.app.protocols.native.specs import model
 

@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.http.bodies import declared_length, read_body, read_body_into
-from app.http.clocks import ConnectionBounds, Connections
-from app.http.protocol import FAST_PATH, BoundedHttpProtocol
-from app.protocols.errors import ClientGone, RequestTimeout, TooLarge
-from frameworks.errors import Overloaded
+from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.protocol import FAST_PATH, BoundedHttpProtocol
+from app.protocols.shared.errors import ClientGone, RequestTimeout, TooLarge
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.types import Array
 from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon

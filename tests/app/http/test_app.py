@@ -14,9 +14,9 @@ import structlog
 
 from app.config import LoadedSettings, Settings
 from app.inference.model_view import ModelView
-from app.observability.logs import configure_logging
+from app.observability.logs.logs import configure_logging
 from app.server.build import Host, build
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 from tests.support.fake_probe import FakeProbe
 
 

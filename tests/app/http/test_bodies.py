@@ -9,10 +9,10 @@ from app.auth.authenticator import read_credentials
 from app.auth.errors import Unauthenticated
 from app.http.bodies import read_body
 from app.http.responses import begin_record, send_error
-from app.protocols.codec import check_media_type
-from app.protocols.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.protocols.native.codec import NativeCodec
-from frameworks.errors import InvalidInput, Overloaded
+from app.protocols.shared.codec import check_media_type
+from app.protocols.shared.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
+from frameworks.core.errors import InvalidInput, Overloaded
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
 from tests.app.http.receivers import GONE, Messages, receiver
 

@@ -11,8 +11,8 @@ import pytest
 from app.http import disconnects
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.observability.metrics import RequestRecord
-from app.protocols.errors import ClientGone
-from frameworks.errors import InvalidInput
+from app.protocols.shared.errors import ClientGone
+from frameworks.core.errors import InvalidInput
 from tests.app.http.receivers import GONE, Messages, receiver
 
 

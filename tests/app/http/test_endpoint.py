@@ -7,8 +7,8 @@ from typing import Any
 from app.http.disconnects import DisconnectWatcher
 from app.http.endpoint import HttpExchange
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import Target
 from app.protocols.native.codec import NativeCodec
+from app.protocols.shared.codec import Target
 from tests.app.http.receivers import receiver
 from tests.app.protocols.native.specs import find_spec
 

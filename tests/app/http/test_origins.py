@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.auth.errors import Forbidden
 from app.http.origins import OriginPolicy, OriginRules
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 
 POLICY = OriginPolicy(
     OriginRules(("Models.example.org", "*.example.com"), ("https://app.example.org", "http://localhost:3000"))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.http.parsing import MAX_PIPELINED, SLICE_BYTES
+from app.http.listener.parsing import MAX_PIPELINED, SLICE_BYTES
 from tests.app.http.connections import MAX_BYTES, Connection, Quick, answer_of, connected, exchange, request
 from tests.support.loops import in_loop, soon
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.http import clocks
-from app.http.clocks import LEAST_READ_BYTES, STALL_S
+from app.http.listener import clocks
+from app.http.listener.clocks import LEAST_READ_BYTES, STALL_S
 from tests.app.http.connections import IDLE_S, Quick, answer_of, check_idle_time, connected, exchange, request
 from tests.support.loops import in_loop, pass_time, settle, soon
 

@@ -1,6 +1,6 @@
 """The bound of connections over several processes, each with views of its own of the same memory."""
 
-from app.http.clocks import ConnectionBounds, Connections
+from app.http.listener.clocks import ConnectionBounds, Connections
 from frameworks.scheduling.shared_limits import SharedLimits
 
 

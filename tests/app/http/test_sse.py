@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.http import sse
-from frameworks.errors import DeadlineExceeded, Draining, ModelFailed, Overloaded
+from frameworks.core.errors import DeadlineExceeded, Draining, ModelFailed, Overloaded
 from frameworks.generation.types import GenerateRequest, TextDelta
 from tests.app.protocols.generating import Caller, Endless, EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop, settle, soon, task

@@ -11,10 +11,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.http import clocks, sse
-from app.http.clocks import ConnectionBounds, Connections
-from app.http.protocol import BoundedHttpProtocol
-from frameworks.errors import Overloaded
+from app.http import sse
+from app.http.listener import clocks
+from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.protocol import BoundedHttpProtocol
+from frameworks.core.errors import Overloaded
 from frameworks.generation.types import TextDelta
 from tests.app.protocols.generating import Endless, EndpointHarness, ScriptedGeneration, events_of
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon

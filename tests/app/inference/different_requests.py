@@ -10,7 +10,7 @@ import numpy as np
 
 from app.inference.response_cache import CacheableRequest, ResponseCache
 from app.workers.worker_responses import WorkerResponses
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
 from tests.support.loops import HANGS_AFTER_S, task
 

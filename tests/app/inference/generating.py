@@ -11,6 +11,8 @@ from app.inference.context import RunContext
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.observability.metrics import Observer
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
@@ -22,8 +24,6 @@ from frameworks.generation.types import (
 )
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from memory.result_cache import ResultCache
 from tests.support.loops import soon
 from tests.support.managing import opened, permit, serving

@@ -9,11 +9,11 @@ import pytest
 from app.auth.errors import Forbidden
 from app.auth.principal import ANONYMOUS, Principal
 from app.config.collection_settings import CollectionEntry
-from app.inference import collections as module
-from app.inference.collection_files import CollectionFiles
-from app.inference.collections import Collections, ConfiguredCollection
-from frameworks.errors import CollectionExists, CollectionNotFound, Draining, InvalidInput
-from frameworks.tenants import Tenant
+from app.inference.search import collections as module
+from app.inference.search.collections import Collections, ConfiguredCollection
+from app.inference.search.files import CollectionFiles
+from frameworks.core.errors import CollectionExists, CollectionNotFound, Draining, InvalidInput
+from frameworks.core.tenants import Tenant
 from tests.support.loops import in_loop
 
 

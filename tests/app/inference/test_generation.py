@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
-from frameworks.generation.stop_strings import StopStrings
+from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.types import (
     Choice,
     Constraint,

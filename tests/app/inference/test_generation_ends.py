@@ -6,7 +6,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import DeadlineExceeded, Draining, InvalidInput, ModelFailed, Overloaded
+from frameworks.core.errors import DeadlineExceeded, Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.scheduling.steps import token_feed
 from tests.app.inference.generating import generate_request, generating, read
 from tests.frameworks.scheduling.steps.harness import wait_for_arrival

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from app.embedded.copy_tiny_llama import COMMITTED
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.steps.tenant_accounting import StepAccounting
 from frameworks.scheduling.steps.worker import _StepThread
-from frameworks.tenants import Tenant
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
 from tests.support.loops import HANGS_AFTER_S, in_loop, settle, soon
 

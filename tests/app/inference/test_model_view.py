@@ -10,11 +10,11 @@ from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal
 from app.inference.context import RequestContext
 from app.inference.model_view import ManagedModelView, ModelView
 from app.observability.metrics import RequestRecord
-from frameworks.errors import ModelNotFound, Overloaded
+from frameworks.core.errors import ModelNotFound, Overloaded
+from frameworks.core.tenants import Tenant
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.traffic import Share
+from frameworks.models.versions.traffic import Share
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.tenants import Tenant
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import entry, make_manager, register

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.inference.response_cache import CacheableRequest, ResponseCache, key_of
-from frameworks.errors import InvalidInput, OutOfMemory
-from frameworks.tenants import Tenant
+from frameworks.core.errors import InvalidInput, OutOfMemory
+from frameworks.core.tenants import Tenant
 from frameworks.types import (
     Answer,
     ClassifyAnswer,

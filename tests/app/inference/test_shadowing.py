@@ -8,8 +8,8 @@ import pytest
 
 from app.inference.context import RunContext
 from app.inference.shadowing import ShadowTraffic, is_same
-from frameworks.models.traffic import Share
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
+from frameworks.models.versions.traffic import Share
 from frameworks.text.tokens import DetokenizeAnswer, TokenAnswer, TokenizeAnswer
 from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, ScoreAnswer
 from tests.support.batch_models import FakeRegistry, numbers

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
-from frameworks.errors import InvalidInput, ModelFailed
-from frameworks.models.slot import ModelSlot
+from frameworks.core.errors import InvalidInput, ModelFailed
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec, Task, TextSpec
 
 

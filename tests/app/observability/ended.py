@@ -1,7 +1,7 @@
 """Ended requests for tests of traces."""
 
-from app.observability.traces import EndedRequest, RemoteParent, RequestTrace
-from frameworks.timings import Timings
+from app.observability.traces.traces import EndedRequest, RemoteParent, RequestTrace
+from frameworks.core.timings import Timings
 
 
 def ended(

@@ -9,8 +9,8 @@ from structlog.testing import LogCapture
 
 from app.observability.metrics import Observer, RequestRecord, request_id, server_timing
 from app.observability.tallies import SECONDS_BUCKETS, Exemplar, Histogram
-from app.observability.traces import RequestTrace
-from frameworks.timings import Timings
+from app.observability.traces.traces import RequestTrace
+from frameworks.core.timings import Timings
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from app.observability import progress
 from app.observability.progress import ProgressReporter, describe
-from frameworks.progress import Kind, Work, WorkState
+from frameworks.core.progress import Kind, Work, WorkState
 
 
 class Works:

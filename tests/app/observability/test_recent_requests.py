@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from app.auth.principal import Principal
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.recent_requests import MAX_NAME, MAX_PATH, MAX_TEXT, FinishedRequest, RecentRequests, newest
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 
 KEPT, MOST_TENANTS = 4, 3
 NAMES = "abcde"

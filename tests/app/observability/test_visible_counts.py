@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from app.auth.principal import ANONYMOUS, Principal
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.visible_counts import Counts
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.slot import ModelSlot
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 
 TENANTS = [Principal(Tenant(name)) for name in "abc"]
 REQUESTS = st.lists(

@@ -12,7 +12,7 @@ from app.inference.bounds import Bounds
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
 from app.protocols.native.routes import ROUTES
-from app.protocols.routes import Route, RouteTable
+from app.protocols.shared.routes import Route, RouteTable
 from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ModelSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.protocols.long_json import LongDocument, parse_body
+from app.protocols.shared.json.long_documents import LongDocument, parse_body
 
 
 @pytest.mark.parametrize(

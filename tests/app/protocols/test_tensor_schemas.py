@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from app.protocols.codec import Target
 from app.protocols.native.codec import decode
 from app.protocols.native.fields import InferRequest
 from app.protocols.open_inference.datatypes import DATATYPES, DTYPES
 from app.protocols.open_inference.infer_codec import InferCodec
 from app.protocols.open_inference.infer_schemas import Datatype, OpenInferenceRequest
-from frameworks.errors import FieldError, InvalidInput, UnknownField
+from app.protocols.shared.codec import Target
+from frameworks.core.errors import FieldError, InvalidInput, UnknownField
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values
 

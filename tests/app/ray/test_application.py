@@ -8,7 +8,7 @@ import pytest
 
 from app.config import ConfigError, LoadedSettings, load_settings
 from app.ray.checks import check_for_ray, for_ingress
-from frameworks.setting_values import ReplicaRange
+from frameworks.core.settings.values import ReplicaRange
 
 CONFIG = """
 [server]

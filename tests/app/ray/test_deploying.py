@@ -13,7 +13,7 @@ RuntimeError: Traceback (most recent call last):
 
 
 def test_explain_model_error_leaves_its_text() -> None:
-    message = f"{TRACEBACK}frameworks.errors.InvalidModel: a/model.onnx: no such file or folder\n"
+    message = f"{TRACEBACK}frameworks.core.errors.InvalidModel: a/model.onnx: no such file or folder\n"
     assert explain(APPLICATION, {"Ingress": "", "model-m": message}) == "model-m: a/model.onnx: no such file or folder"
 
 

@@ -18,7 +18,7 @@ from app.grpc.services import build_methods
 from app.http.endpoint import Endpoint
 from app.observability.metrics import Observer
 from app.server.build import Host, build, build_routes
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 from tests.support.fake_probe import FakeProbe
 
 HTTP_ACCESS = http_access()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from app.server.example_requests import Caller, curl_lines
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.generation.types import GenerationSpec
 from frameworks.images.spec import ImageSpec
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import MapType, ModelSpec, SequenceSpec, TensorType, TextSpec, ValueSpec
 
 CALLER = Caller("http://127.0.0.1:8080")

@@ -12,7 +12,7 @@ import structlog
 from app.auth.key_store import KeyStore
 from app.config import load_settings
 from app.observability.background import background_task
-from app.observability.logs import set_log_level
+from app.observability.logs.logs import set_log_level
 from app.server.reload import HangupReload, Reload
 from tests.support.keyring import make_key, write_keys
 

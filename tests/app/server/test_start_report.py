@@ -13,11 +13,11 @@ from app.config import AuthSettings, LoadedSettings, Settings
 from app.config.loading import LoggingSettings
 from app.config.tls_files import TlsFiles
 from app.inference.lifecycle import ServerLifecycle
-from app.observability.logs import configure_logging
+from app.observability.logs.logs import configure_logging
 from app.server.keys import open_keys
 from app.server.start_report import StartOptions, StartReport, url_of
-from frameworks.errors import InvalidModel
-from frameworks.models.slot import ModelState
+from frameworks.core.errors import InvalidModel
+from frameworks.models.versions.slot import ModelState
 from tests.app.server.test_example_requests import LoadedSlot, tensor, tensor_spec
 from tests.support.certificates import Authority, Pair
 

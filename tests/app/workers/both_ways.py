@@ -19,9 +19,9 @@ from app.auth.key_store import KeyStore
 from app.config import AuthSettings, LoadedSettings
 from app.config.loading import load_settings
 from app.http.app import build_app
-from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
-from app.http.protocol import BoundedHttpProtocol
+from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.protocol import BoundedHttpProtocol
 from app.inference.pipeline import Pipeline
 from app.server.build import Host, build, build_routes
 from app.server.http_server import origin_rules

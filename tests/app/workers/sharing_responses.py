@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.workers.shared_responses import SharedResponses
+from app.workers.shared.responses import SharedResponses
 from app.workers.worker_responses import WorkerResponses
 from frameworks.replicas.control import ControlLink, Workers
 from memory.result_cache import ResultCache

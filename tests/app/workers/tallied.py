@@ -9,14 +9,14 @@ from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import Histogram, RequestTallies
 from app.workers.messages import ToWorker
-from app.workers.tallies import WorkerTallies
-from app.workers.tallies_merged import MergedTallies
-from app.workers.tallies_sender import TalliesSender
-from frameworks.models.slot import ModelSlot
+from app.workers.tallies.merged import MergedTallies
+from app.workers.tallies.sender import TalliesSender
+from app.workers.tallies.tallies import WorkerTallies
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.manager import ReplicaManager
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from memory.tensor_pool import PoolStats
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, soon

@@ -8,8 +8,8 @@ from app.auth.principal import Principal, Scope
 from app.observability.metrics import Observer
 from app.workers.event_relay import FeedServer, MergedRequests, RemoteFeeds, RequestsSender
 from app.workers.messages import CollectRequests, FinishedRequests, ToWorker
+from frameworks.core.tenants import Tenant
 from frameworks.replicas.control import ControlLink, Workers
-from frameworks.tenants import Tenant
 from tests.app.admin.monitoring.observed import OPERATOR, FakeReader, observe
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task

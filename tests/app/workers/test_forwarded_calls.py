@@ -30,7 +30,7 @@ from app.server.keys import open_keys
 from app.server.manager import build_manager
 from app.workers import forwarded_calls
 from app.workers.forwarded_calls import CallServer, ForwardedCalls
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
 from frameworks.replicas.control import ControlLink
 from frameworks.scheduling.admission import RequestLimit
 from memory.tensor_pool import TensorPool

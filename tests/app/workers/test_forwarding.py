@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from app.auth.permissions import INFER
 from app.auth.principal import Scope
 from app.extension import http_access
-from app.protocols.errors import MAX_MANAGEMENT_BYTES
+from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES
 from tests.app.workers.both_ways import KEYS_FILE, BothWays, both_ways
 from tests.support.keyring import make_key, write_keys
 from tests.support.loops import in_loop
@@ -273,7 +273,7 @@ async def test_internal_error_same_response(serving: Serving, monkeypatch: pytes
         raise RuntimeError("secret of the server")
 
     async with serving(CONFIG) as ways:
-        monkeypatch.setattr("app.admin.models.describe", broken)
+        monkeypatch.setattr("app.admin.models.api.describe", broken)
         with capture_logs() as logs:
             assert await ask_both(ways, "GET", "/models") == 500
         errors = [line for line in logs if line["event"] == "internal error"]

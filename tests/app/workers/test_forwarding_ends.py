@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from app.auth.permissions import HttpAccess
-from app.http.clocks import ConnectionBounds
+from app.http.listener.clocks import ConnectionBounds
 from app.workers import forwarding
 from app.workers.forwarding import AdminServer
 from tests.app.workers.both_ways import Links, forwarding_to

@@ -8,7 +8,7 @@ from app.inference.lifecycle import Lifecycle
 from app.workers import lifecycle as workers_lifecycle
 from app.workers.lifecycle import StatusSender, WorkerLifecycle
 from app.workers.messages import ServerStatus, StatusNoted, ToWorker
-from frameworks.errors import Draining
+from frameworks.core.errors import Draining
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Reply
 from tests.support.control_links import connect

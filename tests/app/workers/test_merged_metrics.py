@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
-from app.admin.metrics import MetricsApi, StatsSources
+from app.admin.metrics.api import MetricsApi, StatsSources
 from app.admin.views import Views
 from app.auth.key_store import KeyStore, StoredKey
 from app.auth.quotas import TenantLimits
 from app.config.auth_settings import AuthSettings, TenantSettings
-from app.http.clocks import ConnectionBounds, Connections
+from app.http.listener.clocks import ConnectionBounds, Connections
 from app.inference.model_view import ManagedModelView
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts

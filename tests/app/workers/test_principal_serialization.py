@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal, Scope
 from app.workers.messages import Sender
 from app.workers.principal_serialization import principal_of, sender_of
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 
 MODELS = ("a", "ab", "b-1", "")
 patterns = st.lists(st.sampled_from(["*", "a*", "b-?", "[ab]", "none"]), max_size=3).map(tuple)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
-from app.workers.shared_responses import SharedResponses
+from app.workers.shared.responses import SharedResponses
 from frameworks.engine.process.wire.messages import ErrorState
 from memory.result_cache import ResultCache
 

@@ -13,8 +13,8 @@ from app.grpc.messages import ModelInferRequest, ModelInferResponse, ModelMetada
 from extensions.load_test import grpc_calls, grpc_channel
 from extensions.load_test.connection import address_of
 from extensions.load_test.grpc_calls import CallWriter, GrpcClient, find_grpc_target
-from extensions.load_test.grpc_messages import INFER, METADATA, STREAM_INFER, infer_request
-from extensions.load_test.inputs import Body
+from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.inputs.grpc_messages import INFER, METADATA, STREAM_INFER, infer_request
 from extensions.load_test.run import Plan, Run
 from extensions.load_test.target import NoTarget, Target
 

@@ -8,7 +8,7 @@ import pytest
 from extensions.load_test import connection
 from extensions.load_test.connection import address_of
 from extensions.load_test.exchange import HttpClient
-from extensions.load_test.inputs import Body
+from extensions.load_test.inputs.bodies import Body
 from extensions.load_test.report import result
 from extensions.load_test.run import Plan, Run
 from extensions.load_test.target import RequestWriter, Target

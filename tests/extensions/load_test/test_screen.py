@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from extensions.load_test import screen
+from extensions.load_test.results.tally import Outcome
 from extensions.load_test.run import Plan, Run
-from extensions.load_test.tally import Outcome
 from extensions.load_test.timer import Timer
 from tests.extensions.load_test.test_run import run_of, target_at
 

@@ -17,8 +17,8 @@ import pytest
 from app.cli.commands import main
 from extensions.offline import images
 from extensions.offline.errors import RequestRefused, WrongCommand
-from extensions.offline.image_folder import COLUMN, ImageFolderReader, find_images
 from extensions.offline.images import FIELD, ImageRows, check_column, example_image
+from extensions.offline.input.image_folder import COLUMN, ImageFolderReader, find_images
 from extensions.offline.job import Job, run_job
 from extensions.offline.model import ModelDescription, RowAnswer
 from extensions.offline.requests import RowSource

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from extensions.offline.errors import RunFailed, WrongCommand
-from extensions.offline.files import find_files
+from extensions.offline.input.files import find_files
 from extensions.offline.job import Job, JobResult, run_job
 from extensions.offline.requests import RowSource
 from tests.extensions.offline.fake_model import REFUSED, FakeModel

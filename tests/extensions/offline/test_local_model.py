@@ -12,7 +12,7 @@ import pytest
 from app.cli.model_paths import with_models
 from app.config import LoadedSettings, load_settings
 from extensions.offline.errors import RunFailed
-from extensions.offline.files import find_files
+from extensions.offline.input.files import find_files
 from extensions.offline.job import Job, JobResult, run_job
 from extensions.offline.local_model import QUEUED_ROWS, open_local_model
 from extensions.offline.requests import RowSource

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from app.observability.progress_bars import format_seconds
+from app.observability.logs.progress_bars import format_seconds
 from extensions.offline.progress import Progress
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from extensions.offline.columns import json_field
 from extensions.offline.errors import RunFailed, WrongCommand
 from extensions.offline.model import Generated, ModelDescription
+from extensions.offline.output.results import check_names, result_columns, with_results
 from extensions.offline.requests import RowSource, TextRows
-from extensions.offline.results import check_names, result_columns, with_results
 from frameworks.types import ClassifyAnswer, EmbedAnswer
 
 TEXTS = RowSource("text", {}, "text", {"truncate": False})

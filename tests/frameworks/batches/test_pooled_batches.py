@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from frameworks.batches.rows import merge
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.onnx.registry import OnnxRegistry
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import Array, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings

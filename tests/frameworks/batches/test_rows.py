@@ -18,7 +18,7 @@ from frameworks.batches.rows import (
     split_outputs,
     split_request,
 )
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
 
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]

@@ -25,7 +25,7 @@ from frameworks.collections.contract import (
 from frameworks.collections.filters import parse_filter
 from frameworks.collections.store.segments import Segments
 from frameworks.collections.store.sqlite_store import FILE
-from frameworks.errors import OutOfMemory
+from frameworks.core.errors import OutOfMemory
 from tests.frameworks.collections import writing_child
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of
 from tests.frameworks.collections.writing_child import BATCH, DIMENSIONS, records_of_batch, vector_of

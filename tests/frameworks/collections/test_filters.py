@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.collections.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, parse_filter
-from frameworks.errors import InvalidInput, RequestError, UnknownField
+from frameworks.core.errors import InvalidInput, RequestError, UnknownField
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from frameworks.collections.index import maintenance
 from frameworks.collections.index.memory_estimates import MemoryGrowth
 from frameworks.collections.store.metadata_columns import Schema
 from frameworks.collections.store.segments import Segments
-from frameworks.devices import DeviceManager
-from frameworks.errors import OutOfMemory
-from frameworks.models.ledger import MemoryLedger
+from frameworks.core.devices import DeviceManager
+from frameworks.core.errors import OutOfMemory
+from frameworks.models.residency.ledger import MemoryLedger
 from memory.budget import Budget
 from tests.frameworks.collections.model import random_vectors, records_of, settings_of
 from tests.frameworks.models.sized_registry import infer, lazy_models, states

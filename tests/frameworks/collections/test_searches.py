@@ -12,7 +12,7 @@ import torch
 from frameworks.collections.contract import CollectionFull, Hit, Metric, Record
 from frameworks.collections.filters import parse_filter
 from frameworks.collections.scan import block_matmul, scoring
-from frameworks.errors import Draining, InvalidInput, Overloaded
+from frameworks.core.errors import Draining, InvalidInput, Overloaded
 from tests.frameworks.collections.model import Opened, random_vectors, records_of, settings_of
 
 

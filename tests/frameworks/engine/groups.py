@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.wire.messages import Answer, Cancel, Infer
 from frameworks.engine.process.wire.serialization import answer_to_plain
-from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.timings import Timings
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, TensorBatch
 from tests.frameworks.engine.process.fake_link import SPEC, Harness
 

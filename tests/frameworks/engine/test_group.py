@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from frameworks.core.errors import DeadlineExceeded, Draining, InvalidModel, ModelFailed
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.process.link import Loss
 from frameworks.engine.process.wire.messages import Cancel, Close, Generate, Infer, SpecLearned, TextDeltas
 from frameworks.engine.process.wire.spec_serialization import spec_to_plain
-from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelFailed
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from tests.frameworks.engine.groups import ROOM, FakeGroup, values
 from tests.frameworks.engine.process.fake_link import CRASH, SPEC
 from tests.support.loops import in_loop, pass_time, settle, soon, task

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.errors import ModelFailed
-from frameworks.tenants import Tenant
+from frameworks.core.errors import ModelFailed
+from frameworks.core.tenants import Tenant
 from tests.frameworks.engine.groups import FakeGroup
 from tests.frameworks.engine.process.client.test_client_any_order import NoDelay
 from tests.support.clocks import Clock

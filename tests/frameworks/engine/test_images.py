@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.errors import InvalidInput, ModelFailed
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.wire.messages import Answer, Failed
 from frameworks.engine.process.wire.serialization import answer_from_plain, request_from_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.engine.threads.image_threads import LARGE_PIXELS, ImageThreads
-from frameworks.errors import InvalidInput, ModelFailed
 from frameworks.images.processor import ImageProcessor, Preparation
 from frameworks.images.spec import ImageRequest
 from frameworks.onnx.model import OnnxModel
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.timings import Timings
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, TextRequest
 from tests.frameworks.models.loading import load_onnx
 from tests.support.engine_hosts import SETTINGS, FakeSource, hosted

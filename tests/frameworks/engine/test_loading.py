@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.engine.loading import load_instances
-from frameworks.errors import InvalidModel
-from frameworks.settings import TorchModelEntry
 from frameworks.types import ModelSpec, Task, TextSpec
 
 

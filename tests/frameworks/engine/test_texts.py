@@ -12,16 +12,16 @@ import pytest
 from app.auth.errors import QuotaExceeded
 from app.auth.quotas import LimitedPermit, TenantLimits
 from app.config.auth_settings import TenantSettings
+from frameworks.core.errors import InvalidInput
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads.tokenizer_threads import TokenizerThreads
-from frameworks.errors import InvalidInput
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.tenants import Tenant
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.timings import Timings
 from frameworks.types import (
     TEXT_OUTPUT,
     ClassifyAnswer,

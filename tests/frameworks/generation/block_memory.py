@@ -1,6 +1,6 @@
 """A key/value cache whose places record all tokens up to their own."""
 
-from frameworks.generation.sequence import StepPart, StepPlan
+from frameworks.generation.scheduling.sequence import StepPart, StepPlan
 
 _Place = tuple[int, ...] | None
 

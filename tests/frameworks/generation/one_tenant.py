@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from frameworks.generation.blocks import BlockPool, Chain, Copy
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
+from frameworks.generation.scheduling.blocks import BlockPool, Chain, Copy
+from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.step_cost import MIN_PROMPT_TOKENS, StepCost
+from frameworks.generation.scheduling.waiting import WaitingQueue
 from frameworks.generation.types import SequenceRequest
-from frameworks.generation.waiting import WaitingQueue
 
 _MAX_ATTENTION_PAIRS = 1 << 22
 

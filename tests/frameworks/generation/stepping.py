@@ -1,11 +1,11 @@
 """A scheduler with small blocks, and helpers to add sequences and run steps."""
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence, StepPlan
-from frameworks.generation.step_cost import StepCost
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.sequence import Sequence, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from tests.frameworks.generation.block_memory import BlockMemory
 
 BLOCK = 4

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.core.tenants import Tenant
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.tenants import Tenant
 from tests.frameworks.generation.block_memory import BlockMemory
 from tests.frameworks.generation.stepping import BLOCK, scheduler_of, step
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
 from frameworks.generation.types import Sampling

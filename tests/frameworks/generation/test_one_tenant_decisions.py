@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence, StepPlan
-from frameworks.generation.step_cost import StepCost
+from frameworks.core.tenants import Tenant
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.sequence import Sequence, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.tenants import Tenant
 from tests.frameworks.generation.one_tenant import OneTenantScheduler
 
 AnyScheduler = StepScheduler | OneTenantScheduler

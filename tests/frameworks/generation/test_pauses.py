@@ -1,6 +1,6 @@
 """Decodes pause for a prompt that is complete after one step."""
 
-from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.scheduling.scheduler import StepScheduler
 from tests.frameworks.generation.stepping import add, parts, run_out, scheduler_of, step
 
 # A decode step takes 20 ms and a prompt token 0.5 ms: 64 tokens fit beside decodes, 120 into a pause.

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.step_cost import StepCost
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from tests.frameworks.generation.block_memory import BlockMemory
 from tests.frameworks.generation.stepping import add, scheduler_of, step
 

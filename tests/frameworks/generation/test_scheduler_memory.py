@@ -1,7 +1,7 @@
 """Which sequences release blocks when none are free, and which start from cached blocks."""
 
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.sequence import Sequence
 from tests.frameworks.generation.block_memory import BlockMemory
 from tests.frameworks.generation.stepping import BLOCK, add, parts, run_out, running, scheduler_of, step
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from frameworks.generation.sequence import StepPlan
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.generation.scheduling.sequence import StepPlan
 from tests.frameworks.generation.block_memory import BlockMemory
 from tests.frameworks.generation.stepping import BLOCK, add, parts, running, scheduler_of, step
 

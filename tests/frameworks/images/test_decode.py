@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import ImageBounds, decode_image
 from frameworks.images.headers import read_header, read_orientation
 from tests.support.images import encoded, photo

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import decode_image
 from frameworks.images.headers import read_header
 from tests.frameworks.images.test_decode import SMALL, chunk

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from PIL import Image
 
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import Array, ImageProcessor, Preparation
 from frameworks.images.processor_config import read_preparation
 from tests.support.images import encoded, photo

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, TorchModelEntry
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry, Registry
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, TorchModelEntry
 from frameworks.types import TEXT_OUTPUT, Array, Batch, TokenBatch, Value
 from tests.support.fake_probe import FakeProbe
 
 if TYPE_CHECKING:
     from frameworks.onnx.model import OnnxModel
     from frameworks.onnx.text_model import OnnxTextModel
-    from frameworks.pytorch.encoder import EncoderModel
+    from frameworks.pytorch.encoders.encoder import EncoderModel
 
 GIB = 1024**3
 _NO_CACHE = Path("/dev/null/no folder for copies")
@@ -54,7 +54,7 @@ def load_onnx(
 
 def load_torch(path: Path, **options: Any) -> "EncoderModel":
     """Load an encoder, as `load_torch_model`."""
-    from frameworks.pytorch.encoder import EncoderModel
+    from frameworks.pytorch.encoders.encoder import EncoderModel
 
     model = load_torch_model(path, **options)
     assert isinstance(model, EncoderModel)

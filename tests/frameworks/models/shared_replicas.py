@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.ray.config import GroupConfig, ReplicaConfig
 from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.ingress.group_startup import Deployed
@@ -19,10 +20,9 @@ from frameworks.engine.ray.running_replicas import RunningReplicas
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.loader import Loader
-from frameworks.models.ray import RayStarter
-from frameworks.models.ray_replica import HostedModels
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.models.ray.ray import RayStarter
+from frameworks.models.ray.replica import HostedModels
+from frameworks.models.residency.loader import Loader
 from frameworks.types import Batch, ModelSpec, TensorBatch, Value
 from tests.frameworks.engine.ray.replicas import NODE, SECRET
 from tests.frameworks.models.sized_registry import SizedRegistry

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import InvalidModel, ModelFailed
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.runtime import BatchModel, ModelEntry
 from tests.support.batch_models import Behaviour, DoublingModel, FakeRegistry, Gate, numbers
 from tests.support.fake_probe import GIB

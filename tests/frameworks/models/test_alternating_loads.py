@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.load_lock import LoadLock
+from frameworks.models.residency.load_lock import LoadLock
 from tests.frameworks.models.sized_registry import infer, lazy_models, states
 from tests.support.batch_models import Gate
 from tests.support.clocks import Clock

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.traffic import Share
+from frameworks.models.versions.traffic import Share
 from tests.frameworks.models.sized_registry import SizedRegistry, make_versions
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop

@@ -3,12 +3,12 @@
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import EvictionNeeded, InvalidModel, OutOfMemory
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import EvictionNeeded, InvalidModel, OutOfMemory
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.ledger import LoadOptions
-from frameworks.models.placement import choose_devices
-from frameworks.models.version import ModelVersion
+from frameworks.models.residency.ledger import LoadOptions
+from frameworks.models.residency.placement import choose_devices
+from frameworks.models.versions.version import ModelVersion
 from tests.frameworks.models.sized_registry import states
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import GIB, FakeProbe, cuda

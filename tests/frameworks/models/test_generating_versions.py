@@ -7,13 +7,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.observability.tallies import GenerationMetrics
+from frameworks.core.errors import Draining, InvalidInput, InvalidModel, ModelFailed
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
-from frameworks.errors import Draining, InvalidInput, InvalidModel, ModelFailed
 from frameworks.generation.types import GeneratedToken, GenerateRequest, SequenceRequest
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.slot import ModelState
+from frameworks.models.versions.slot import ModelState
 from frameworks.scheduling.steps.counts import StepCounts
-from frameworks.timings import Timings
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.load_failures
-from frameworks.errors import (
+import frameworks.models.versions.load_failures
+from frameworks.core.errors import (
     InvalidInput,
     InvalidModel,
     ModelExists,
@@ -26,9 +26,9 @@ from frameworks.errors import (
     OutOfMemory,
     VersionNotFound,
 )
-from frameworks.models.slot import ModelState
-from frameworks.models.traffic import Share
-from frameworks.settings import OnnxModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.models.versions.slot import ModelState
+from frameworks.models.versions.traffic import Share
 from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
 from tests.support.loops import worker_threads_end
@@ -51,7 +51,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002)
+        self.short_retries = patch.object(frameworks.models.versions.load_failures, "_MAX_RETRY_S", 0.002)
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()

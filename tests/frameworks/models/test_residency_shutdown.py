@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.entry_values import VersionPolicy
-from frameworks.errors import Draining, ModelNotFound, ModelUnavailable, ModelUnloaded
+from frameworks.core.errors import Draining, ModelNotFound, ModelUnavailable, ModelUnloaded
+from frameworks.core.settings.entry_values import VersionPolicy
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.slot import ModelState
+from frameworks.models.versions.slot import ModelState
 from tests.frameworks.models.sized_registry import (
     SizedRegistry,
     check_settled,

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidInput, ModelFailed
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.local import LocalEngine
-from frameworks.errors import InvalidInput, ModelFailed
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.subrequests import SubRequests
+from frameworks.models.residency.subrequests import SubRequests
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.inline import LIGHT_S
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from frameworks.types import ModelSpec, TensorBatch
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.loops import in_loop

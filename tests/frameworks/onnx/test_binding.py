@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from frameworks.devices import DeviceManager
-from frameworks.errors import InvalidInput
+from frameworks.core.devices import DeviceManager
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.onnx.registry import OnnxRegistry
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings

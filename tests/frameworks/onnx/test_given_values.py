@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.onnx import given_values
 from tests.frameworks.models.loading import load_onnx
 from tests.support.models import onnx_graphs

@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.onnx.registry import OnnxRegistry
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from onnx import helper
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.model import OnnxModel
 from frameworks.types import TensorBatch

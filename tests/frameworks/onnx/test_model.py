@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from frameworks.errors import InvalidInput, ModelFailed
+from frameworks.core.errors import InvalidInput, ModelFailed
 from frameworks.onnx.model import OnnxModel
 from frameworks.types import (
     NUMPY_DTYPES,

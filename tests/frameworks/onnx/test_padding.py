@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from frameworks.batches.rows import merge, signature_of, split_outputs
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.padding import try_padding
 from frameworks.onnx.text_model import OnnxTextModel

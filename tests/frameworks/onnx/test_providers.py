@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
 from tests.support.fake_probe import GIB, cuda
 

@@ -10,11 +10,11 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
+from frameworks.core.progress import working
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.quantization import saturation
 from frameworks.onnx.quantization.saturation import round_to_range
-from frameworks.progress import working
 from frameworks.quantization.comparison import row_cosines
 from frameworks.quantization.ranges import HALVED, PAIRED, WHOLE, WeightRange
 from frameworks.types import Array, TensorBatch

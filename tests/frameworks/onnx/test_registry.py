@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from frameworks.devices import DeviceManager
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.core.devices import DeviceManager
+from frameworks.core.errors import InvalidModel, OutOfMemory
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.onnx.graph_summary import read_graph_summary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.registry import OnnxRegistry, graph_file, weight_bytes_of
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import listed, load_onnx
 from tests.support.fake_probe import FakeProbe

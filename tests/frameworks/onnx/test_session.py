@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import bfloat16_bits, open_session
 from frameworks.types import Array

@@ -10,7 +10,7 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
+from frameworks.core.errors import InvalidInput, InvalidModel, OutOfMemory
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.types import Array, TensorBatch, TokenBatch

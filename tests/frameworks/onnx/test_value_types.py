@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.onnx.value_types import read_type
 from frameworks.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 from tests.support.models import onnx_graphs

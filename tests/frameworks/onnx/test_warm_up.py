@@ -8,7 +8,7 @@ import onnx
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.onnx.model import OnnxModel
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import listed

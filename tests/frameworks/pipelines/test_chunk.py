@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.errors import InvalidInput
-from frameworks.pipeline_settings import StepEntry
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.pipelines import StepEntry
 from frameworks.pipelines.steps.texts import Chunk
 
 

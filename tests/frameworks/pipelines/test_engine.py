@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded
+from frameworks.core.timings import Timings
 from frameworks.pipelines import runs
-from frameworks.timings import Timings
 from frameworks.types import (
     Array,
     ClassifyAnswer,

@@ -11,8 +11,8 @@ import pytest
 
 from frameworks.collections.collection import open_collection
 from frameworks.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric, Record
-from frameworks.errors import Draining, InvalidInput, ModelFailed, ModelLoading, Overloaded, RoundhouseError
-from frameworks.timings import Timings
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, ModelLoading, Overloaded, RoundhouseError
+from frameworks.core.timings import Timings
 from frameworks.types import TensorType
 from tests.support.loops import in_loop
 from tests.support.pipelines import NumpyParts, ask, call, checked, engine_of, faults_of, pipeline, search, tensor_spec

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameworks.errors import InvalidModel
-from frameworks.pytorch.encoder import EncoderModel
+from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.tokenizer import normalize_rows
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker

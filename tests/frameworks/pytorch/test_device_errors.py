@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.errors import ModelFailed, OutOfMemory
-from frameworks.pytorch.encoder import EncoderModel
+from frameworks.core.errors import ModelFailed, OutOfMemory
+from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.types import TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import answered_through_a_dispatcher, load_torch

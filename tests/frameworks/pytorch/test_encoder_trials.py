@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from frameworks.pytorch.encoder import EncoderModel
+from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.types import Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, load_torch_instances, rows_of

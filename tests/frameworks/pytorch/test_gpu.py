@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.devices import DeviceManager, SystemProbe
-from frameworks.errors import OutOfMemory
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.errors import OutOfMemory
+from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
-from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text.tokenizer import normalize_rows
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from memory.settings import MemorySettings

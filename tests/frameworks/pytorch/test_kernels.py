@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.generation.linear import PackedLinear
+from frameworks.pytorch.generation.weights.linear import PackedLinear
 from frameworks.pytorch.kernels import multiplies_bf16, packs
 
 pytestmark = pytest.mark.isa

@@ -61,7 +61,7 @@ assert "sympy" in sys.modules
 # On a device without memory, rfft and nonzero have kernels in Python only.
 SHAPES = """
 from pathlib import Path
-from frameworks.devices import Device
+from frameworks.core.devices import Device
 from frameworks.pytorch.loader import load_encoder
 from transformers import BertModel
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.devices import Device
-from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.pytorch import kernels, loader
 from frameworks.pytorch.loader import default_dtype, load_encoder
 from frameworks.text.tokenizer import normalize_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.pytorch.encoder import EncoderModel
+from frameworks.pytorch.encoders.encoder import EncoderModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
 from tests.support.alike import check_alike

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from frameworks.devices import Device
-from frameworks.errors import InvalidModel
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_matmul import CPU_MATMULS, Int8Kernel, quantize_weight
 from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on

@@ -8,10 +8,10 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel
-from frameworks.pytorch.encoder import EncoderModel
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.registry import TorchRegistry
-from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import NO_COPIES, load_torch, rows_of
 from tests.support.alike import check_alike

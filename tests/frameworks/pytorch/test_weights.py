@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.weights import read_weight_files
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, load_torch_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.quantization.comparison import check_cosine, compare, cosines_of, row_cosines, warn_if_slower
 from frameworks.types import Batch, QuantizationReport, TensorBatch, Value
 

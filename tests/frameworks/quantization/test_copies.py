@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.errors import InvalidModel
-from frameworks.files import contents_name
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import contents_name
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.types import KernelTrial, QuantizationReport
 

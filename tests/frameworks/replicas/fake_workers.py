@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.workers.messages import ToWorker
+from frameworks.core.errors import ModelFailed, ModelNotFound, ModelUnavailable
 from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.errors import ModelFailed, ModelNotFound, ModelUnavailable
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.version import ModelState as Phase
+from frameworks.models.versions.version import ModelState as Phase
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import (
     Abandon,

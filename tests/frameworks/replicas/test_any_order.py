@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frameworks.errors import Draining, ModelUnloaded
-from frameworks.models.version import ModelState as State
-from frameworks.models.version import VersionNotLoaded
+from frameworks.core.errors import Draining, ModelUnloaded
+from frameworks.models.versions.version import ModelState as State
+from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.replicas.messages import (
     Abandon,

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from frameworks.errors import ModelFailed
+from frameworks.core.errors import ModelFailed
 from frameworks.replicas.connects import Connects
 from frameworks.replicas.peers import Peer
 from tests.support.loops import in_loop, settle, task

@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frameworks.core.errors import InvalidModel
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client import process_registry
-from frameworks.errors import InvalidModel
-from frameworks.models.version import ModelState
+from frameworks.models.versions.version import ModelState
 from tests.support.loops import in_loop, soon, task
 from tests.support.replicated import Replica, Replicated, replicated
 

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from frameworks.addresses import SourceAddress
-from frameworks.models.downloads import Downloads
-from frameworks.settings import Isolation, OnnxModelEntry
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.settings.entries import Isolation, OnnxModelEntry
+from frameworks.models.versions.downloads import Downloads
 from frameworks.sources.store import SourceStore
 from tests.support.loops import in_loop, soon
 from tests.support.models.onnx_crashes import negated

@@ -2,8 +2,7 @@
 
 import pytest
 
-from frameworks.engine.process.wire.messages import ErrorState
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     ModelFailed,
     ModelLoading,
@@ -13,7 +12,8 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.models.version import ModelState as State
+from frameworks.engine.process.wire.messages import ErrorState
+from frameworks.models.versions.version import ModelState as State
 from frameworks.replicas.messages import (
     LocalCounts,
     ShareState,

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     ModelNotFound,
     ModelUnloaded,
 )
-from frameworks.models.version import ModelState as State
+from frameworks.models.versions.version import ModelState as State
 from frameworks.replicas.messages import (
     EndModelRequests,
 )

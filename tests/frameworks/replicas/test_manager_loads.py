@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frameworks.errors import (
+from frameworks.core.errors import (
     Draining,
     InvalidModel,
     ModelFailed,
@@ -12,7 +12,7 @@ from frameworks.errors import (
     OutOfMemory,
     RoundhouseError,
 )
-from frameworks.models.version import ModelState as State
+from frameworks.models.versions.version import ModelState as State
 from frameworks.replicas.messages import (
     Abandon,
     LoadForRequest,

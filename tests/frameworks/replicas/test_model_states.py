@@ -5,6 +5,7 @@ from pathlib import Path
 from msgspec import msgpack
 
 from app.workers.messages import ToWorker
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
@@ -12,7 +13,6 @@ from frameworks.replicas.messages import ModelState
 from frameworks.replicas.model_states import state_of
 from frameworks.replicas.peers import Peer
 from frameworks.scheduling.device_clock import SharedDevices
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop
 from tests.support.managing import make_manager

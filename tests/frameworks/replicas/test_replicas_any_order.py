@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.load_failures
-from frameworks.engine.process.wire.messages import ChannelLost
-from frameworks.errors import (
+import frameworks.models.versions.load_failures
+from frameworks.core.errors import (
     Draining,
     InvalidInput,
     ModelNotFound,
@@ -26,8 +25,9 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.models.slot import ModelSlot, ModelState
-from frameworks.models.traffic import Share
+from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.models.versions.slot import ModelSlot, ModelState
+from frameworks.models.versions.traffic import Share
 from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions
 from tests.frameworks.replicas.fake_workers import FakeWorker, Supervisor
 from tests.support.control_links import connect
@@ -58,7 +58,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.logs = capture_logs()
         self.logs.__enter__()
         self.patches = [
-            patch.object(frameworks.models.load_failures, "_MAX_RETRY_S", 0.002),
+            patch.object(frameworks.models.versions.load_failures, "_MAX_RETRY_S", 0.002),
             patch("frameworks.replicas.shared_engine._MAX_RETRY_S", 0.002),
         ]
         for each in self.patches:

@@ -5,9 +5,10 @@ import pickle
 import pytest
 
 from app.workers.messages import ToWorker
+from frameworks.core.errors import OutOfMemory, Overloaded
+from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import OutOfMemory, Overloaded
-from frameworks.models.slot import ModelSlot
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
 from frameworks.replicas.model_states import state_of
@@ -15,7 +16,6 @@ from frameworks.replicas.peers import Peer
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
-from frameworks.settings import PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop
 from tests.support.managing import make_manager, register

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.errors import Draining, OutOfMemory
-from frameworks.models.identity import ModelIdentity, batch_limits
+from frameworks.core.errors import Draining, OutOfMemory
+from frameworks.core.settings.entries import PerformanceSettings
+from frameworks.models.versions.identity import ModelIdentity, batch_limits
 from frameworks.replicas.shared_loads import SharedLoads
 from frameworks.replicas.version import ReplicaVersion
-from frameworks.settings import PerformanceSettings
 from tests.support.fake_supervisor import version_state
 from tests.support.loops import in_loop, settle, task
 from tests.support.managing import entry

@@ -13,17 +13,17 @@ import numpy as np
 import psutil
 import pytest
 
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.errors import Draining, ModelFailed
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.registries import RegistrySettings
-from frameworks.errors import Draining, ModelFailed
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.contract import ServedModels
-from frameworks.models.loader import Loader
-from frameworks.models.processes import ProcessStarter
-from frameworks.models.version import ModelState
-from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.models.residency.loader import Loader
+from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.versions.contract import ServedModels
+from frameworks.models.versions.version import ModelState
 from frameworks.types import TensorBatch
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import FakeProbe

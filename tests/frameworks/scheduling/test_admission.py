@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from tests.support.clocks import Clock
 

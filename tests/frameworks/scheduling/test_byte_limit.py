@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 

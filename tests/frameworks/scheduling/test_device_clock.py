@@ -1,7 +1,7 @@
 """The clock of a device: which tenants it holds, and when it wakes their dispatchers."""
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.device_clock import DeviceClock, SharedDevices
-from frameworks.tenants import Tenant
 
 ONE, HEAVY = Tenant("one"), Tenant("heavy", 4.0)
 

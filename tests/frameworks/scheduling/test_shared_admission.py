@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.shared_admission import SharedRequestLimit, request_limit
 from frameworks.scheduling.shared_limits import SharedLimits

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from app.auth.errors import QuotaExceeded
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteHold
 from frameworks.scheduling.shared_bytes import SharedByteLimit
 from frameworks.scheduling.shared_limits import SharedLimits

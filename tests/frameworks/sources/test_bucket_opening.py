@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.buckets import opening
 
 

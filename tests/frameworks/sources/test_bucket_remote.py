@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from frameworks.addresses import SourceAddress, parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import SourceAddress, parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.buckets.contract import MAX_NAMES, Cause, Page
 from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.contract import CHUNK_BYTES, RemoteFile, SourceChanged

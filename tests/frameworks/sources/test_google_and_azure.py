@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from frameworks.addresses import SourceAddress, parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import SourceAddress, parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.buckets.azure import AzureContainer
 from frameworks.sources.buckets.contract import Bucket
 from frameworks.sources.buckets.gcs import GoogleBucket

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources import connections, http_exchange
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.http_bytes import HttpBytes

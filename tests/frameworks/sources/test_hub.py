@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources import offline
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.hub import HubRemote

@@ -2,8 +2,8 @@
 
 import pytest
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel
 from frameworks.sources import remotes
 from frameworks.sources.buckets import opening
 from frameworks.sources.buckets.remote import BucketRemote

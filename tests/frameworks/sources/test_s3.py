@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.buckets.opening import open_bucket
 from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.buckets.s3 import S3Bucket

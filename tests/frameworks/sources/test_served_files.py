@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel
 from frameworks.sources.contract import Framework, RemoteFile
 from frameworks.sources.served_files import MAX_LISTED_FILES, Selection, select_files
 

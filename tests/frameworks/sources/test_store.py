@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import Framework, SourceChanged
 from frameworks.sources.store import Cancelled, Fetched, Progress, SourceStore
 from tests.frameworks.sources.fake_remote import CHUNK, CONTENTS, WEIGHTS, FakeSource

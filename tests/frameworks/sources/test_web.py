@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.addresses import parse_address
-from frameworks.errors import InvalidModel, SourceUnavailable
+from frameworks.core.addresses import parse_address
+from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.web import WebRemote
 from tests.support.web_server import WebServer, trusted_web_server

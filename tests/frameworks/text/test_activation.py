@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.config import read_text_config
 from tests.frameworks.conftest import FolderMaker

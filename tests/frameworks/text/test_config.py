@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from frameworks.errors import InvalidModel
-from frameworks.files import read_json
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 from frameworks.text.config import read_text_config, transformer_folder
 from tests.support.models.text_files import change_json, write_json, write_sentence_transformers
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.config import read_text_config
 from tests.support.models.text_files import change_json, write_json, write_sentence_transformers
 

@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from tests.support.models.text_files import TEXTS, write_json, write_tokenizer

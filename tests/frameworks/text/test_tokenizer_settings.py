@@ -9,7 +9,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.config import read_text_config
 from frameworks.text.tokenizer import TextTokenizer
 from tests.support.models.text_files import TEXTS, change_json, write_json, write_tokenizer

@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
-from frameworks.errors import InvalidInput
-from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.core.errors import InvalidInput
+from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Conversation, GenerationSpec, Message
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.text.config import read_text_config
 from frameworks.text.tokenizer import TextTokenizer
 from tests.support.models.text_files import TEXTS, change_json, write_json, write_tokenizer

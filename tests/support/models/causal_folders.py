@@ -8,7 +8,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from frameworks.settings import ToolFormat
+from frameworks.core.settings.entries import ToolFormat
 from tests.support.models.tool_templates import TEMPLATES, TOKENS
 
 VOCABULARY_SIZE = 300

@@ -1,6 +1,6 @@
 """Small chat templates with tools, in the shape of the families' own."""
 
-from frameworks.settings import ToolFormat
+from frameworks.core.settings.entries import ToolFormat
 
 HERMES = """\
 {%- if tools %}

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from app.cli.model_paths import with_models
 from app.config import load_settings
-from extensions.offline.files import find_files
+from extensions.offline.input.files import find_files
 from extensions.offline.job import Job, run_job
 from extensions.offline.local_model import LocalModel, open_local_model
 from extensions.offline.requests import RowSource

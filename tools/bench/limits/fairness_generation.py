@@ -11,12 +11,12 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.step_cost import StepCost
+from frameworks.core.tenants import Tenant
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.pytorch.generation import loading
-from frameworks.tenants import Tenant
+from frameworks.pytorch.generation.loading import generator as loading
 from tests.frameworks.generation.one_tenant import OneTenantScheduler
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
 from tools.bench.shared.language_models import SMALL, save_llama

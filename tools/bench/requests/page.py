@@ -13,7 +13,7 @@ from statistics import median
 
 import orjson
 
-from app.http.web_files import WebFile, WebSite
+from app.http.page.files import WebFile, WebSite
 from tools.bench.shared.cores import LOAD_CORES, on_cores
 from tools.bench.shared.servers import RunningServer, roundhouse
 from tools.bench.shared.table import Row

@@ -17,7 +17,7 @@ from app.auth.keys import Key, hash_secret, key_text
 from app.auth.principal import Principal, Scope
 from app.auth.signatures import SignedRequest
 from app.auth.verifier import SignatureVerifier
-from frameworks.tenants import DEFAULT_TENANT
+from frameworks.core.tenants import DEFAULT_TENANT
 from tests.support.signing import content_digest, signed_headers
 from tools.bench.shared import wrk
 from tools.bench.shared.rounds import in_turn

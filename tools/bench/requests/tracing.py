@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from app.http.responses import begin_record
 from app.observability.metrics import Observer
-from app.observability.trace_export import decider
-from app.observability.traces import EndedRequest, Tracer
-from frameworks.timings import Timings
+from app.observability.traces.export import decider
+from app.observability.traces.traces import EndedRequest, Tracer
+from frameworks.core.timings import Timings
 from tools.bench.shared.table import Row
 
 _BATCH = 1000

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest
 from frameworks.engine.process.wire.messages import Answer, Infer
 from frameworks.engine.process.wire.serialization import answer_from_plain, request_to_plain, tenant_to_plain
 from frameworks.scheduling.admission import TokenBudget
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 from frameworks.types import TokenBatch
 
 

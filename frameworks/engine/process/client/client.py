@@ -8,6 +8,10 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.errors import Draining, ModelFailed, as_failed
+from frameworks.core.progress import Work, begin
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.counts_merge import add_counts
@@ -29,13 +33,9 @@ from frameworks.engine.process.wire.messages import (
     Waiting,
 )
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
-from frameworks.errors import Draining, ModelFailed, as_failed
 from frameworks.generation.types import GenerateRequest, StepStats
-from frameworks.progress import Work, begin
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
-from frameworks.timings import Timings
 from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec
 from frameworks.types import Answer as ModelAnswer
 

@@ -5,11 +5,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from frameworks.core.errors import DeadlineExceeded, Overloaded
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.process.wire.messages import Generate, TextDeltas
 from frameworks.engine.process.wire.serialization import request_to_plain, tenant_to_plain
 from frameworks.engine.stream import join_pieces
-from frameworks.errors import DeadlineExceeded, Overloaded
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.scheduling.steps.token_feed import MAX_UNREAD_TOKENS
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.generations import GenerationCall
 from frameworks.engine.process.client.poison_requests import PROCESS_RULE, PoisonRequests, digest_of
@@ -28,7 +29,6 @@ from frameworks.engine.process.wire.messages import (
     TextDeltas,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain, request_to_plain
-from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
 from frameworks.scheduling.admission import TokenBudget
 
 Call = InferCall | GenerationCall

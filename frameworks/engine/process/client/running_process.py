@@ -12,7 +12,9 @@ from typing import TypeVar
 
 import structlog
 
-from frameworks.devices import Device, ModelNeeds
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import ModelFailed
+from frameworks.core.progress import Work, current
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.client.connection import ARENA_BYTES, PROTOCOL, EngineConnection
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
@@ -33,8 +35,6 @@ from frameworks.engine.process.wire.messages import (
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
-from frameworks.errors import ModelFailed
-from frameworks.progress import Work, current
 from frameworks.runtime import ModelEntry
 from memory.shared_arena import SharedArena
 from memory.shared_memory import SharedMemory

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Engine, Run
 from frameworks.engine.process.host.permits import AskedBudget, CallPermit
 from frameworks.engine.process.wire.messages import Answer, FromEngine, Generate, Infer, TextDeltas
 from frameworks.engine.process.wire.serialization import answer_to_plain
 from frameworks.generation.types import GenerateRequest, Generation, TextDelta
 from frameworks.scheduling.admission import RequestLimit
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 
 PIECES_S = 0.05
 """The longest delay of text whose reader needs it whole."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from frameworks.core.progress import Kind, running
+from frameworks.core.tenants import Tenant
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.host.counts_delta import CountsDelta
@@ -13,9 +15,7 @@ from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded
 from frameworks.engine.process.wire.serialization import PlainTenant, tenant_from_plain
 from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.progress import Kind, running
 from frameworks.scheduling.admission import RequestLimit
-from frameworks.tenants import Tenant
 from frameworks.types import ModelSpec
 
 COUNTS_S = 0.05

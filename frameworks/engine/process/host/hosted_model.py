@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.errors import RoundhouseError
 from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.host.hosted_engine import HostedEngine, progress_now
 from frameworks.engine.process.host.model_source import ModelSource
@@ -25,7 +26,6 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import RoundhouseError
 
 log = structlog.get_logger(__name__)
 

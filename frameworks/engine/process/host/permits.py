@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from frameworks.core.tenants import Tenant
 from frameworks.engine.process.wire.messages import Counted
 from frameworks.scheduling.admission import Permit, RequestLimit, TokenBudget
-from frameworks.tenants import Tenant
 
 
 class AskedBudget:

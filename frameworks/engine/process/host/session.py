@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
+from frameworks.core.traces import RunTrace
 from frameworks.engine.local import LocalEngine
 from frameworks.engine.process.host.hosted_calls import HostedCall, HostedGeneration, Sender
 from frameworks.engine.process.host.hosted_engine import COUNTS_S, HostedEngine
@@ -30,9 +32,7 @@ from frameworks.engine.process.wire.messages import (
     Waiting,
 )
 from frameworks.engine.process.wire.serialization import error_to_plain, request_from_plain
-from frameworks.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.generation.types import GenerateRequest
-from frameworks.traces import RunTrace
 from frameworks.types import TensorBatch, TokenBatch
 
 log = structlog.get_logger(__name__)

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.process.wire.arrays import ArrayWriter, Find, Placement, array_reader
 from frameworks.engine.process.wire.messages import ChannelLost, EngineMessage, MessageTooLarge, ProtocolError
-from frameworks.errors import InvalidInput
 from memory.sizes import format_size
 
 MAX_FRAME_BYTES = 64 * 1024**2

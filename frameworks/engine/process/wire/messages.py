@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from frameworks.devices import Device, ModelNeeds
+from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.traces import MAX_LINKS, BatchRun
 from frameworks.engine.contract import EngineSettings
 from frameworks.generation.types import StepStats, TextDelta, Usage
-from frameworks.traces import MAX_LINKS, BatchRun
 
 MAX_PHASE_CHARACTERS = 100
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from frameworks import errors
+from frameworks.core import errors
+from frameworks.core.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.engine.process.wire.messages import ErrorState, ProtocolError
-from frameworks.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,

@@ -6,6 +6,7 @@ from functools import partial
 
 import structlog
 
+from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule
@@ -15,7 +16,6 @@ from frameworks.engine.ray.handshake import Address
 from frameworks.engine.ray.ingress.link import ReplicaLink
 from frameworks.engine.ray.ingress.withdrawn_replicas import WithdrawnReplicas
 from frameworks.engine.ray.running_replicas import RunningReplicas
-from frameworks.errors import ModelFailed, RoundhouseError
 
 log = structlog.get_logger(__name__)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, Run, TokenTimes
 from frameworks.engine.group import EngineGroup, GroupModel
 from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.process.link import Loss
 from frameworks.engine.ray.ingress.connections import Connections, ReplicaEngine
 from frameworks.engine.ray.ingress.routing import LeastSeconds
-from frameworks.errors import ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.types import ModelSpec
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.link import Started
 from frameworks.engine.ray.ingress.connections import REPLACED_S, Connections, ReplicaEngine, Version
@@ -14,7 +15,6 @@ from frameworks.engine.ray.ingress.group import RETRY_AFTER_S, ReplicaGroup
 from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions
 from frameworks.engine.ray.ingress.shared_group import SharedConnections, SharedGroup
 from frameworks.engine.ray.running_replicas import RunningReplicas
-from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
 
 COLD_START_S = 600.0
 """Limit of the wait for the first replica: a node may have to be started, and a model fetched."""

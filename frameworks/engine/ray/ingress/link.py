@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import (
@@ -28,7 +29,6 @@ from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from frameworks.engine.ray.ingress.clock_offset import PeerClock
 from frameworks.engine.ray.tls import client_context
-from frameworks.errors import ModelFailed
 from frameworks.types import Array
 
 log = structlog.get_logger(__name__)

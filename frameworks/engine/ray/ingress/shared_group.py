@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.group_queue import GroupEngine
 from frameworks.engine.ray.handshake import Address
@@ -14,7 +15,6 @@ from frameworks.engine.ray.ingress.group import NO_REPLICA, ReplicaGroup
 from frameworks.engine.ray.ingress.loaded_versions import LoadedVersions, VersionKey
 from frameworks.engine.ray.ingress.routing import LeastSeconds
 from frameworks.engine.ray.running_replicas import RunningReplicas
-from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
 
 log = structlog.get_logger(__name__)
 

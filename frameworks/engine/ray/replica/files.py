@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from frameworks.addresses import SourceAddress
+from frameworks.core.addresses import SourceAddress
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.sources.contract import Framework
 

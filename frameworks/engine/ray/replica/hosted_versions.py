@@ -9,7 +9,8 @@ from typing import Any
 
 import structlog
 
-from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe
+from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
+from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.host.model_source import FileSource, HostedModel
 from frameworks.engine.process.wire.channel import Channel
@@ -22,7 +23,6 @@ from frameworks.engine.ray.replica.contract import VersionTotals
 from frameworks.engine.ray.replica.files import local_files, newest_files, state_of
 from frameworks.engine.ray.replica.metered_engine import MeteredEngine
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.errors import InvalidModel, RoundhouseError
 
 log = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from frameworks.devices import SHARE_FOR_MODELS, Device, DeviceManager, ModelNeeds, SystemProbe
+from frameworks.core.devices import SHARE_FOR_MODELS, Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.replica.files import newest_files

@@ -96,7 +96,7 @@ class ModelReplica:
 
 def _prepare_process(config: ReplicaConfig | GroupConfig) -> None:
     """Set what the server sets for its own process, before a framework is imported."""
-    # The threads of OpenMP do not spin beside the processes of other replicas, see `frameworks.models.processes`.
+    # The threads of OpenMP do not spin beside other replicas, see `frameworks.models.residency.processes`.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_freed_memory()
     shorten_collections()

@@ -13,7 +13,7 @@ from frameworks.batches.comparison import (
     tolerance_of,
 )
 from frameworks.batches.rows import follow_rows, merge, split_outputs
-from frameworks.errors import RoundhouseError
+from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.batch.trials.batching_trials import (
     AGREEMENTS,
     MAX_REQUESTS,

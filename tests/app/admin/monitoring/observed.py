@@ -8,12 +8,12 @@ from typing import Any
 
 from app.auth.principal import Principal
 from app.observability.metrics import Observer, RequestRecord
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.slot import ModelSlot
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
-from frameworks.tenants import Tenant
-from frameworks.timings import Timings
 
 TENANTS = {name: Principal(Tenant(name), patterns=[("*",)]) for name in ("red", "blue")}
 OPERATOR = Principal(Tenant("ops"), patterns=[("*",)], is_operator=True)

@@ -18,7 +18,7 @@ from app.auth.principal import ANONYMOUS, Principal
 from app.config import AuthSettings
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import RequestRecord
-from frameworks.errors import Draining, Overloaded
+from frameworks.core.errors import Draining, Overloaded
 from tests.app.admin.monitoring.observed import TENANTS, named, parse
 from tests.support.keyring import make_key, write_keys
 from tests.support.loops import in_loop, pass_time, settle, soon, task

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from app.admin.monitoring.files_api import file_of, read_version
 from app.admin.monitoring.model_files import ModelFolder
-from app.protocols.errors import NotFound
-from frameworks.errors import InvalidInput
+from app.protocols.shared.errors import NotFound
+from frameworks.core.errors import InvalidInput
 
 
 @pytest.fixture

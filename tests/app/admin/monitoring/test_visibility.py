@@ -13,7 +13,7 @@ from app.admin.monitoring.sample_ring import Sample, SampleRing
 from app.admin.monitoring.visibility import shows_request, view_key
 from app.auth.principal import ANONYMOUS, Principal
 from app.observability.metrics import Observer
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 from tests.app.admin.monitoring.observed import OPERATOR, TENANTS, observe
 
 RED_M = Principal(Tenant("red"), "limited", patterns=[("*",), ("m",)])

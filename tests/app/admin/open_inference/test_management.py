@@ -15,8 +15,8 @@ from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
-from app.protocols.errors import NotSupported
-from frameworks.errors import (
+from app.protocols.shared.errors import NotSupported
+from frameworks.core.errors import (
     Draining,
     ModelFailed,
     ModelLoading,
@@ -27,7 +27,7 @@ from frameworks.errors import (
     VersionNotFound,
 )
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.slot import ModelState
+from frameworks.models.versions.slot import ModelState
 from frameworks.scheduling.admission import RequestLimit
 from tests.app.protocols.open_inference.messages import check_message
 from tests.frameworks.models.sized_registry import infer, kill, lazy_models, versioned_model

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from app import VERSION
 from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata, server_metadata
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.slot import ModelSlot
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,
     ModelSpec,

@@ -11,11 +11,11 @@ from app.admin.open_inference.statistics import version_statistics, versions_wit
 from app.auth.principal import ANONYMOUS
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.visible_counts import Counts
-from frameworks.models.identity import ModelIdentity
-from frameworks.models.slot import ModelSlot
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.timings import Timings
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
-from frameworks.timings import Timings
 from tests.app.protocols.open_inference.messages import as_message, check_message
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")

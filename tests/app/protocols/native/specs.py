@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from app.inference.unnamed_model import UnnamedModel
-from frameworks.errors import ModelNotFound, VersionNotFound
+from frameworks.core.errors import ModelNotFound, VersionNotFound
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.images.spec import ImageSpec
 from frameworks.types import (

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols import json_body
-from app.protocols.codec import Target
-from app.protocols.errors import InvalidJson
 from app.protocols.native.codec import NativeRequest, decode
-from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError, UnknownField, VersionNotFound
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import InvalidJson
+from app.protocols.shared.json import body as json_body
+from frameworks.core.errors import InvalidInput, ModelNotFound, RoundhouseError, UnknownField, VersionNotFound
 from frameworks.types import ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.native.specs import SPECS, find_spec
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.protocols import json_body
-from app.protocols.codec import Target
 from app.protocols.native.codec import NativeRequest, decode
 from app.protocols.native.fields import INPUT_FIELDS
-from frameworks.errors import RoundhouseError
+from app.protocols.shared.codec import Target
+from app.protocols.shared.json import body as json_body
+from frameworks.core.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.protocols.codec import AnswerContext, elements_of
-from app.protocols.json_output import to_json_value
 from app.protocols.native.codec import NativeRequest, encode
 from app.protocols.native.fields import FIELDS, INPUT_FIELDS, OPTIONS, InferRequest
+from app.protocols.shared.codec import AnswerContext, elements_of
+from app.protocols.shared.json.output import to_json_value
 from frameworks.generation.types import Choice, GenerateAnswer, TokenText, Usage
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.protocols.codec import Target
-from app.protocols.errors import UnsupportedMediaType
-from app.protocols.image_fields import MAX_IMAGES
 from app.protocols.native.codec import NativeRequest
 from app.protocols.native.files import CODEC
 from app.protocols.native.multipart import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, read_boundary, read_form
-from frameworks.errors import InvalidInput, RoundhouseError, UnknownField
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import UnsupportedMediaType
+from app.protocols.shared.fields.images import MAX_IMAGES
+from frameworks.core.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.images.spec import ImageRequest
 from tests.app.protocols.native.specs import find_spec
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.codec import AnswerContext, Target
 from app.protocols.native.codec import NativeRequest, decode, encode
 from app.protocols.native.fields import GENERATION_FIELDS, InferResponse
-from frameworks.errors import InvalidInput, RequestError
+from app.protocols.shared.codec import AnswerContext, Target
+from frameworks.core.errors import InvalidInput, RequestError
 from frameworks.generation.types import (
     Choice,
     Constraint,

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from app.protocols.errors import ErrorReply
 from app.protocols.native.stream import NativeStream
+from app.protocols.shared.errors import ErrorReply
 from frameworks.generation.types import TextDelta, TokenText, Usage
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.protocols.codec import AnswerContext, Target
 from app.protocols.open_inference.infer_codec import InferCodec
 from app.protocols.open_inference.infer_types import InferRequest
-from frameworks.errors import InvalidInput, RoundhouseError
+from app.protocols.shared.codec import AnswerContext, Target
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.types import TensorBatch
 from tests.app.protocols.native.specs import find_spec
 

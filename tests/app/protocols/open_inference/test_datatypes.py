@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from app.protocols.open_inference.datatypes import DATATYPES, DTYPES, decode_tensor, encode_tensor, numpy_dtype
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 
 NUMBERS = [datatype for datatype in DTYPES if datatype not in ("BYTES", "BF16")]

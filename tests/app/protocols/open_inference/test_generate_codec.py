@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.codec import AnswerContext, NamedEvent, Target
-from app.protocols.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
 from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
 from app.protocols.open_inference.generate_response import GenerateTextResponse
-from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound
+from app.protocols.shared.codec import AnswerContext, NamedEvent, Target
+from app.protocols.shared.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
+from frameworks.core.errors import InvalidInput, ModelLoading, ModelNotFound
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import SPECS, find_spec

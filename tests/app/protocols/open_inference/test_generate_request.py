@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import collect_options
 from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
-from frameworks.errors import InvalidInput, RequestError
+from frameworks.core.errors import InvalidInput, RequestError
 from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping
 from tests.app.protocols.native.specs import GENERATION
 from tests.app.protocols.strategies import json_values

@@ -11,7 +11,7 @@ from app.protocols.open_inference.datatypes import DATATYPES
 from app.protocols.open_inference.generate_tensors import StreamedTensors, generated_tensors
 from app.protocols.open_inference.infer_request import check_request, wants_text_in_parts
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest, RequestedOutput
-from frameworks.errors import InvalidInput, RequestError, UnknownField
+from frameworks.core.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import (
     Choice,
     Constraint,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.codec import EncodedResponse, Target
-from app.protocols.compression import compress
-from app.protocols.errors import InvalidJson, UnsupportedMediaType, to_http
 from app.protocols.open_inference.infer_codec import routes
 from app.protocols.open_inference.infer_types import InferRequest
-from frameworks.errors import InvalidInput, RoundhouseError
+from app.protocols.shared.codec import EncodedResponse, Target
+from app.protocols.shared.compression import compress
+from app.protocols.shared.errors import InvalidJson, UnsupportedMediaType, to_http
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.types import Array, EmbedAnswer, TensorBatch, TextRequest
 from tests.app.protocols.native.specs import find_spec
 from tests.app.protocols.open_inference.infer_bodies import (

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.codec import Target
-from app.protocols.errors import InvalidJson, NotSupported
 from app.protocols.open_inference import infer_body
 from app.protocols.open_inference.infer_schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
 from app.protocols.open_inference.infer_types import InferRequest
-from frameworks.errors import InvalidInput, ModelLoading, UnknownField
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import InvalidJson, NotSupported
+from frameworks.core.errors import InvalidInput, ModelLoading, UnknownField
 from frameworks.types import ModelSpec, TensorBatch, TensorType, ValueSpec
 from tests.app.protocols.native.specs import SPECS, model
 from tests.app.protocols.open_inference.infer_bodies import FORMAT, in_bytes, read, refusal, tensors, x

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.protocols.errors import NotSupported, to_http
 from app.protocols.open_inference.datatypes import DATATYPES
 from app.protocols.open_inference.infer_request import check_request, read_requested_output, with_own_field
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest, RequestedOutput
 from app.protocols.open_inference.signature import signature_for, supports_batching
-from frameworks.errors import InvalidInput, RoundhouseError, UnknownField
+from app.protocols.shared.errors import NotSupported, to_http
+from frameworks.core.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, TextRequest, ValueSpec
 from tests.app.protocols.native.specs import SPECS, WRITER, model

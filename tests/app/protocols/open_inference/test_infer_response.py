@@ -8,7 +8,7 @@ import pytest
 
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, RequestedOutput
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.native.specs import SPECS
 

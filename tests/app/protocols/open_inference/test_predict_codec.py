@@ -9,11 +9,11 @@ import numpy as np
 import orjson
 import pytest
 
-from app.protocols.codec import AnswerContext, Target
-from app.protocols.errors import to_http
 from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.open_inference.predict_codec import ROUTES, PredictCodec, PredictResponse
-from frameworks.errors import InvalidInput, RoundhouseError
+from app.protocols.shared.codec import AnswerContext, Target
+from app.protocols.shared.errors import to_http
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TensorType, TextRequest, ValueSpec
 from tests.app.protocols.native.specs import SPECS, model

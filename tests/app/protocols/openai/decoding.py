@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.body_codec import BodyCodec
-from app.protocols.codec import AnswerContext, NamedEvent, Payload, Target
 from app.protocols.openai.codec import OpenAiRequest
-from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.codec import AnswerContext, NamedEvent, Payload, Target
+from frameworks.core.errors import InvalidInput, ModelNotFound, RoundhouseError
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import ModelSpec, Task, TextSpec

@@ -6,12 +6,12 @@ import math
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.protocols.codec import EncodedResponse
-from app.protocols.errors import ErrorReply
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.tokens import TOKENIZE_CODEC
-from frameworks.errors import UnknownField
+from app.protocols.shared.codec import EncodedResponse
+from app.protocols.shared.errors import ErrorReply
+from frameworks.core.errors import UnknownField
 from frameworks.generation.types import (
     Choice,
     Constraint,

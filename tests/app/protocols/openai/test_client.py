@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from app.protocols.openai.routes import ROUTES
-from frameworks.errors import DeadlineExceeded, ModelFailed, Overloaded
+from frameworks.core.errors import DeadlineExceeded, ModelFailed, Overloaded
 from frameworks.generation.types import TextDelta
 from tests.app.protocols.generating import EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop

@@ -9,7 +9,7 @@ from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import TOKENIZE_CODEC
 from app.server.build import build_routes
-from frameworks.errors import UnknownField
+from frameworks.core.errors import UnknownField
 from frameworks.types import PairRequest, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from openai.types.shared import ErrorObject
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.codec import Target
-from app.protocols.errors import ErrorReply, InvalidJson, to_http
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiCodec, error_body
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
-from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound, RequestError, UnknownField
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import ErrorReply, InvalidJson, to_http
+from frameworks.core.errors import InvalidInput, ModelLoading, ModelNotFound, RequestError, UnknownField
 from frameworks.types import ModelSpec
 from tests.app.protocols.openai.decoding import SPECS, assert_refused, check_is, decode, decode_error, find_spec
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 
-from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.completions import COMPLETIONS_CODEC
-from frameworks.errors import InvalidInput
+from app.protocols.shared.errors import ErrorReply
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import (
     Choice,
     Constraint,

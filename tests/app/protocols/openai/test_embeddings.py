@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
-from app.protocols.errors import to_http
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
-from frameworks.errors import InvalidInput
+from app.protocols.shared.errors import to_http
+from frameworks.core.errors import InvalidInput
 from frameworks.types import EmbedAnswer, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, check_is, decode, encode
 

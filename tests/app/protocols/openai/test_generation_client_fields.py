@@ -4,7 +4,7 @@ import pytest
 
 from app.protocols.openai.codec import OpenAiCodec
 from app.server.build import build_routes
-from frameworks.errors import UnknownField
+from frameworks.core.errors import UnknownField
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error
 
 MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "a"}]

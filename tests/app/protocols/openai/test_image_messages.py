@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.protocols.body_codec import BodyCodec
-from app.protocols.codec import Target
 from app.protocols.openai.classify import CLASSIFY_CODEC, POOLING_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.scoring import SCORE_CODEC
-from frameworks.errors import InvalidInput
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.codec import Target
+from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ModelSpec, TextRequest, TextSpec
 from tests.app.protocols.native.specs import SPECS

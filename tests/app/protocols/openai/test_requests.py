@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from app.protocols.codec import Target
-from app.protocols.field_policy import FieldPolicy, Ignored
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.routes import ROUTES
-from frameworks.errors import FieldError
+from app.protocols.shared.codec import Target
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored
+from frameworks.core.errors import FieldError
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec
 from frameworks.types import ModelSpec, TextSpec

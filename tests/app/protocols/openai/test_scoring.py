@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.errors import to_http
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.responses import RerankResponse, ScoreResponse
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
-from frameworks.errors import InvalidInput, UnknownField
+from app.protocols.shared.errors import to_http
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.types import PairRequest, ScoreAnswer
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error, encode
 

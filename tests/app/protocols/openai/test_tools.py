@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiRequest
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import Choice, Constraint, GenerateAnswer, MessageCall, TextDelta, TokenText, Usage

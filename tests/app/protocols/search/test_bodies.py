@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inference.collection_requests import DeleteRequest, SearchRequest, UpsertRequest
-from app.inference.similarity import SimilarityRequest
-from app.protocols.codec import Target
-from app.protocols.errors import InvalidJson
+from app.inference.search.requests import DeleteRequest, SearchRequest, UpsertRequest
+from app.inference.search.similarity import SimilarityRequest
 from app.protocols.search.collections import DELETE_CODEC, SEARCH_CODEC
 from app.protocols.search.similarity import SIMILARITY_CODEC
 from app.protocols.search.upserts import UPSERT_CODEC
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import InvalidJson
 from frameworks.collections.contract import Metric
 from frameworks.collections.filters import AnyOf
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.core.errors import InvalidInput, UnknownField
 
 CODECS: dict[str, Any] = {
     "similarity": SIMILARITY_CODEC,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from app.protocols.codec import Target
-from app.protocols.errors import InvalidJson
 from app.protocols.search.collections import DELETE_CODEC, SEARCH_CODEC
 from app.protocols.search.upserts import UPSERT_CODEC
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import InvalidJson
 from frameworks.collections.contract import Record
 from frameworks.collections.validation import checked_records
-from frameworks.errors import FieldError, InvalidInput
+from frameworks.core.errors import FieldError, InvalidInput
 from tests.frameworks.collections.model import random_vectors
 
 CODECS: dict[str, Any] = {"search": SEARCH_CODEC, "upsert": UPSERT_CODEC, "delete": DELETE_CODEC}

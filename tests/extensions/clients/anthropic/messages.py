@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 from jiter import from_json
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import Payload
-from app.protocols.errors import to_http
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import Payload
+from app.protocols.shared.errors import to_http
 from extensions.clients.anthropic.messages import COUNT_TOKENS_CODEC, MESSAGES_CODEC
-from frameworks.errors import RoundhouseError
+from frameworks.core.errors import RoundhouseError
 from tests.app.protocols.openai.decoding import CONTEXT, decode, decode_error, events
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "How warm?"}]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.auth.errors import Forbidden, QuotaExceeded, Unauthenticated
-from app.protocols.body_codec import BodyRequest
-from app.protocols.errors import TooLarge, to_http
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.errors import TooLarge, to_http
 from extensions.clients.anthropic.messages import COUNT_TOKENS_CODEC, MESSAGES_CODEC
-from frameworks.errors import (
+from frameworks.core.errors import (
     DeadlineExceeded,
     Draining,
     InvalidInput,

@@ -7,12 +7,12 @@ import numpy as np
 import orjson
 import pytest
 
-from app.protocols.codec import Target
-from app.protocols.errors import to_http
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import to_http
 from extensions.clients.cohere.embed import EMBED_CODEC
 from extensions.clients.cohere.rerank import RERANK_CODEC
 from extensions.clients.cohere.responses import CohereEmbedResponse, CohereErrorResponse, CohereRerankResponse
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
 from tests.app.protocols.native.specs import SPECS

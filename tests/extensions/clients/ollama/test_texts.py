@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.protocols.bodies import read_body
+from app.protocols.shared.bodies import read_body
 from extensions.clients.ollama.codec import without_tag
 from extensions.clients.ollama.embed import EMBED_CODEC
 from extensions.clients.ollama.requests import (
@@ -16,7 +16,7 @@ from extensions.clients.ollama.requests import (
     ignored_of,
 )
 from extensions.clients.ollama.texts import GENERATE_CODEC, _check, _Parts, _turns_of
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.tools.formats import TextFormat
 from tests.app.protocols.openai.decoding import assert_refused, decode

@@ -7,7 +7,7 @@ from openai.types.responses import InputTokenCountResponse
 
 from extensions.clients.responses.codec import RESPONSES_CODEC
 from extensions.clients.responses.input_tokens import INPUT_TOKENS_CODEC as CODEC
-from frameworks.errors import UnknownField
+from frameworks.core.errors import UnknownField
 from frameworks.generation.types import Conversation, Message
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from tests.app.protocols.openai.decoding import assert_refused, check_is, decode, decode_error, encode

@@ -12,9 +12,9 @@ from openai._models import construct_type
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from app.protocols.codec import Payload
-from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
+from app.protocols.shared.codec import Payload
+from app.protocols.shared.errors import ErrorReply
 from extensions.clients.responses.codec import RESPONSES_CODEC as CODEC
 from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, TokenText, Usage
 from tests.app.protocols.openai.decoding import CONTEXT, check_is, decode, encode, events

@@ -7,11 +7,11 @@ import orjson
 import pytest
 from openai.types.responses import Response
 
-from app.protocols.errors import to_http
 from app.protocols.openai.codec import OpenAiRequest
+from app.protocols.shared.errors import to_http
 from extensions.clients.responses.codec import RESPONSES_CODEC as CODEC
 from extensions.clients.responses.items import InputText, MessageItem
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.types import (
     Choice,

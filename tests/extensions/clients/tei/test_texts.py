@@ -7,13 +7,13 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from app.protocols.errors import ErrorReply, to_http
+from app.protocols.shared.errors import ErrorReply, to_http
 from extensions.clients.tei import responses
 from extensions.clients.tei.codec import TeiCodec
 from extensions.clients.tei.rerank import RERANK_CODEC
 from extensions.clients.tei.texts import EMBED_CODEC, PREDICT_CODEC, ROOT_CODEC, SIMILARITY_CODEC
 from extensions.clients.tei.tokens import TOKENIZE_CODEC
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error, encode

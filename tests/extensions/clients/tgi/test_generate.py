@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.body_codec import BodyRequest
-from app.protocols.codec import Target
-from app.protocols.errors import to_http
-from app.protocols.routes import RouteTable
+from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import to_http
+from app.protocols.shared.routes import RouteTable
 from extensions.clients.tei.routes import root_routes
 from extensions.clients.tgi.codec import TgiCodec
 from extensions.clients.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC
 from extensions.clients.tgi.routes import ROUTES
-from frameworks.errors import Overloaded, RoundhouseError
+from frameworks.core.errors import Overloaded, RoundhouseError
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     Choice,

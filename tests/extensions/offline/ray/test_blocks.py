@@ -3,8 +3,8 @@
 import pyarrow as pa
 
 from extensions.offline.columns import is_json, json_field
+from extensions.offline.input.readers import BadRow, Window
 from extensions.offline.ray.blocks import Block, pack, pack_failure, unpack
-from extensions.offline.readers import BadRow, Window
 
 
 def test_block_keeps_window() -> None:

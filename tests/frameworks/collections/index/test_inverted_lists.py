@@ -12,7 +12,7 @@ from frameworks.collections.contract import Hit, IndexInfo, IndexState, Metric, 
 from frameworks.collections.filters import parse_filter
 from frameworks.collections.index import compaction, index_file, inverted_lists, maintenance
 from frameworks.collections.store import segments
-from frameworks.progress import states
+from frameworks.core.progress import states
 from tests.frameworks.collections.model import Opened, expected_scores, settings_of
 from tests.support.works import ended_phases
 

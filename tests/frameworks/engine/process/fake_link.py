@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Answer, Begun, FromEngine, Infer, Loaded, ToEngine
 from frameworks.engine.process.wire.serialization import answer_to_plain
-from frameworks.errors import ModelFailed
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.types import ModelSpec, TensorBatch
 from tests.support.loops import soon

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from frameworks.core.errors import InvalidModel
 from frameworks.engine.process.cpus import select_cpus
-from frameworks.errors import InvalidModel
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.errors import InvalidInput, RoundhouseError
+from frameworks.core.tenants import Tenant
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Engine, Run, RunCounts
-from frameworks.errors import InvalidInput, RoundhouseError
 from frameworks.generation.types import (
     Constraint,
     Conversation,
@@ -19,9 +21,7 @@ from frameworks.generation.types import (
 )
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
-from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
-from frameworks.timings import Timings
 from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Value
 from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
 from tests.support.batch_models import DoublingModel, numbers

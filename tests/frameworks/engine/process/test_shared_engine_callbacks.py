@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Ping, Pong
-from frameworks.errors import ModelFailed
 from tests.frameworks.engine.process.fake_link import CRASH, Harness, outcomes
 from tests.support.loops import in_loop, settle, soon
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.errors import ModelFailed
+from frameworks.core.errors import ModelFailed
 from tests.support.engine_processes import LINUX
 from tests.support.loops import in_loop, soon
 from tests.support.shared_engines import Attached, ask, shared

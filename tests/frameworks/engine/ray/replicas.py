@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.ray.config import ReplicaConfig
@@ -22,7 +23,6 @@ from frameworks.engine.ray.tls import server_context
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch
 from tests.support.engine_hosts import SETTINGS, ArrayModel
 from tests.support.loops import HANGS_AFTER_S, settle, soon

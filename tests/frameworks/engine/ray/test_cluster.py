@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.ingress.group import ReplicaGroup
 from frameworks.engine.ray.ingress.group_startup import open_group
 from frameworks.engine.registries import RegistrySettings
-from frameworks.errors import InvalidModel
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.settings import OnnxModelEntry
 from frameworks.types import TensorBatch
 from tests.support.loops import in_loop, soon, task
 from tests.support.models.onnx_graphs import add, save

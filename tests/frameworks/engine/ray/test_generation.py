@@ -2,12 +2,12 @@
 
 import pytest
 
+from frameworks.core.errors import DeadlineExceeded, ModelFailed
+from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.ray.ingress.group import ReplicaGroup
-from frameworks.errors import DeadlineExceeded, ModelFailed
 from frameworks.generation.types import GenerateRequest, Generation, Stopping
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.timings import Timings
 from tests.frameworks.engine.ray.replicas import serving
 from tests.support.loops import in_loop, soon, task
 from tests.support.step_models import EchoModel, StepGate

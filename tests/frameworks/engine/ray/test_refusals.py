@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.ray.ingress import withdrawn_replicas
-from frameworks.errors import ModelFailed
 from tests.frameworks.engine.ray.ingress.test_group import HeldModel
 from tests.frameworks.engine.ray.replicas import Cluster, Replica, ask, serving
 from tests.support.loops import in_loop, soon, task

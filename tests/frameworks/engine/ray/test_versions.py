@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.ray.ingress.group import ReplicaGroup
 from frameworks.engine.ray.ingress.group_startup import Deployed, open_group
 from frameworks.engine.ray.replica import hosted_versions
-from frameworks.errors import InvalidModel, ModelFailed
 from tests.frameworks.engine.ray.replicas import NODE, Cluster, ask, cluster, serving
 from tests.support.engine_hosts import SETTINGS, ArrayModel
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon

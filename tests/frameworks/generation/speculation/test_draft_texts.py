@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.speculation.draft_texts import DraftTexts
 from frameworks.generation.types import Sampling, SequenceRequest
 

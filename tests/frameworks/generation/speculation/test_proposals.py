@@ -5,7 +5,7 @@ from collections.abc import Sequence as Rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.generation.sequence import Sequence
+from frameworks.generation.scheduling.sequence import Sequence
 from frameworks.generation.speculation.proposals import PromptLookup, Wish
 from frameworks.generation.types import Sampling, SequenceRequest
 

@@ -1,11 +1,11 @@
 """Proposed tokens are charged to their tenants, and take only room that no other text needs."""
 
-from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import StepScheduler
-from frameworks.generation.sequence import Sequence, StepPlan
-from frameworks.generation.step_cost import StepCost
+from frameworks.core.tenants import Tenant
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.generation.scheduling.scheduler import StepScheduler
+from frameworks.generation.scheduling.sequence import Sequence, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.tenants import Tenant
 
 
 def scheduler_of(blocks: int, most: int = 64) -> StepScheduler:

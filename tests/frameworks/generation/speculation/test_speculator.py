@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence as Rows
 
-from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.speculation.proposals import Wish
 from frameworks.generation.speculation.speculator import Speculator
-from frameworks.generation.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from frameworks.core.settings.entries import ToolFormat
 from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
-from frameworks.settings import ToolFormat
 from tests.support.models.tool_templates import HERMES, TEMPLATES
 
 NAMES = {"messages", "tools"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frameworks.core.settings.entries import ToolFormat
 from frameworks.generation.tools.formats import TextFormat
-from frameworks.settings import ToolFormat
 from tests.frameworks.generation.tools.parsing import Parsed, parse
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)

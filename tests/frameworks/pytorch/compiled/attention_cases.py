@@ -11,7 +11,7 @@ import torch
 from numba import types
 
 from frameworks.pytorch.compiled.cpu_features import has_amx
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from tests.frameworks.pytorch.compiled.layers import random
 from tests.support.amx_tiles import AmxTiles
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
-from frameworks.pytorch.generation import compiled_linears
-from frameworks.pytorch.generation.compiled_linears import FormatName
+from frameworks.pytorch.generation.weights import compiled_linears
+from frameworks.pytorch.generation.weights.compiled_linears import FormatName
 
 FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
 INTEGERS: tuple[FormatName, ...] = ("int8", "int4", "int8_groups")

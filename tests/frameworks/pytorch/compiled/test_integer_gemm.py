@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from frameworks.pytorch.compiled.cpu_features import has_vnni
-from frameworks.pytorch.generation.compiled_linears import make_groups, packs_groups
-from frameworks.pytorch.generation.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.weights.compiled_linears import make_groups, packs_groups
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, round_to_groups
 from frameworks.pytorch.int8_matmul import quantize_activations, quantize_weight
 from frameworks.quantization.ranges import LARGEST_INT8, WHOLE
 from tests.frameworks.pytorch.compiled.layers import make, needs_integers, random

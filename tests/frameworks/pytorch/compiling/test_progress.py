@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.progress import WorkState, states
+from frameworks.core.progress import WorkState, states
 from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling import background
 from tests.support.held_code import wait_until

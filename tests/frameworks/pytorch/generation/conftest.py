@@ -7,8 +7,8 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from frameworks.pytorch.generation import searches
-from frameworks.pytorch.generation.token_masks import TokenMasks
+from frameworks.pytorch.generation.sampling import top_k as searches
+from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from tests.frameworks.pytorch.generation.sampling_cases import ENDS, SIZE
 
 END_TOKENS = ("</s>", "<|end|>")

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from frameworks.devices import DeviceManager
+from frameworks.core.devices import DeviceManager
+from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest, StepResult
-from frameworks.pytorch.generation.engine import GeneratingModel
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
-from frameworks.pytorch.generation.shape import read_shape
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.step.engine import GeneratingModel
+from frameworks.pytorch.generation.step.shape import read_shape
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.models.loading import NO_COPIES
 from tests.support.fake_probe import GIB, FakeProbe
 

@@ -1,6 +1,6 @@
 """Create parts of sequences in a step with blocks chosen by the test."""
 
-from frameworks.generation.sequence import Sequence, StepPart
+from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 
 

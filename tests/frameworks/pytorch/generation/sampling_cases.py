@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 
 from frameworks.generation.types import Constraint, Sampling, SequenceRequest, TokenMatcher
-from frameworks.pytorch.generation.masking import MaskWords
-from frameworks.pytorch.generation.sampling import Sampled, Sampler
-from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.sampling.masking import MaskWords
+from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
+from frameworks.pytorch.generation.sampling.state import SamplingState
 
 SIZE = 1000
 """Number of logits: more than tokens of the tokenizer, and not a multiple of 32."""

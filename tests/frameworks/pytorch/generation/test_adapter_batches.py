@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from frameworks.pytorch.generation.adapters.batches import Batch, Run, batches_of, runs_of
-from frameworks.pytorch.generation.adapters.layers import AdaptableLayer, Pair, StepProducts, stacks_of
-from frameworks.pytorch.generation.linear import padded_rows
+from frameworks.pytorch.generation.decoders.adapters.batches import Batch, Run, batches_of, runs_of
+from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, Pair, StepProducts, stacks_of
+from frameworks.pytorch.generation.weights.linear import padded_rows
 
 CPU = torch.device("cpu")
 JOINED = (("query", 6), ("key", 3), ("value", 3))

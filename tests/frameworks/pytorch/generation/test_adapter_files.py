@@ -8,9 +8,9 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
-from frameworks.errors import InvalidModel
-from frameworks.pytorch.generation.adapters.config import read_config
-from frameworks.pytorch.generation.adapters.files import read_adapter
+from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.generation.decoders.adapters.config import read_config
+from frameworks.pytorch.generation.decoders.adapters.files import read_adapter
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import ids_of, load_generating, request
 from tests.frameworks.pytorch.generation.test_decoders import prompts_of

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from frameworks.pytorch.compiled.cpu_features import lanes
 from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.pytorch.generation.decoders.test_adapters import FOUR, check, entries_of, numbers_of
 from tests.frameworks.pytorch.generation.generating import load_generating
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes
-from tests.frameworks.pytorch.generation.test_adapters import FOUR, check, entries_of, numbers_of
 from tests.support.models.causal_folders import causal_model, save_causal_model
 from tests.support.models.lora_folders import Lora
 
@@ -82,7 +82,7 @@ def test_texts_of_compiled_steps_match_merged(
         raise AssertionError("expected compiled steps alone")
 
     folder = made_once(save_causal_model)
-    monkeypatch.setattr("frameworks.pytorch.generation.adapters.layers.StepProducts.add_to", fail)
+    monkeypatch.setattr("frameworks.pytorch.generation.decoders.adapters.layers.StepProducts.add_to", fail)
     check(folder, tmp_path, "llama", FOUR, 6, **sizes)
 
 

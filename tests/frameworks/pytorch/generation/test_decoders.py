@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation import paged_loading
-from frameworks.pytorch.generation.llama import LlamaDecoder
-from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
+from frameworks.pytorch.generation.decoders.llama import LlamaDecoder
+from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
+from frameworks.pytorch.generation.loading import paged_loading
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import greedy_texts, ids_of, load_generating, request, tokens_of
 from tests.support.models.causal_folders import VOCABULARY_SIZE, causal_model, save_causal_model

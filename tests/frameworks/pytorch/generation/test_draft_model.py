@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.errors import ModelFailed
+from frameworks.core.errors import ModelFailed
 from frameworks.generation.types import Constraint, Sampling
-from frameworks.pytorch.generation.drafting import DraftProposer
-from frameworks.pytorch.generation.engine import GeneratingModel
+from frameworks.pytorch.generation.speculation.drafting import DraftProposer
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     GREEDY,

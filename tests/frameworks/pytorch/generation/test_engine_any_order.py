@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frameworks.generation.types import Constraint, Sampling, SequenceRequest
-from frameworks.pytorch.generation.engine import GeneratingModel
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     GREEDY,

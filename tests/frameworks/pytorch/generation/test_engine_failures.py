@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.generation.sequence import StepPart
+from frameworks.core.errors import InvalidInput, ModelFailed, OutOfMemory
+from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation.engine import GeneratingModel
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     alone,

@@ -8,7 +8,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.generation.types import Sampling
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request, tokens_of

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.registry import TorchRegistry
-from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import GIB, NO_COPIES
 from tests.frameworks.pytorch.generation.generating import ids_of, load_generating, request

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from frameworks.errors import InvalidInput
-from frameworks.generation.infilling import InfillTokens, find_infill_tokens
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
-from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
+from frameworks.generation.text.infilling import InfillTokens, find_infill_tokens
+from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from tests.frameworks.conftest import FolderMaker
 from tests.support.models.generation_tokenizers import Kind, write_generation_tokenizer
 

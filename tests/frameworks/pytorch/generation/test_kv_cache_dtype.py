@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.errors import InvalidModel
-from frameworks.generation.sequence import Sequence, StepPart
-from frameworks.pytorch.generation.engine import GeneratingModel
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.generation.scheduling.sequence import Sequence, StepPart
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry
-from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import NO_COPIES
 from tests.frameworks.pytorch.generation.generating import load_generating, request

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation.sampling import Sampler
-from frameworks.pytorch.generation.sampling_state import LogitProcessor
+from frameworks.pytorch.generation.sampling.sampler import Sampler
+from frameworks.pytorch.generation.sampling.state import LogitProcessor
 from tests.frameworks.pytorch.generation.sampling_cases import CPU, AllowedIds, ids, random_logits, shares, state_of
 
 SIZE = 40

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from frameworks.pytorch.generation.llama import RootMeanSquareNorm
+from frameworks.pytorch.generation.decoders.llama import RootMeanSquareNorm
 
 pytestmark = pytest.mark.isa
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from frameworks.pytorch.generation.linear import padded_rows
+from frameworks.pytorch.generation.weights.linear import padded_rows
 
 CPU = torch.device("cpu")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from frameworks.errors import InvalidModel
-from frameworks.progress import working
-from frameworks.pytorch.generation.quantization_report import MAX_PERPLEXITY
+from frameworks.core.errors import InvalidModel
+from frameworks.core.progress import working
+from frameworks.pytorch.generation.step.quantization_report import MAX_PERPLEXITY
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating
 from tests.support.models.causal_folders import save_causal_model

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation.sampling import Sampler
-from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.sampling.sampler import Sampler
+from frameworks.pytorch.generation.sampling.state import SamplingState
 from tests.frameworks.pytorch.generation.sampling_cases import (
     CPU,
     AllowedIds,
@@ -100,7 +100,7 @@ class TestRowsAreIndependent:
         logits = logits_for(len(rows), vocabulary_size, seed, "tied" if is_tied else "peaked")
         by_numpy = sample(logits, *states_of(rows, vocabulary_size))
         with monkeypatch.context() as patch:
-            patch.setattr("frameworks.pytorch.generation.searches._uses_numpy", lambda _: False)
+            patch.setattr("frameworks.pytorch.generation.sampling.top_k._uses_numpy", lambda _: False)
             assert sample(logits, *states_of(rows, vocabulary_size)) == by_numpy
 
     @pytest.mark.parametrize("vocabulary_size", [31, 4097, 32_000])

@@ -8,12 +8,12 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Constraint
-from frameworks.pytorch.generation import token_masks
-from frameworks.pytorch.generation.constraint_grammar import grammar_of_constraint
-from frameworks.pytorch.generation.sampling import Sampler
-from frameworks.pytorch.generation.token_masks import TokenMasks
+from frameworks.pytorch.generation.sampling import token_masks
+from frameworks.pytorch.generation.sampling.constraint_grammar import grammar_of_constraint
+from frameworks.pytorch.generation.sampling.sampler import Sampler
+from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from tests.frameworks.pytorch.generation.sampling_cases import (
     CPU,
     ENDS,

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.errors import InvalidInput
-from frameworks.generation.marked_stream import MarkedStream, ends_with_opening
+from frameworks.core.errors import InvalidInput
+from frameworks.core.settings.entries import ToolFormat
+from frameworks.generation.text.marked_stream import MarkedStream, ends_with_opening
 from frameworks.generation.tools.definition import ToolSchema, ToolsDefinition
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import Constraint, Conversation, Message, Sampling
-from frameworks.pytorch.generation.engine import GeneratingModel
-from frameworks.settings import ToolFormat
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.generation.tools.parsing import Parsed, parse
 from tests.frameworks.pytorch.generation.generating import load_generating, request, tokens_of
 from tests.support.models.causal_folders import END_ID, VOCABULARY_SIZE, save_tool_model

@@ -12,7 +12,9 @@ from math import inf
 import numpy as np
 
 from frameworks.batches.rows import signature_of
-from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.core.errors import InvalidInput, OutOfMemory
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from frameworks.images.processor import ImageProcessor
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
@@ -20,9 +22,7 @@ from frameworks.scheduling.batch.inline import LIGHT_S
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.timings import Timings
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.costs import fixed_cost
 from tests.support.batch_models import Gate

@@ -10,12 +10,12 @@ from typing import cast
 
 import numpy as np
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import AllCancelled, BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.tenants import Tenant
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TextSpec, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import RowModel
 from tests.support.loops import settle, task

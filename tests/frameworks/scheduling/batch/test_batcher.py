@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.fairness import FairClock
+from frameworks.core.fairness import FairClock
+from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
-from frameworks.tenants import DEFAULT_TENANT
 from tests.frameworks.scheduling.batch.costs import cost_of_terms
 
 sizes = st.lists(

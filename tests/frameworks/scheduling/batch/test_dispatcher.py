@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed
 from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TextSpec, TokenBatch, Value
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,

@@ -6,8 +6,8 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import ModelFailed
-from frameworks.timings import Timings
+from frameworks.core.errors import ModelFailed
+from frameworks.core.timings import Timings
 from frameworks.types import TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     Harness,

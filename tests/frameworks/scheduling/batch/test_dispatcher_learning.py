@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frameworks.errors import Draining
+from frameworks.core.errors import Draining
 from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING
 from frameworks.types import Batch, ModelSpec, SequenceType, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.scheduling.batch.dispatching import (

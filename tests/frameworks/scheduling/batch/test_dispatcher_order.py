@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
+from frameworks.core.timings import Timings
 from frameworks.scheduling.batch.part_queue import _MAX_QUEUED_PARTS
-from frameworks.timings import Timings
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,

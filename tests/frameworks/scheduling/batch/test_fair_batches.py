@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from tests.frameworks.scheduling.batch.simulated_device import Flood, SimulatedDevice, ask, mixed_lengths
 from tests.support.loops import in_loop, settle, task
 

@@ -13,11 +13,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from frameworks.fairness import FairClock, TenantShare
+from frameworks.core.fairness import FairClock, TenantShare
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.batch.batcher import BatchLimits, next_batch
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
-from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.batch.costs import cost_of_terms
 
 AGEING_S = 0.5

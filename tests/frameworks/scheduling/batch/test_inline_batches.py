@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.types import Batch, Value
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,

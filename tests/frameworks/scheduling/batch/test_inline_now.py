@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameworks.errors import InvalidInput
-from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.timings import Timings
+from frameworks.core.errors import InvalidInput
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.timings import Timings
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     LOOP_THREAD,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from frameworks.tenants import Tenant
+from frameworks.core.tenants import Tenant
 from tests.frameworks.scheduling.batch.dispatching import (
     LOOP_THREAD,
     WORKER_THREAD,

@@ -5,9 +5,9 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.fairness import TenantShare
+from frameworks.core.fairness import TenantShare
+from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
-from frameworks.tenants import DEFAULT_TENANT
 
 AGEING_S = 0.5
 SHARE = TenantShare(DEFAULT_TENANT)

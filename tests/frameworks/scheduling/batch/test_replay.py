@@ -10,12 +10,12 @@ from itertools import islice
 
 import pytest
 
-from frameworks.fairness import FairClock
+from frameworks.core.fairness import FairClock
+from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.scheduling.batch.batcher import BatchLimits, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
-from frameworks.tenants import DEFAULT_TENANT
 
 Law = Callable[[int, int], float]
 TEXTS = 2000

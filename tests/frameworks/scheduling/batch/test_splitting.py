@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.core.errors import InvalidInput, OutOfMemory
 from frameworks.scheduling.batch.part_queue import _MAX_QUEUED_PARTS
 from frameworks.types import TEXT_OUTPUT, Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.dispatching import (

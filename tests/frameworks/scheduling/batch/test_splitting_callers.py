@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.errors import ModelFailed, OutOfMemory
+from frameworks.core.errors import ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.types import Batch, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (

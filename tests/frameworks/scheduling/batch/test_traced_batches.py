@@ -3,9 +3,9 @@
 import asyncio
 import time
 
+from frameworks.core.timings import Timings
+from frameworks.core.traces import SPAN_BYTES, RunTrace
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.timings import Timings
-from frameworks.traces import SPAN_BYTES, RunTrace
 from tests.frameworks.scheduling.batch.dispatching import (
     LOOP_THREAD,
     Harness,

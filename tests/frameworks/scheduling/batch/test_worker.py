@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.types import Array, TensorBatch
 from tests.frameworks.scheduling.batch.dispatching import first_run

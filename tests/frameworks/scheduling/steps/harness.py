@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepWorker
-from frameworks.tenants import DEFAULT_TENANT, Tenant
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, soon
 from tests.support.step_models import END, EchoModel

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, ModelFailed
+from frameworks.core.errors import Draining, ModelFailed
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.dispatcher import StepDispatcher

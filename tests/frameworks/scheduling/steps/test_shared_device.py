@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
@@ -14,7 +15,6 @@ from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepWorker
-from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.batch.dispatching import RowModel, rows
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request
 from tests.support.loops import in_loop

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.steps.tenant_accounting import StepAccounting
-from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of
 from tests.support.loops import in_loop, soon
 from tests.support.step_models import EchoModel

@@ -6,11 +6,11 @@ from itertools import chain
 
 import pytest
 
-from frameworks.errors import Overloaded
+from frameworks.core.errors import Overloaded
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.steps import token_feed
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
-from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon, task

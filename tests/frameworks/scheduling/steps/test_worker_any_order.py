@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory, Overloaded
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory, Overloaded
 from frameworks.generation.types import GeneratedToken
 from frameworks.scheduling.steps import token_feed
 from frameworks.scheduling.steps.counts import StepCounts

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from frameworks.errors import OutOfMemory
+from frameworks.core.errors import OutOfMemory
 from frameworks.scheduling.steps import worker as worker_module
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 from frameworks.scheduling.steps.worker import CompletedStep, StepWorker

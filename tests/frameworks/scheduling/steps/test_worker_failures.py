@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.worker import StepWorker

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.config import read_config, read_generation_config
 from frameworks.text.gguf.folder import read_gguf
 from frameworks.text.gguf.header import read_header

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from frameworks.errors import InvalidModel
+from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.header import read_header
 
 Change = Callable[[bytearray], None]

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from frameworks.errors import InvalidModel
-from frameworks.generation.detokenizing import detokenizer_of
+from frameworks.core.errors import InvalidModel
+from frameworks.generation.text.detokenizing import detokenizer_of
 from frameworks.text.gguf.header import read_header
 from frameworks.text.gguf.special_tokens import stop_ids
 from frameworks.text.gguf.tokenizer import read_tokenizer, read_tokenizer_config

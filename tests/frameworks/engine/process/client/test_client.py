@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded
+from frameworks.core.progress import states
+from frameworks.core.timings import Timings
+from frameworks.core.traces import SPAN_BYTES, BatchRun, RunTrace
 from frameworks.engine.contract import Run
 from frameworks.engine.process.wire.messages import (
     Answer,
@@ -33,12 +37,8 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import answer_to_plain, error_to_plain
 from frameworks.engine.process.wire.spec_serialization import spec_to_plain
-from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.generation.types import StepStats
-from frameworks.progress import states
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.timings import Timings
-from frameworks.traces import SPAN_BYTES, BatchRun, RunTrace
 from frameworks.types import TensorBatch, TextRequest
 from tests.frameworks.engine.process.fake_link import SPEC, Harness, is_failed, outcomes
 from tests.support.loops import in_loop, soon

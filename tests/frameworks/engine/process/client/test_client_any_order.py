@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.wire.messages import Cancel
-from frameworks.errors import ModelFailed
 from tests.frameworks.engine.process.fake_link import FakeLink, Harness
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop, settle

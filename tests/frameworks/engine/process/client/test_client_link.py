@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from frameworks.core.errors import Draining
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import client_link
 from frameworks.engine.process.client.client import ProcessEngine
@@ -25,7 +26,6 @@ from frameworks.engine.process.wire.messages import (
     Pong,
     ProtocolError,
 )
-from frameworks.errors import Draining
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.channels import End
 from tests.support.engine_hosts import SETTINGS, ArrayModel, FakeSource, HostLink, arenas, array_rows, hosted

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameworks.devices import Device
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidInput, InvalidModel, OutOfMemory
+from frameworks.core.progress import working
 from frameworks.engine.process.host import hosted_model
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.messages import (
@@ -23,8 +25,6 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
-from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
-from frameworks.progress import working
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     ARENA_BYTES,

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from frameworks.core.errors import Draining, ModelFailed
 from frameworks.engine.process.wire.messages import (
     Answer,
     Begun,
@@ -17,7 +18,6 @@ from frameworks.engine.process.wire.messages import (
     ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain, request_to_plain
-from frameworks.errors import Draining, ModelFailed
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     CPU,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from frameworks.core.errors import DeadlineExceeded, InvalidInput
 from frameworks.engine.process.host import hosted_calls
 from frameworks.engine.process.wire.messages import (
     Begun,
@@ -14,7 +15,6 @@ from frameworks.engine.process.wire.messages import (
     TextDeltas,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain, request_to_plain
-from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.types import GenerateRequest, Stopping
 from tests.support.engine_hosts import DEFAULT_TENANT, FakeSource, HostLink, hosted
 from tests.support.loops import in_loop, settle, soon

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from frameworks.core.progress import working
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.core.traces import SPAN_BYTES
 from frameworks.engine.process.host import hosted_engine, session
 from frameworks.engine.process.wire.messages import (
     Answer,
@@ -18,9 +21,6 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import request_to_plain
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
-from frameworks.progress import working
-from frameworks.tenants import DEFAULT_TENANT, Tenant
-from frameworks.traces import SPAN_BYTES
 from frameworks.types import Batch, ProductTrial, TextRequest, Value
 from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
 from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from frameworks.core.errors import Draining
 from frameworks.engine.process.host import event_loop
 from frameworks.engine.process.wire.descriptors import DescriptorSocket, socket_pair
 from frameworks.engine.process.wire.messages import (
@@ -27,7 +28,6 @@ from frameworks.engine.process.wire.messages import (
     ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain, request_to_plain
-from frameworks.errors import Draining
 from frameworks.generation.types import GenerateRequest, Stopping
 from frameworks.types import TextRequest
 from tests.frameworks.engine.process.host.test_hosted_model import LARGE

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from frameworks.core.errors import InvalidInput
 from frameworks.engine.process.wire.arrays import INLINE_BYTES, Reference
 from frameworks.engine.process.wire.channel import FULL_BYTES, MAX_FRAME_BYTES, SPLIT_BYTES, Channel
 from frameworks.engine.process.wire.messages import (
@@ -23,7 +24,6 @@ from frameworks.engine.process.wire.messages import (
     ProtocolError,
     ToEngine,
 )
-from frameworks.errors import InvalidInput
 from frameworks.types import Array
 from tests.support.channels import End, frame, frames_of, in_both_loops, open_pair, open_to_socket, read_all
 from tests.support.loops import settle, soon

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.engine.process.wire.messages import Answer, ChannelLost, Infer
 from frameworks.engine.process.wire.serialization import answer_from_plain, request_to_plain, tenant_to_plain
-from frameworks.tenants import DEFAULT_TENANT
 from frameworks.types import TensorBatch
 from tests.support.channels import End, bounded
 from tests.support.loops import soon

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks import errors
+from frameworks.core import errors
+from frameworks.core.errors import (
+    EvictionNeeded,
+    InvalidInput,
+    ModelFailed,
+    ModelNotFound,
+    Overloaded,
+    RoundhouseError,
+    UnknownField,
+)
+from frameworks.core.tenants import Tenant
 from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.wire.messages import ErrorState, ProtocolError
 from frameworks.engine.process.wire.serialization import (
@@ -21,17 +31,7 @@ from frameworks.engine.process.wire.serialization import (
     tenant_from_plain,
     tenant_to_plain,
 )
-from frameworks.errors import (
-    EvictionNeeded,
-    InvalidInput,
-    ModelFailed,
-    ModelNotFound,
-    Overloaded,
-    RoundhouseError,
-    UnknownField,
-)
 from frameworks.generation.types import Constraint, GenerateRequest
-from frameworks.tenants import Tenant
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest
 from tests.support import wire_strategies
 from tests.support.wire_values import is_same

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.wire.messages import Infer, ProtocolError
 from frameworks.engine.ray.handshake import (
     MAX_HANDSHAKE_BYTES,
@@ -24,7 +25,6 @@ from frameworks.engine.ray.ingress import link
 from frameworks.engine.ray.ingress.clock_offset import PeerClock
 from frameworks.engine.ray.ingress.link import ReplicaLink
 from frameworks.engine.ray.replica import clients, listener
-from frameworks.errors import ModelFailed
 from frameworks.types import TensorBatch
 from tests.frameworks.engine.ray.replicas import NODE, SECRET, Replica, ask, cluster, serving
 from tests.support.certificates import Authority, server_pair

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.errors import Draining, InvalidModel, ModelFailed
 from frameworks.engine.ray.ingress.group import NO_REPLICA
-from frameworks.errors import Draining, InvalidModel, ModelFailed
 from frameworks.types import TensorBatch
 from tests.frameworks.engine.ray.replicas import ask, ask_all, cluster, serving
 from tests.support.engine_hosts import ArrayModel

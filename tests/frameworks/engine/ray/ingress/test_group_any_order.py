@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from frameworks.core.errors import ModelFailed
 from frameworks.engine.ray.ingress.group import ReplicaGroup
-from frameworks.errors import ModelFailed
 from tests.frameworks.engine.ray.replicas import Cluster, Replica, ask, cluster
 from tests.support.loops import in_loop, settle, soon, task
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.engine.group_queue import GroupEngine, Job
 from frameworks.engine.process.wire.messages import QueueState
 from frameworks.engine.ray.autoscaling import QUEUED_S, QueuedSeconds
@@ -16,7 +17,6 @@ from frameworks.engine.ray.ingress.routing import LeastSeconds, units_of
 from frameworks.engine.ray.replica.metered_engine import CallCost
 from frameworks.generation.types import Conversation, GenerateRequest, Message, Stopping
 from frameworks.images.spec import ImageRequest
-from frameworks.tenants import DEFAULT_TENANT
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.addresses import SourceAddress
+from frameworks.core.addresses import SourceAddress
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.replica.files import local_files, newest_files
 from frameworks.engine.registries import RegistrySettings
-from frameworks.settings import OnnxModelEntry
 from tests.support.engine_hosts import SETTINGS
 
 

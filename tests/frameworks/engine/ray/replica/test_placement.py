@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.devices import Device, DeviceManager, ModelNeeds
+from frameworks.core.devices import Device, DeviceManager, ModelNeeds
+from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.ray.config import ReplicaConfig
 from frameworks.engine.ray.replica.placement import gpu_share, measured_share
 from frameworks.engine.registries import RegistrySettings
-from frameworks.settings import OnnxModelEntry
 from tests.support.engine_hosts import SETTINGS
 from tests.support.fake_probe import FakeProbe
 

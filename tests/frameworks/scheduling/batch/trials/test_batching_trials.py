@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.scheduling.batch.trials import batching_trials
 from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING, BatchLearner
 from frameworks.types import (

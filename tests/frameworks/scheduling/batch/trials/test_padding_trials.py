@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frameworks.errors import InvalidInput
+from frameworks.core.errors import InvalidInput
 from frameworks.scheduling.batch.trials import padding_trials
 from frameworks.scheduling.batch.trials.batching_trials import AGREEMENTS, SPACING
 from frameworks.scheduling.batch.trials.padding_trials import PaddingLearner

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: counts of all parts in, families of samples out, as text. Begin with `api.py`."""

@@ -1,0 +1,241 @@
+"""Collect the metrics of each model for /metrics: state, memory, batches, times and generated text."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from app.admin.metrics.families import Family, by_tenant, counter, gauge, histogram, time_histogram
+from app.observability.tallies import ModelMetrics
+from app.observability.visible_counts import Counts
+from frameworks.models.versions.slot import ModelSlot, ModelState
+from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.scheduling.steps.token_feed import TenantTokens
+
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+_MODEL = ["model"]
+_REASONS = ("exit_status", "hang", "out_of_memory", "protocol", "sigabrt", "sigkill", "sigsegv")
+
+
+def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], counts: Counts) -> Iterator[Family]:
+    """Yield the families of visible models. `evictions`: by model."""
+    yield gauge(
+        "queue_depth",
+        "Decoded requests in the queue; a request for n texts counts as n.",
+        _MODEL,
+        (([slot.name], counts.queue_depth(slot)) for slot in slots),
+    )
+    yield gauge(
+        "model_state",
+        "1 for the current state of a model, 0 for the other states.",
+        ["model", "state"],
+        (([slot.name, state.value], slot.state is state) for slot in slots for state in ModelState),
+    )
+    yield gauge(
+        "model_memory_bytes",
+        "Measured memory of the loaded versions of a model.",
+        _MODEL,
+        (([slot.name], slot.memory_bytes) for slot in slots),
+    )
+    yield counter("model_loads", "Successful loads of a model.", _MODEL, (([slot.name], slot.loads) for slot in slots))
+    yield counter(
+        "download_bytes",
+        "Bytes received from the address of a model, also by downloads that failed.",
+        _MODEL,
+        (([slot.name], slot.downloaded_bytes) for slot in slots if slot.has_address),
+    )
+    yield counter(
+        "model_evictions",
+        "Evictions of a model to free memory for another one.",
+        _MODEL,
+        (([slot.name], evictions[slot.name]) for slot in slots),
+    )
+
+
+def batch_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of batches, which mix tenants."""
+    yield histogram("batch_size", "Rows of executed batches.", _MODEL, map(_batch_sizes, slots))
+    yield counter(
+        "batches_split",
+        "Batches that exceeded the memory and were split in half.",
+        _MODEL,
+        (([slot.name], slot.batches.split.total()) for slot in slots),
+    )
+
+
+def process_families(slots: Iterable[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of models with a process of their own, which all tenants share."""
+    yield counter(
+        "engine_restarts",
+        "Losses of a model's process, each followed by a restart, by reason: a signal such as `sigsegv`, or "
+        "`exit_status`, `hang`, `out_of_memory` or `protocol`.",
+        ["model", "reason"],
+        [sample for slot in slots for sample in _restarts(slot)],
+    )
+
+
+def tenant_family(slots: Iterable[ModelSlot], tenant: str | None) -> Family:
+    """Return what each tenant has used of the devices. `tenant`: the only one that is shown; None: all."""
+    return counter(
+        "tenant_device_seconds",
+        "Device seconds that a tenant was charged: its part of each batch and step. No name: requests without a key.",
+        ["tenant", "model"],
+        [sample for slot in slots for sample in _tenant_seconds(slot, tenant)],
+    )
+
+
+def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
+    """Yield the histograms of successful requests. `metrics`: by model."""
+    yield time_histogram(
+        "request_seconds",
+        "Time from the first byte of a request to the last byte of its response. Successful requests.",
+        _MODEL,
+        (([model], each.request_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "queue_seconds",
+        "Time of a request in the queue. Successful requests.",
+        _MODEL,
+        (([model], each.queue_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "compute_seconds",
+        "Time in which rows of a request ran; rows that run at the same time count once. Successful requests.",
+        _MODEL,
+        (([model], each.compute_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "pipeline_step_seconds",
+        "Time of a step of a pipeline, with its wait for its model. Successful requests.",
+        [*_MODEL, "step"],
+        (([model, step], each) for model, times in metrics.items() for step, each in times.steps.items()),
+    )
+
+
+def generation_families(slots: Iterable[ModelSlot], counts: Counts) -> Iterator[Family]:
+    """Yield the families of visible models that generate text."""
+    slots = [slot for slot in slots if slot.generates]
+    yield from _token_families(slots, counts.tenant)
+    if counts.tenant is None:
+        yield from _sequence_families(slots)
+    metrics = counts.generations()
+    yield time_histogram(
+        "time_to_first_token_seconds",
+        "Time from the first byte of a request to the first token of its text.",
+        _MODEL,
+        (([model], each.time_to_first_token_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "inter_token_seconds",
+        "Time between two tokens of a text.",
+        _MODEL,
+        (([model], each.inter_token_seconds) for model, each in metrics.items()),
+    )
+
+
+def _sequence_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of sequences and of the KV cache, which all tenants share."""
+    yield gauge(
+        "sequences",
+        "Texts that are running, and texts that are waiting in the queue.",
+        ["model", "state"],
+        [sample for slot in slots for sample in _sequences(slot)],
+    )
+    yield gauge(
+        "kv_cache_bytes",
+        "Memory of the KV cache: used by running texts, cached from earlier texts, and free.",
+        ["model", "kind"],
+        [sample for slot in slots for sample in _kv_cache(slot)],
+    )
+    counts = [(slot.name, slot.generated) for slot in slots]
+    yield counter(
+        "prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache.",
+        _MODEL,
+        (([name], each.prefix_hit_tokens) for name, each in counts),
+    )
+    yield counter(
+        "preemptions",
+        "Running texts that were queued again because the KV cache was full.",
+        _MODEL,
+        (([name], each.preemptions) for name, each in counts),
+    )
+    yield counter(
+        "proposed_tokens",
+        "Tokens that speculation proposed and a step checked.",
+        _MODEL,
+        (([name], each.proposed_tokens) for name, each in counts),
+    )
+    yield counter(
+        "accepted_tokens",
+        "Proposed tokens that were right.",
+        _MODEL,
+        (([name], each.accepted_tokens) for name, each in counts),
+    )
+
+
+def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[Family]:
+    """Yield the families of tokens by tenant. `tenant` None: all of them."""
+    tokens = [
+        ([slot.name], name, each)
+        for slot in slots
+        for name, each in _tenant_tokens(slot.generated).items()
+        if tenant is None or name == tenant
+    ]
+    yield counter(
+        "tokens_generated",
+        "Generated tokens, including the token that ends a text.",
+        *by_tenant(_MODEL, [(model, name, each.generated) for model, name, each in tokens]),
+    )
+    yield counter(
+        "prompt_tokens",
+        "Tokens of the prompts.",
+        *by_tenant(_MODEL, [(model, name, each.prompt) for model, name, each in tokens]),
+    )
+
+
+def _tenant_tokens(counts: StepCounts) -> dict[str, TenantTokens]:
+    """Return the tokens by tenant; "" has those of no named tenant."""
+    named = counts.tenants
+    prompt = counts.prompt_tokens - sum(each.prompt for each in named.values())
+    generated = counts.tokens - sum(each.generated for each in named.values())
+    return {"": TenantTokens(prompt, generated), **named}
+
+
+def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], float]:
+    """Return label values, buckets and sum."""
+    sizes = slot.batches.sizes
+    buckets = [
+        (str(bound), float(sum(count for rows, count in sizes.items() if rows <= bound)))
+        for bound in BATCH_SIZE_BUCKETS
+    ]
+    buckets.append(("+Inf", float(sizes.total())))
+    return [slot.name], buckets, sum(rows * count for rows, count in sizes.items())
+
+
+def _restarts(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    """Yield zeros too: Prometheus sees no growth in the first value of a series."""
+    counts = slot.restarts
+    for reason in sorted(counts.keys() | (_REASONS if slot.isolation == "process" else ())):
+        yield [slot.name, reason], counts[reason]
+
+
+def _tenant_seconds(slot: ModelSlot, only: str | None) -> Iterator[tuple[list[str], float]]:
+    totals = BatchCounts.total([slot.batches, slot.generated.steps]).tenant_seconds
+    for tenant, seconds in sorted(totals.items()):
+        if only in (None, tenant):
+            yield [tenant, slot.name], seconds
+
+
+def _sequences(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    stats = slot.step_stats
+    yield [slot.name, "running"], sum(each.running for each in stats)
+    yield [slot.name, "waiting"], sum(each.waiting for each in stats)
+
+
+def _kv_cache(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    stats = slot.step_stats
+    used = sum(each.kv_used_bytes for each in stats)
+    cached = sum(each.kv_cached_bytes for each in stats)
+    yield [slot.name, "used"], used
+    yield [slot.name, "cached"], cached
+    yield [slot.name, "free"], sum(each.kv_total_bytes for each in stats) - used - cached

@@ -1,0 +1,385 @@
+"""Describe models for /models: the response schemas, and the functions that fill them."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from pydantic import Field
+
+from app.admin.progress import WorkDescription, work_of
+from app.inference.unnamed_model import kind_of
+from app.observability.visible_counts import Counts
+from app.protocols.shared.bodies import ResponseBody
+from frameworks.core.addresses import SourceAddress
+from frameworks.images.spec import ImageSpec
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelVersion
+from frameworks.types import ModelSpec, ValueSpec
+
+
+class TensorDescription(ResponseBody):
+    """One input or output. In `shape`, -1 is a free dimension; null means that the model declares no shape."""
+
+    name: str
+    dtype: str
+    shape: list[int] | None
+
+
+class ImageInput(ResponseBody):
+    """How the model reads images. `height`, `width`: in pixels, of every image after its preparation."""
+
+    height: int
+    width: int
+    labels: int | None = Field(description="Number of labels of a classifier; null for other models.")
+    embedding_size: int | None = Field(description="Dimensions of an embedding; null for other models.")
+
+
+class KernelTiming(ResponseBody):
+    """One product of a layer, measured when the model was loaded. `original`: that of a model without quantization."""
+
+    kernel: str
+    weights: str = Field(description="Range of the weights, as in `quantization`; empty for other weights.")
+    error: float = Field(
+        description="Root mean square error of a product, relative to the original's; 0 where it was not measured."
+    )
+    milliseconds: dict[str, float] = Field(
+        description="By number of rows, on one thread; fewer numbers for a product that is far slower than others."
+    )
+
+
+class Quantization(ResponseBody):
+    """Result of the quantization. Cosine similarities compare the outputs for the warm-up inputs with the original."""
+
+    scheme: str
+    cosine_min: float
+    cosine_mean: float
+    speedup: float = Field(
+        description="Median time of the original divided by that of the quantized model, measured when it was made."
+    )
+    bytes_before: int
+    bytes_after: int
+    original_ms: float = Field(description="Median time of the original for all warm-up inputs.")
+    quantized_ms: float = Field(description="Median time of the quantized model for all warm-up inputs.")
+    kernel: str = Field(description="The library whose int8 product is used.")
+    weights: str = Field(
+        description="Range of the weights in which no sum saturates on this CPU: whole, paired or halved."
+    )
+    kernels: list[KernelTiming] = Field(description="Measured products; empty for ONNX models and on a GPU.")
+    perplexity: float | None = Field(
+        description="Language models: perplexity on a text that no model was trained on; null for other models."
+    )
+    perplexity_original: float | None = Field(description="The same of the original.")
+
+
+class ProductTiming(ResponseBody):
+    """The kernel of the layers of one shape of a language model on a CPU."""
+
+    outputs: int
+    inputs: int
+    layers: int = Field(description="Number of the layers of this shape.")
+    kernel: str
+    weights: str = Field(description="Range of the weights, as in `quantization`; empty for other weights.")
+    trials: list[KernelTiming] = Field(description="Measured kernels; empty for one kernel alone and for small shapes.")
+
+
+class RequestCounts(ResponseBody):
+    """Requests to the model since the server's start: those of the key's tenant, or for an operator all."""
+
+    total: int
+    failed: int
+    inflight: int
+
+
+class ModelDescription(ResponseBody):
+    """A registered model. Fields that need a loaded model are null while it is not loaded."""
+
+    name: str
+    aliases: list[str]
+    framework: str
+    task: str | None
+    state: str
+    reason: str | None
+    versions: list[str]
+    device: str | None
+    dtype: str | None
+    quantized: bool
+    downloadable: bool = Field(description="Whether its files may be fetched, as its entry says.")
+    quantization: Quantization | None
+    kernels: list[ProductTiming] = Field(
+        description="Kernels of a language model on a CPU, most weights first; empty for other models."
+    )
+    awaits_kernels: bool = Field(
+        description="Whether kernels are being compiled for this CPU, which may replace those in `kernels`."
+    )
+    progress: WorkDescription | None = Field(description="The long work for the model; null while there is none.")
+    memory_bytes: int | None
+    attention: str | None = Field(
+        description="paged, or transformers and the reason why its own caches are used; null without text generation."
+    )
+    warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
+    inputs: list[TensorDescription] | None
+    outputs: list[TensorDescription] | None
+    image: ImageInput | None = Field(description="null for a model that reads no images.")
+    last_used: str | None = Field(description="Time of the last counted request: ISO 8601, UTC.")
+    requests: RequestCounts
+
+
+class DownloadProgress(ResponseBody):
+    """A download that runs. Bytes of an earlier download on the disk count as received."""
+
+    received_bytes: int
+    total_bytes: int = Field(description="0 while the source is being listed, or the download waits for others.")
+
+
+class VersionDetail(ResponseBody):
+    """One version of a model."""
+
+    state: str
+    reason: str | None
+    memory_bytes: int | None
+    device: str | None
+    providers: list[str]
+    max_tokens: int | None = Field(
+        description="Maximum tokens of a text; for a model that generates, of prompt and generated text together."
+    )
+    labels: list[str] | None
+    loads: int
+    load_seconds: float
+    warm_up: str | None = Field(description="done, or the reason why this version was not run at warm-up.")
+    batching: str = Field(description="on, or the reason why tensor requests are not batched.")
+    padding: str | None = Field(
+        description="on, or the reason why only texts or tensors of one length are batched; null for tensors without a "
+        "sequence_axis."
+    )
+    max_batch_size: int
+    instances: int
+    queue_depth: int
+    path: str | None = Field(
+        description="Path or address, as in the entry of the model. Null: a path, and the key lacks the scope `manage`."
+    )
+    revision: str | None = Field(description="Commit of the files from a hub; null for other files.")
+    download: DownloadProgress | None = Field(description="The download for a load; null while none runs.")
+
+
+class AdapterDescription(ResponseBody):
+    """A LoRA adapter of a model. Requests name it as `model:name`. Numbers are null while it is not loaded."""
+
+    name: str
+    rank: int | None = Field(description="The largest rank of a module.")
+    memory_bytes: int | None = Field(description="Bytes of the weights; part of the memory of the model.")
+
+
+class TrafficShare(ResponseBody):
+    """A version that gets a share of the requests without a version."""
+
+    version: str
+    percent: float
+
+
+class ModelDetail(ModelDescription):
+    """A registered model with its versions. `active_version` answers requests without a version."""
+
+    active_version: str
+    previous_version: str | None = Field(description="The version that a rollback activates.")
+    canary: TrafficShare | None
+    shadow: TrafficShare | None
+    adapters: list[AdapterDescription]
+    version_details: dict[str, VersionDetail]
+
+
+class ListedModel(ResponseBody):
+    """A model as Infinity lists it. `capabilities`: its task, `rerank` for a cross-encoder; empty while not loaded.
+
+    `stats`: empty; the counts are in `models`.
+    """
+
+    id: str
+    object: Literal["model"]
+    backend: str
+    capabilities: list[str]
+    stats: dict[str, int]
+
+
+class ModelList(ResponseBody):
+    """The registered models that the key may use. `object` and `data`: as Infinity has them."""
+
+    models: list[ModelDescription]
+    object: Literal["list"]
+    data: list[ListedModel]
+
+
+def list_model(slot: ModelSlot) -> dict[str, Any]:
+    """Return the ListedModel of a model."""
+    kind = None if slot.spec is None else kind_of(slot.spec) or slot.spec.task
+    return {
+        "id": slot.name,
+        "object": "model",
+        "backend": slot.framework,
+        "capabilities": [] if kind is None else [kind],
+        "stats": {},
+    }
+
+
+class Deleted(ResponseBody):
+    """The name of the deleted model."""
+
+    deleted: str
+
+
+def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
+    """Return the fields of ModelDescription. `counts`: those that the reader may see."""
+    spec = slot.spec
+    unused_s = counts.seconds_unused(slot)
+    total, failed = counts.completed(slot.name)
+    return {
+        "name": slot.name,
+        "aliases": list(slot.entry.aliases),
+        "framework": slot.framework,
+        "task": spec.task if spec else None,
+        "state": slot.state.value,
+        "reason": reason_of(slot, counts.sees_paths),
+        "versions": list(slot.versions),
+        "device": spec.device if spec else None,
+        "dtype": spec.dtype if spec else None,
+        "quantized": bool(spec and spec.quantization),
+        "downloadable": slot.entry.downloadable,
+        "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
+        "kernels": [asdict(each) for each in spec.products] if spec else [],
+        "awaits_kernels": bool(spec and spec.awaits_kernels),
+        "progress": work_of(slot.name),
+        "memory_bytes": slot.memory_bytes if spec else None,
+        "attention": _attention(spec),
+        "warm_up": _warm_up(spec),
+        "inputs": _tensors(spec.inputs) if spec else None,
+        "outputs": _tensors(spec.outputs) if spec else None,
+        "image": _image(spec.image) if spec and spec.image else None,
+        "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
+        "requests": {
+            "total": total,
+            "failed": failed,
+            "inflight": counts.in_flight([slot]),
+        },
+    }
+
+
+def describe_in_detail(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
+    """Return the fields of ModelDetail: those of `describe`, and the versions."""
+    return describe(slot, counts) | {
+        "active_version": slot.version,
+        "previous_version": slot.previous.version if slot.previous else None,
+        "canary": share_of(slot.canary),
+        "shadow": share_of(slot.shadow),
+        "adapters": _adapters(slot),
+        "version_details": {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()},
+    }
+
+
+def share_of(share: Share | None) -> dict[str, Any] | None:
+    """Return a TrafficShare; None without one."""
+    return {"version": share.version, "percent": share.percent} if share else None
+
+
+def _adapters(slot: ModelSlot) -> list[dict[str, Any]]:
+    generation = slot.spec.generation if slot.spec else None
+    loaded = {each.name: each for each in generation.adapters} if generation else {}
+    described: list[dict[str, Any]] = []
+    for entry in slot.adapters:
+        spec = loaded.get(entry.name)
+        described.append(
+            {
+                "name": entry.name,
+                "rank": spec.rank if spec else None,
+                "memory_bytes": spec.memory_bytes if spec else None,
+            }
+        )
+    return described
+
+
+def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> dict[str, Any]:
+    spec = version.spec
+    text, generation = (spec.text, spec.generation) if spec else (None, None)
+    max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
+    return {
+        "state": version.state.value,
+        "reason": reason_of(version, counts.sees_paths),
+        "memory_bytes": version.total_bytes if spec else None,
+        "device": spec.device if spec else None,
+        "providers": list(spec.providers) if spec else [],
+        "max_tokens": max_tokens,
+        "labels": list(spec.labels) if spec and spec.labels else None,
+        "loads": version.loads,
+        "load_seconds": round(version.load_s, 3),
+        "warm_up": _warm_up(spec),
+        "batching": (spec.unbatched_because if spec else None) or "on",
+        "padding": _padding(spec),
+        "max_batch_size": slot.limits.max_rows,
+        "instances": slot.entry.instances,
+        "queue_depth": counts.queue_depth(slot),
+        "path": _path_of(slot, version, counts.sees_paths),
+        "revision": None if version.fetched is None else version.fetched.revision,
+        "download": describe_download(version),
+    }
+
+
+def describe_download(version: ModelVersion) -> dict[str, Any] | None:
+    """Return the DownloadProgress of a version; None while none runs."""
+    download = version.model.downloads.running.get(version.version)
+    if download is None:
+        return None
+    return {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes}
+
+
+def _padding(spec: ModelSpec | None) -> str | None:
+    if spec is None or (spec.sequence is None and spec.text is None):
+        return None
+    reasons = [each.unpadded_because for each in (spec.sequence, spec.text) if each is not None]
+    return next((reason for reason in reasons if reason is not None), "on")
+
+
+def _attention(spec: ModelSpec | None) -> str | None:
+    if spec is None or spec.generation is None:
+        return None
+    reason = spec.generation.unpaged_because
+    return "paged" if reason is None else f"transformers: {reason}"
+
+
+def _warm_up(spec: ModelSpec | None) -> str | None:
+    return None if spec is None else printable(spec.unwarmed_because or "done")
+
+
+def _path_of(slot: ModelSlot, version: ModelVersion, sees_paths: bool) -> str | None:
+    """Return the address, or the path of the entry with the folder of the version, which is relative if the entry's is.
+
+    None: a path that the reader may not see.
+    """
+    if isinstance(slot.entry.path, SourceAddress):
+        return str(slot.entry.path)
+    return printable(str(slot.entry.path / version.path.relative_to(slot.path))) if sees_paths else None
+
+
+def reason_of(failed: ModelSlot | ModelVersion, sees_paths: bool) -> str | None:
+    """Return the reason of the state `failed` for a reader; None in other states."""
+    reason = failed.reason if sees_paths else failed.public_reason
+    return printable(reason) if reason else None
+
+
+def printable(text: str) -> str:
+    """Replace what JSON cannot hold: a file name may contain bytes that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _image(image: ImageSpec) -> dict[str, Any]:
+    return {
+        "height": image.height,
+        "width": image.width,
+        "labels": len(image.labels) or None,
+        "embedding_size": image.embedding_size,
+    }
+
+
+def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "dtype": str(spec.type), "shape": list(spec.shape) if spec.shape is not None else None}
+        for spec in specs
+    ]

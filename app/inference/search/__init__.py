@@ -1,0 +1,1 @@
+"""Similarity and vector collections: a request with texts or vectors in, hits out. Begin with `operations.py`."""

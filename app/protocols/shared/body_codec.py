@@ -1,0 +1,207 @@
+"""The codec of routes whose body one pydantic model describes. A route adds the functions that build its request and
+its response, and a protocol adds its form of errors.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from pydantic import Field
+
+from app.inference.pipeline import FindSpec
+from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
+from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
+from app.protocols.shared.codec import (
+    LONG_BYTES,
+    AnswerContext,
+    EncodedResponse,
+    Header,
+    JsonCodec,
+    StreamWriter,
+    Target,
+)
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.policy import EMPTY, FieldPolicy
+from app.protocols.shared.json.body import Document, ExactParseNeeded, describe_type, parse_exact
+from app.protocols.shared.json.long_documents import parse_body
+from frameworks.core.errors import InvalidInput
+from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
+
+IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
+"""Where images are accepted, beside the Open Inference Protocol."""
+IGNORED_HEADER = b"x-roundhouse-ignored"
+"""Names the fields of the body that have no effect on the model."""
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_DENSE_BYTES = 8 * 1024
+_DENSE_VALUES = 1024
+_KINDS: dict[Task, tuple[Kind, ...]] = {
+    "generate": ("generate",),
+    "embed": ("embed",),
+    "classify": ("classify", "rerank"),
+    "tensor": (),
+}
+
+
+class RequestBody(Body):
+    """Fields of every route."""
+
+    model: str | None = Field(
+        None, min_length=1, description="Name of the model. Default: the only one with a task of the route."
+    )
+    priority: int | None = Field(
+        None,
+        ge=0,
+        le=LAST_PRIORITY,
+        description=f"Position in the queue, 1 is first. 0, the default of vLLM and Cohere: {DEFAULT_PRIORITY}.",
+    )
+    timeout_ms: TimeoutMs = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the response is a stream, of a route that has any."""
+        return bool(getattr(self, "stream", False))
+
+
+class _Deadline(Body):
+    timeout_ms: TimeoutMs = None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRequest:
+    """As DecodedRequest of app/inference/pipeline.py. `body`: the validated body, of the class of its route."""
+
+    request: Any
+    spec: ModelSpec
+    body: Any
+    priority: int
+    timeout_ms: int | None
+    stream: bool
+    codec: "BodyCodec"
+    """Encodes the response."""
+    ignored: tuple[str, ...] = ()
+    """Fields without effect on this model, named in the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCodec(JsonCodec):
+    """As Codec of app/protocols/shared/codec.py, without `error_body`.
+
+    `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
+    raise InvalidInput. `check`: refuses fields whose validation would take long, and applies the policies of objects in
+    the body; returns the fields that are ignored. `stream`: None for a route that does
+    not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
+    body without a name means, in order of preference; empty: those of `tasks`. `by_task`: the codecs of requests for
+    models of other tasks. `reads_images`: whether models that read only images are served too. `ignored`: returns the
+    fields that have no effect on a model.
+    """
+
+    path: str
+    tasks: tuple[Task, ...]
+    body: type[RequestBody]
+    build: Callable[[Any, ModelSpec], Any]
+    write: Callable[[BodyRequest, Any, AnswerContext], bytes]
+    policy: FieldPolicy = EMPTY
+    stream: Callable[[BodyRequest, AnswerContext], StreamWriter] | None = None
+    rename: Callable[[str], str] = str
+    check: Callable[[dict[str, Any], ModelSpec], tuple[str, ...] | None] | None = None
+    kinds: tuple[Kind, ...] = ()
+    by_task: Mapping[Task, "BodyCodec"] = field(default_factory=dict)
+    reads_images: bool = False
+    ignored: Callable[[Any, ModelSpec], tuple[str, ...]] | None = None
+    fields: frozenset[str] = field(init=False)
+    """Every field that is not unknown, with those of `by_task`."""
+    unnamed: UnnamedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        others = frozenset[str]().union(*(codec.fields for codec in self.by_task.values()))
+        object.__setattr__(self, "fields", others | self._own_fields())
+        kinds = self.kinds or tuple(kind for task in self.tasks for kind in _KINDS[task])
+        object.__setattr__(self, "unnamed", UnnamedModel(kinds))
+
+    def is_long_to_read(self, body: bytes) -> bool:
+        """Every value of these bodies becomes a Python object, so that many short ones take long."""
+        return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
+
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> BodyRequest:
+        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
+        try:
+            return self._decode(parse_body(body), find_spec)
+        except ExactParseNeeded:
+            return self._decode(parse_exact(body), find_spec)
+
+    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
+        codec: BodyCodec = decoded.codec
+        body = codec.write(decoded, answer, context)
+        headers = self.headers_of(decoded)
+        return EncodedResponse(body, b"application/json", headers) if headers else body
+
+    def headers_of(self, decoded: Any) -> list[Header]:
+        request: BodyRequest = decoded
+        if not request.ignored:
+            return []
+        # The caller chose some of the names, which must not end the header.
+        names = [name for name in request.ignored if _HEADER_NAME.fullmatch(name)]
+        return [(IGNORED_HEADER, ", ".join(names or ["others"]).encode())]
+
+    def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:
+        codec: BodyCodec = decoded.codec
+        assert codec.stream is not None
+        return codec.stream(decoded, context)
+
+    def renamed(self, error: ErrorReply) -> ErrorReply:
+        """Return the error with the name of its field in the body."""
+        if error.code == "invalid_input" and error.field is not None:
+            return error.with_field(self.rename(error.field))
+        return error
+
+    def _decode(self, document: Document, find_spec: FindSpec) -> BodyRequest:
+        if not document.is_object(document.root):
+            raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
+        members = document.members(document.root, self.fields)
+        # The model comes first: a refusal must not cost the conversion of a long body.
+        spec = find_spec(self._model_of(members), None, lambda: _timeout_ms_of(members))
+        if spec.task in self.by_task:
+            return self.by_task[spec.task]._decode(document, lambda *_: spec)
+        if spec.task not in self.tasks:
+            raise InvalidInput(
+                "model",
+                f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
+                f"{self.path} serves no other task",
+            )
+        if spec.text is None and spec.image is not None and not self.reads_images:
+            raise InvalidInput(
+                "model", f"expected a model that reads texts, got one that reads images; send images to {IMAGE_PATHS}"
+            )
+        if self.by_task:
+            members = document.members(document.root, self._own_fields())
+        fields = {name: document.python(node) for name, node in members.items() if node is not None}
+        ignored = () if self.check is None else self.check(fields, spec) or ()
+        ignored += self.policy.apply(fields)
+        body = read_body(self.body, fields)
+        request = self.build(body, spec)
+        stream = self.stream is not None and body.streams
+        ignored += () if self.ignored is None else self.ignored(body, spec)
+        priority = body.priority or DEFAULT_PRIORITY
+        return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)
+
+    def with_task(self, task: Task, codec: "BodyCodec") -> Self:
+        """Return a codec that leaves requests for models of a task to another codec."""
+        kinds = self.unnamed.kinds + codec.unnamed.kinds
+        return replace(self, kinds=kinds, by_task={**self.by_task, task: codec})
+
+    def _own_fields(self) -> frozenset[str]:
+        return frozenset(self.body.model_fields.keys() | self.policy.refusals.keys())
+
+    def _model_of(self, members: dict[str, Any]) -> str | UnnamedModel:
+        name = members.get("model")
+        if name is None:
+            return self.unnamed
+        if isinstance(name, str) and name:
+            return replace(self.unnamed, placeholder=name) if is_placeholder(name) else name
+        raise InvalidInput("model", f"expected the name of a model, got {got(name)}; GET /v1/models lists the models")
+
+
+def _timeout_ms_of(members: dict[str, Any]) -> int | None:
+    return read_body(_Deadline, {"timeout_ms": members.get("timeout_ms")}).timeout_ms

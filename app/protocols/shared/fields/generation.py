@@ -1,0 +1,301 @@
+"""Fields of text generation, shared by all protocols: sampling, stopping, number of texts, and messages.
+
+The Annotated types state the bounds of each field once. `to_sampling`, `to_stopping` and `to_conversation` build the
+request from a validated body; they raise InvalidInput for limits that depend on the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from app.protocols.shared.bodies import MAX_INT32, Body, Remedy, got
+from frameworks.core.errors import InvalidInput
+from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
+
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_ALL_STOP_CHARACTERS = 2048
+"""Of all stop strings of a request together, and of all its bad words."""
+MAX_BAD_WORDS = 128
+MAX_NAMED_TOKENS = 1024
+"""Limit of `logit_bias` and of `stop_token_ids`."""
+MAX_MESSAGES = 10_000
+
+# Lower temperatures are greedy: divided by them, logits would be infinite.
+_MIN_TEMPERATURE = 1e-5
+_MAX_ROLE_CHARACTERS = 64
+# Up to so many objects are validated in well under a millisecond.
+_FEW_ITEMS = 64
+_MESSAGE_FIELDS = frozenset({"role", "content"})
+_PART_FIELDS = frozenset({"type", "text"})
+
+Temperature = Annotated[
+    float | None,
+    Field(ge=0, le=100, description="0: always the most likely token. Default: the model's own, else 1."),
+]
+TopP = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=1,
+        description="Sample from the most likely tokens that together have this probability. Default: the model's own.",
+    ),
+    Remedy('for the most likely token alone send "temperature": 0'),
+]
+TopK = Annotated[
+    int | None,
+    Field(
+        ge=-1,
+        le=MAX_INT32,
+        description="Sample from this number of most likely tokens; 0 or -1: all. Default: the model's own.",
+    ),
+]
+MinP = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=1,
+        description="Sample from tokens with at least this share of the most likely one's probability. Default: the "
+        "model's own.",
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    Field(
+        ge=0.01,
+        le=100,
+        description="Above 1, tokens of the prompt and of the text become less likely. Default: the model's own.",
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None, Field(ge=-2, le=2, description="Subtracted from a token's logit for each of its occurrences.")
+]
+PresencePenalty = Annotated[
+    float | None, Field(ge=-2, le=2, description="Subtracted once from the logit of a token that occurred.")
+]
+LogitBias = Annotated[
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$", examples=["17"])], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_NAMED_TOKENS, json_schema_extra={"additionalProperties": False}),
+    ]
+    | None,
+    Field(description="Token id to the number that is added to its logit."),
+]
+Seed = Annotated[
+    int | None, Field(ge=0, le=2**63 - 1, description="Equal seeds give equal texts. Default: a random seed.")
+]
+MaxTokens = Annotated[int | None, Field(ge=1, le=MAX_INT32, description="Maximum number of generated tokens.")]
+MinTokens = Annotated[
+    int | None, Field(ge=0, le=MAX_INT32, description="Number of tokens before which a text does not end.")
+]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
+    Field(description="Strings that end a text; they are not part of it."),
+]
+BadWords = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None,
+    Field(description="Words that a text does not have: the token that would complete one is never chosen."),
+]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+StopTokenIds = Annotated[
+    Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)] | None,
+    Field(description="Tokens that end a text; they are not part of it."),
+]
+IgnoreEos = Annotated[bool | None, Field(description="Continue after the model's end-of-text token.")]
+NumChoices = Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Number of texts for each prompt.")]
+TopLogprobs = Annotated[
+    int | None,
+    Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of most likely tokens reported at each position."),
+]
+Logprobs = Annotated[
+    bool | Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+    Field(description="Report log probabilities, and this number of most likely tokens at each position; true: 0."),
+]
+Stream = Annotated[bool | None, Field(description="Stream the response as server-sent events.")]
+
+
+class SamplingFields(Body):
+    """Options of sampling; `to_sampling` builds the Sampling."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    frequency_penalty: FrequencyPenalty = 0
+    presence_penalty: PresencePenalty = 0
+    logit_bias: LogitBias = None
+    seed: Seed = None
+    bad_words: BadWords = None
+
+
+class StoppingFields(Body):
+    """Conditions that end a text; `to_stopping` builds the Stopping."""
+
+    max_tokens: MaxTokens = None
+    min_tokens: MinTokens = 0
+    stop: Stop = None
+    stop_token_ids: StopTokenIds = None
+    ignore_eos: IgnoreEos = False
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "…"}]})
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "…"}]})
+
+    role: str = Field(min_length=1, max_length=_MAX_ROLE_CHARACTERS, description="As in the model's chat template.")
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+def build_messages(messages: Any, kind: type[ChatMessage] = ChatMessage) -> Any:
+    """Build the messages of a long list, and join the parts of a long content; leave what is invalid as it is.
+
+    pydantic validates a list in one call, and no other thread runs meanwhile. It accepts a built message as it is, and
+    ends at the first one that is invalid.
+    """
+    if not isinstance(messages, list):
+        return messages
+    are_many = len(messages) > _FEW_ITEMS
+    return [_built(message, are_many, kind) if type(message) is dict else message for message in messages]
+
+
+def _built(message: dict[str, Any], are_many: bool, kind: type[ChatMessage]) -> Any:
+    content = message.get("content")
+    if type(content) is list and (are_many or len(content) > _FEW_ITEMS):
+        parts = [_built_part(part) for part in content]
+        if all(type(part) is TextPart for part in parts):
+            content = "".join(part.text for part in parts)
+        message = {**message, "content": content if type(content) is str else parts}
+    role = message.get("role")
+    if not are_many or type(content) is not str or message.keys() != _MESSAGE_FIELDS:
+        return message
+    is_role = type(role) is str and 0 < len(role) <= _MAX_ROLE_CHARACTERS
+    return kind.model_construct(role=role, content=content) if is_role else message
+
+
+def _built_part(part: Any) -> Any:
+    if type(part) is dict and part.keys() == _PART_FIELDS and part["type"] == "text" and type(part["text"]) is str:
+        return TextPart.model_construct(type="text", text=part["text"])
+    return part
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(build_messages),
+]
+
+
+def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
+    """Fill omitted fields with the defaults of the model. Raises InvalidInput for a token outside its vocabulary, and
+    for too many characters of bad words.
+
+    `top_logprobs`: number of alternatives reported at each position; None: no log probabilities.
+    """
+    own = spec.sampling
+    temperature = own.temperature if body.temperature is None else body.temperature
+    top_k = own.top_k if body.top_k is None else body.top_k
+    return Sampling(
+        repetition_penalty=own.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=_to_logit_bias(body.logit_bias, spec.vocabulary_size) if body.logit_bias else {},
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        top_p=own.top_p if body.top_p is None else body.top_p,
+        min_p=own.min_p if body.min_p is None else body.min_p,
+        seed=body.seed,
+        top_logprobs=top_logprobs,
+        bad_words=_as_strings(body.bad_words, "bad_words") if body.bad_words else (),
+    )
+
+
+def to_stopping(
+    body: StoppingFields,
+    spec: GenerationSpec,
+    default_max_tokens: int | None,
+    max_tokens: int | None = None,
+    max_tokens_field: str = "max_tokens",
+) -> Stopping:
+    """Fill omitted fields. Raises InvalidInput. `default_max_tokens` None: up to the end of the model's context.
+
+    `max_tokens`, `max_tokens_field`: value and name of a second field for the same limit; it goes before the first.
+    """
+    limit = body.max_tokens if max_tokens is None else max_tokens
+    max_tokens = default_max_tokens if limit is None else limit
+    min_tokens = body.min_tokens or 0
+    highest = spec.max_context_tokens if max_tokens is None else max_tokens
+    if min_tokens > highest:
+        limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"
+        raise InvalidInput("min_tokens", f"expected at most {highest}, {limit_name}, got {min_tokens}")
+    stops = _as_strings(body.stop, "stop") if body.stop else ()
+    token_ids = body.stop_token_ids or ()
+    if token_ids:
+        check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
+    return Stopping(
+        max_tokens=max_tokens,
+        may_be_fewer=limit is None and max_tokens is not None,
+        min_tokens=min_tokens,
+        strings=stops,
+        token_ids=frozenset(token_ids),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def num_top_logprobs(logprobs: bool | int | None) -> int | None:
+    """Return the number of tokens reported at each position; true is 0, None is no report."""
+    return (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs
+
+
+def to_conversation(messages: Sequence[ChatMessage]) -> Conversation:
+    """Join the text parts of each message."""
+    return Conversation(
+        tuple(
+            Message(each.role, each.content if isinstance(each.content, str) else "".join(p.text for p in each.content))
+            for each in messages
+        )
+    )
+
+
+def check_token_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
+    """Raise InvalidInput for a token id outside the vocabulary."""
+    if token_ids and max(token_ids) >= vocabulary_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
+        raise InvalidInput(
+            f"{field}[{index}]", f"expected a token id from 0 to {vocabulary_size - 1}, got {got(token_ids[index])}"
+        )
+
+
+def _as_strings(given: str | Sequence[str] | None, field: str) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    if sum(map(len, strings)) > MAX_ALL_STOP_CHARACTERS:
+        raise InvalidInput(
+            field,
+            f"expected at most {MAX_ALL_STOP_CHARACTERS} characters in all strings, got {sum(map(len, strings))}; "
+            "send fewer or shorter strings",
+        )
+    return strings
+
+
+def _to_logit_bias(biases: Mapping[str, float], vocabulary_size: int) -> dict[int, float]:
+    by_token_id = {int(name): bias for name, bias in biases.items()}
+    if max(by_token_id) >= vocabulary_size:
+        raise InvalidInput(
+            "logit_bias",
+            f'expected token ids from 0 to {vocabulary_size - 1} as keys, got "{max(by_token_id)}"',
+        )
+    return by_token_id

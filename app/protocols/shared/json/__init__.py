@@ -1,0 +1,1 @@
+"""JSON bodies: numbers are read into arrays and written from them, never as Python objects. Begin with `body.py`."""

@@ -1,0 +1,117 @@
+"""Find the codec and the model for the path of an inference request."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from app.auth.permissions import HttpAccess, compile_path
+from app.protocols.shared.codec import Codec, ErrorWriter, Target
+from app.protocols.shared.shared_path import SharedPathCodec
+
+_MAX_CACHED_PATHS = 1024
+
+
+class RouteDescription(NamedTuple):
+    """Describe a route for the OpenAPI document.
+
+    `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
+    parts of `multipart/form-data`, which bodies may be beside JSON and images; None where they are not.
+    """
+
+    tag: str
+    summary: str
+    request: type[BaseModel]
+    response: type[BaseModel]
+    error: type[BaseModel]
+    streams: bool = False
+    in_bytes: bool = False
+    form: type[BaseModel] | None = None
+
+
+class Route(NamedTuple):
+    """A POST route. `path`: as `compile_path` reads it; `{name}`, `{version}` and `{collection}` give the Target.
+
+    `others`: the methods of this path that the admin application answers. `field`: a body with this field is for this
+    route, any other body for the routes of the same path before it.
+    """
+
+    path: str
+    codec: Codec
+    description: RouteDescription
+    others: frozenset[str] = frozenset()
+    field: str | None = None
+
+
+class ResolvedRoute(NamedTuple):
+    """The codec of a path, and the model that the path names. `others`: see Route."""
+
+    codec: Codec
+    target: Target
+    others: frozenset[str] = frozenset()
+
+    @property
+    def allowed(self) -> str:
+        """The methods of the path, for an error message."""
+        return ", ".join(sorted(self.others | {"POST"}))
+
+
+class RouteTable:
+    """All inference routes of all protocols, and the permissions of all routes."""
+
+    def __init__(self, routes: Sequence[Route], access: HttpAccess | None = None) -> None:
+        """The first route's codec writes the errors of paths that belong to no protocol.
+
+        `access`: None: that of the core.
+        """
+        self.routes = tuple(routes)
+        self.access = access or HttpAccess()
+        self._exact: dict[str, ResolvedRoute] = {}
+        for route in routes:
+            if "{" not in route.path:
+                self._add_exact(route)
+        self._patterns = [(compile_path(route.path), route) for route in routes if "{" in route.path]
+        self._error_writers: dict[str, ErrorWriter] = {}
+        for route in reversed([each for each in routes if not each.others]):
+            first, first_two = _first_parts(route.path)
+            self._error_writers |= {first: route.codec.error_body, first_two: route.codec.error_body}
+        self._error_writers.pop("", None)
+        # Most requests have one of few paths.
+        self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
+        """Return the ResolvedRoute of a path; None where no route matches."""
+
+    def _add_exact(self, route: Route) -> None:
+        path, codec = route.path.removesuffix("/"), route.codec
+        if route.field is not None:
+            codec = SharedPathCodec(self._exact[path].codec, codec, route.field)
+        self._exact[path] = ResolvedRoute(codec, Target(), route.others)
+
+    def error_writer(self, path: str) -> ErrorWriter:
+        """Return the error writer of any path: of its route, or of the first route with its first two parts, or one."""
+        resolved = self._exact.get(path.removesuffix("/"))
+        if resolved is not None and not resolved.others:
+            return resolved.codec.error_body
+        first, first_two = _first_parts(path)
+        return self._error_writers.get(first_two) or self._error_writers.get(first) or self.routes[0].codec.error_body
+
+    def _find(self, path: str) -> ResolvedRoute | None:
+        if not path.startswith("/"):
+            return None
+        path = path.removesuffix("/")
+        resolved = self._exact.get(path)
+        if resolved is not None:
+            return resolved
+        for pattern, route in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                named = match.groupdict()
+                target = Target(named.get("name"), named.get("version"), named.get("collection"))
+                return ResolvedRoute(route.codec, target, route.others)
+        return None
+
+
+def _first_parts(path: str) -> tuple[str, str]:
+    """Return the first part of a path, and the first two as one; "" for a path without them."""
+    parts = path.split("/", 3)[1:3] if path.startswith("/") else [""]
+    return parts[0], "/".join(parts) if len(parts) > 1 and not parts[1].startswith("{") else ""

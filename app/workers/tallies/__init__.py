@@ -1,0 +1,1 @@
+"""Counts of requests of all workers, merged in the supervisor."""

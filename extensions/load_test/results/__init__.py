@@ -1,0 +1,1 @@
+"""The results of a load test: counts, latencies in a histogram, and the page with plots."""

@@ -1,0 +1,1 @@
+"""Rows of files: Parquet, CSV, JSON Lines, and folders of images."""

@@ -1,0 +1,99 @@
+"""A folder of image files as the input of a run: a row for each file, with its path in the folder."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+
+from extensions.offline.errors import WrongCommand
+from extensions.offline.input.files import InputFile, format_of
+from extensions.offline.input.readers import BadRow, Window
+from frameworks.images.headers import SUFFIXES
+
+COLUMN = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder(InputFile):
+    """`size`: of all images; `mtime_ns`: of the newest one. `digest`: of the paths, sizes and times of all of them."""
+
+    digest: str = ""
+
+    @property
+    def identity(self) -> list[str | int]:
+        return [str(self.path.resolve()), self.digest]
+
+    @property
+    def format(self) -> str:
+        return "images"
+
+    @property
+    def has_changed(self) -> bool:
+        return _describe(self.path, self.output).digest != self.digest
+
+
+class ImageFolderReader:
+    """Yield the paths of the images, in the order of the paths. Only the paths are held in memory."""
+
+    schema = pa.schema([(COLUMN, pa.string())])
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted(path for path, _ in _images(folder))
+        self.num_rows = len(self._paths)
+
+    def windows(self, size: int, first: int) -> Iterator[Window]:
+        for start in range(first * size, self.num_rows, size):
+            good, rows, bad = [], [], []
+            for row, path in enumerate(self._paths[start : start + size], start + 1):
+                if _is_utf8(path):
+                    good.append(path)
+                    rows.append(row)
+                else:
+                    bad.append(BadRow(row, f"{COLUMN}: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"))
+            yield Window(pa.Table.from_arrays([pa.array(good, pa.string())], schema=self.schema), rows, bad)
+
+
+def find_images(source: str, output: Path) -> ImageFolder:
+    """Return the folder `source` and its output file. Raises WrongCommand."""
+    folder = Path(source)
+    if not folder.exists():
+        raise WrongCommand(f'INPUT: expected a folder, got "{source}", which does not exist; correct the path')
+    if not folder.is_dir():
+        raise WrongCommand(f'INPUT: expected a folder of images beside --images, got "{source}"; name a folder')
+    format_of(output)
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise WrongCommand(f'OUTPUT: expected a file outside the folder of the images, got "{output}"; move it')
+    found = _describe(folder, output)
+    if not found.size:
+        raise WrongCommand(f'INPUT: expected images with {", ".join(SUFFIXES)}, got "{source}" with none')
+    return found
+
+
+def _describe(folder: Path, output: Path) -> ImageFolder:
+    digest, size, newest = sha256(), 0, 0
+    for path, status in sorted(_images(folder), key=lambda each: each[0]):
+        digest.update(os.fsencode(path) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        size += status.st_size
+        newest = max(newest, status.st_mtime_ns)
+    return ImageFolder(folder, size, newest, output, digest.hexdigest())
+
+
+def _images(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield path in the folder and status of each image, in subfolders too. Links to folders are not followed."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() not in SUFFIXES or not path.is_file():
+                continue
+            yield path.relative_to(folder).as_posix(), path.stat()
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

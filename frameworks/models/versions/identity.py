@@ -1,0 +1,88 @@
+"""Hold the state that all versions of a model share."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from frameworks.core.settings.adapters import AdapterEntry
+from frameworks.core.settings.entries import Isolation, PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.pipelines import FRAMEWORK
+from frameworks.engine.contract import EngineSettings, RunCounts
+from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.models.versions.download import ModelDownloads
+from frameworks.runtime import ModelEntry
+from frameworks.scheduling.admission import RequestLimit
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.scheduling.shared_admission import request_limit
+from memory.shared_counters import CounterRow
+
+
+def batch_limits(entry: ModelEntry, performance: PerformanceSettings) -> BatchLimits:
+    """Return the limits of the batches of a model."""
+    return BatchLimits(
+        max_rows=entry.max_batch_size or performance.max_batch_size,
+        max_tokens=entry.max_batch_tokens,
+        max_delay_s=entry.max_queue_delay_ms / 1000,
+    )
+
+
+def _ignore() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The settings and counts that all versions of a model share.
+
+    `ageing_s`: a waiting request gains a priority level after so many seconds. `isolation`: where it runs. `devices`:
+    the clocks of the devices and the pool for large batches, which all models share. `threads`: of all engines in this
+    process. `changed`: called after each change of the model that other processes must see.
+    `row`: counts the requests of all processes; None: those of this one.
+    """
+
+    framework: str
+    entry: ModelEntry
+    limits: BatchLimits
+    ageing_s: float
+    isolation: Isolation = "none"
+    devices: SharedDevices = field(default_factory=SharedDevices)
+    threads: EngineThreads = field(default_factory=EngineThreads)
+    changed: Callable[[], None] = _ignore
+    row: CounterRow | None = None
+    name: str = field(init=False)
+    has_queue: bool = field(init=False)
+    """Whether its rows are queued here. The steps of a pipeline are queued at their models, by `Engine.answer`."""
+    requests: RequestLimit = field(init=False)
+    loads: Counter[str] = field(default_factory=Counter)
+    """Number of loads by version, including versions whose files have changed since."""
+    runs: defaultdict[str, RunCounts] = field(default_factory=lambda: defaultdict(RunCounts))
+    """By version, as `loads`: a counter that restarted at zero would look like a restart of the server."""
+    downloads: ModelDownloads = field(default_factory=ModelDownloads)
+    adapters: dict[str, AdapterEntry] = field(init=False)
+    """By name: those of the entry, and those that were added since."""
+
+    def __post_init__(self) -> None:
+        entry = self.entry
+        owner = f'model "{entry.name}"'
+        limit = request_limit(self.row, owner, entry.max_queue_size, entry.max_concurrent_requests)
+        object.__setattr__(self, "name", entry.name)
+        object.__setattr__(self, "has_queue", self.framework != FRAMEWORK)
+        object.__setattr__(self, "requests", limit)
+        object.__setattr__(self, "adapters", {each.name: each for each in getattr(entry, "adapters", ())})
+
+    @property
+    def loaded_entry(self) -> ModelEntry:
+        """The entry with the adapters that the next load has."""
+        entry = self.entry
+        if not isinstance(entry, TorchModelEntry):
+            return entry
+        return entry.model_copy(update={"adapters": tuple(self.adapters.values())})
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """How an engine schedules the requests of a version."""
+        entry = self.entry
+        return EngineSettings(
+            self.name, self.limits, self.ageing_s, entry.token_ids is not None, entry.max_batch_seconds
+        )

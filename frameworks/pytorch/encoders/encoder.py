@@ -1,0 +1,156 @@
+"""An encoder of transformers, or a decoder in its place, with its tokenizer: texts in, embeddings or logits out."""
+
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import structlog
+import torch
+
+from frameworks.batches.comparison import text_tolerance
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
+from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.pytorch.device_model import DeviceModel
+from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
+from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
+from memory.tensor_pool import TensorPool
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import ImageProcessor
+
+log = structlog.get_logger(__name__)
+
+TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
+
+
+class EncoderModel(DeviceModel):
+    """One thread at a time calls `infer`.
+
+    `pooling`: how the model's output becomes one row per text; `pooler` is its own pooler's output, `logits` a
+    classifier's.
+    """
+
+    image_processor: "ImageProcessor | None" = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: TextTokenizer,
+        spec: ModelSpec,
+        pooling: TorchPooling,
+        padding: TextPadding,
+        intra_op_threads: int,
+        pool: TensorPool | None = None,
+    ) -> None:
+        """`padding`: of all instances of the model. `intra_op_threads`: CPU threads of one run. `pool`: of the pinned
+        memory through which tokens reach a GPU.
+        """
+        super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
+        self._pooling = pooling
+        self._padding = padding
+        self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
+        self.tokenizer: TextTokenizer | None = tokenizer
+        self.spec = spec
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        """As BatchModel.infer; takes a TokenBatch, returns float32 [texts, size or labels] under TEXT_OUTPUT."""
+        if not isinstance(batch, TokenBatch):
+            raise InvalidInput("inputs", "expected text for this model, got tensors; send the field text")
+
+        def run(model: torch.nn.Module) -> dict[str, Value]:
+            return {TEXT_OUTPUT: self._rows_of(model, batch)}
+
+        return self._run_on_device(run, lambda: _described(batch))
+
+    def warm_up(self) -> None:
+        """Run an empty text and a longer one, which includes padding, and try whether padding changes a text.
+
+        Raises InvalidModel.
+        """
+        assert self.tokenizer is not None
+        try:
+            self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+            because = self._reason_not_padded(self.tokenizer)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"the model does not run on text: {error}") from error
+
+        assert self.spec.text is not None
+        self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
+        if because is not None:
+            log.warning("texts of different lengths are not batched together", reason=because)
+
+    def _reason_not_padded(self, tokenizer: TextTokenizer) -> str | None:
+        if self._padding.pad_token_id is None:
+            return "the model has no padding token; each text runs alone"
+
+        def run(batch: TokenBatch) -> Array:
+            rows = self._run_on_device(lambda model: {TEXT_OUTPUT: self._run(model, batch)}, lambda: _described(batch))[
+                TEXT_OUTPUT
+            ]
+            assert isinstance(rows, np.ndarray)
+            return rows
+
+        token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
+        return self._padding.reason_not_shared(token_ids, run, text_tolerance(self.spec))
+
+    def _rows_of(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        if self._padding.pad_token_id is None and batch.rows > 1:
+            return np.concatenate([self._run(model, batch.part(at, 1)) for at in range(batch.rows)])
+        assert self.spec.text is not None
+        if self.spec.text.unpadded_because is None:
+            return self._run(model, batch)
+        return run_by_length(batch, partial(self._run, model))
+
+    def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        # The copies from pinned memory are complete when the result arrives.
+        with pinned_arrays(self._pool) as empty:
+            types = batch.token_type_ids if self._reads_token_types else None
+            tokens = pad(batch.token_ids, self._padding.pad_token_id or 0, empty=empty, token_type_ids=types)
+            return self._computed(model, tokens)
+
+    def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
+        """The run's tensors live in this frame and below."""
+        in_passing = self._pool is not None
+        with torch.inference_mode():
+            mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
+            input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
+            types = {}
+            if tokens.token_type_ids is not None:
+                own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=in_passing)
+                types["token_type_ids"] = own
+            output = model(input_ids=input_ids, attention_mask=mask, **types)
+            rows: Array = self._rows(output, mask).float().cpu().numpy()
+        return rows
+
+    def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        """Return one row per text from the model's output; `pooler` and `logits` are the model's own, the others
+        those of sentence-transformers' Pooling.
+        """
+        if self._pooling == "logits":
+            logits: torch.Tensor = output.logits
+            return logits
+        if self._pooling == "pooler":
+            pooled: torch.Tensor = output.pooler_output
+            return pooled
+        hidden: torch.Tensor = output.last_hidden_state
+        if self._pooling == "cls":
+            return hidden[:, 0]
+        if self._pooling == "max":
+            # As `frameworks.text.tokenizer.pool`, for numbers beyond f16.
+            return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+        if self._pooling == "lasttoken":
+            last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+            ends = hidden[torch.arange(len(last), device=mask.device), last]
+            # The states of a text without tokens are undefined: its tokens attend to nothing.
+            return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
+        # The sum is float32 even if the states are f16: 512 of them would lose the last digits.
+        weights = mask.unsqueeze(-1).float()
+        return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
+
+
+def _described(batch: TokenBatch) -> str:
+    texts = f"{batch.rows} texts" if batch.rows > 1 else "one text"
+    return f"a batch of {texts} of {max(map(len, batch.token_ids), default=1)} tokens"

@@ -1,0 +1,81 @@
+"""Recognise Hugging Face folders of models that read images, and estimate what their runs take."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
+from frameworks.images.spec import PREPROCESSOR_FILE
+
+if TYPE_CHECKING:
+    from frameworks.images.processor import Preparation
+
+Kind = Literal["classify", "embed", "two towers"]
+"""`two towers`: images and texts are embedded in one space."""
+
+_CLASSIFIES = "ForImageClassification"
+_TWO_TOWERS = ("clip", "siglip")
+_EMBEDS = (
+    "clip_vision_model", "convnext", "convnextv2", "deit", "dinov2", "dinov2_with_registers", "mobilenet_v1",
+    "mobilenet_v2", "resnet", "siglip_vision_model", "swin", "swinv2", "vit",
+)  # fmt: skip
+# The largest states of a run beside the pixels of an image, in multiples of their float32.
+_STATES_PER_PIXEL = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """A model that reads images. `architecture`: its class, as config.json names it."""
+
+    folder: Path
+    kind: Kind
+    model_type: str
+    architecture: str
+
+    def preparation(self) -> "Preparation":
+        """Return how its images are prepared. Raises InvalidModel."""
+        # A server without images needs none of it.
+        from frameworks.images.processor_config import read_preparation
+
+        preparation = read_preparation(self.folder, self.model_type)
+        if preparation is None:
+            raise InvalidModel(
+                f"{self.folder / PREPROCESSOR_FILE}: absent; a model of images needs it beside its weights "
+                "(transformers writes it with AutoImageProcessor.from_pretrained(…).save_pretrained(folder))"
+            )
+        if preparation.output_size is None:
+            raise InvalidModel(
+                f"{self.folder / PREPROCESSOR_FILE}: do_resize: expected true, or do_center_crop with a crop_size, so "
+                "that all images have one size, got neither; correct it"
+            )
+        return preparation
+
+    def state_bytes(self, rows: int) -> int:
+        """Return about what a run of so many images takes beside the weights. Raises InvalidModel."""
+        height, width = self.preparation().output_size or (0, 0)
+        return rows * 3 * height * width * 4 * _STATES_PER_PIXEL
+
+
+def find_images(folder: Path) -> ImageFolder | None:
+    """Return the model of images in a folder, None for another model.
+
+    Raises InvalidModel for a broken config.json, and for a model of images that is not served.
+    """
+    config = read_json(folder / "config.json")
+    names = config.get("architectures") or [""]
+    architecture = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
+    model_type = str(config.get("model_type") or "")
+    if architecture.endswith(_CLASSIFIES):
+        return ImageFolder(folder, "classify", model_type, architecture)
+    if model_type in _TWO_TOWERS:
+        tower: Kind = "embed" if "Vision" in architecture else "two towers"
+        return ImageFolder(folder, tower, model_type, architecture)
+    if model_type in _EMBEDS:
+        return ImageFolder(folder, "embed", model_type, architecture)
+    if (folder / PREPROCESSOR_FILE).is_file() and not (folder / "tokenizer.json").is_file():
+        raise InvalidModel(
+            f"{folder}: expected a class that ends in {_CLASSIFIES}, or a model of "
+            f"{', '.join((*_TWO_TOWERS, *_EMBEDS))}, got {architecture or model_type or 'none'}; export it to ONNX"
+        )
+    return None

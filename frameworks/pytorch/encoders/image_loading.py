@@ -1,0 +1,201 @@
+"""Load vision models from a folder: classifiers, embeddings, and CLIP and SigLIP with their towers of texts."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
+from frameworks.images.processor import ImageProcessor
+from frameworks.images.spec import ImageSpec
+from frameworks.pytorch.encoders.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
+from frameworks.pytorch.encoders.image_folders import ImageFolder
+from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
+from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.warm_up_images import warm_up_pixels
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
+
+_LOGITS, _EMBEDDINGS = "logits", "embeddings"
+_SIGLIP = "siglip"
+_IMAGES_PER_BATCH = 2
+
+
+def load_image_models(
+    files: ModelFiles, images: ImageFolder, loading: EncoderLoading, copies: QuantizedCopies | None
+) -> list[ImageModel]:
+    """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
+    is not quantised.
+
+    Raises InvalidModel, OutOfMemory.
+    """
+    preparation = images.preparation()
+    assert preparation.output_size is not None
+    processor = ImageProcessor(preparation, preparation.output_size)
+    model, lacks_pooler = load_vision_model(
+        files.folder,
+        images.kind == "classify",
+        images.architecture.endswith("VisionModelWithProjection"),
+        loading.dtype,
+        loading.device,
+        loading.enable_memory_mapping,
+    )
+    _arrange_convolutions(model)
+    rows = _rows_of(model, images.kind, lacks_pooler)
+    texts = _text_tower(files, model) if images.kind == "two towers" else None
+    spec = _spec(files, images, model, processor, loading, rows)
+    if texts is not None:
+        spec = _with_texts(spec, files, texts, _positions(model))
+    if copies is not None:
+        _check_linear(model, files.folder)
+        image_model = ImageModel(model, spec, processor, rows, loading.intra_op_threads, texts)
+        report = quantize_encoder(
+            model, image_model, partial(_batches, processor, texts), files.entry, files.weights, copies
+        )
+        spec = replace(spec, dtype="int8", quantization=report, memory_bytes=held_bytes(model))
+    # A run does not change the module: one is enough for any number of threads.
+    return [
+        ImageModel(model, spec, processor, rows, loading.intra_op_threads, texts, loading.pool)
+        for _ in range(files.entry.instances)
+    ]
+
+
+def _rows_of(model: Any, kind: Literal["classify", "embed", "two towers"], lacks_pooler: bool) -> Rows:
+    """Return the function from pixels to one row for each image."""
+    if kind == "classify":
+        return lambda pixels: model(pixel_values=pixels).logits
+    if kind == "two towers":
+        return lambda pixels: pooled(model.get_image_features(pixel_values=pixels))
+    if lacks_pooler:
+        return lambda pixels: model(pixel_values=pixels).last_hidden_state[:, 0]
+    return lambda pixels: _embedding(model(pixel_values=pixels))
+
+
+def _arrange_convolutions(model: torch.nn.Module) -> None:
+    """Put the channels of convolutions last in memory. ResNet-50 then takes about two thirds of the time on a CPU.
+
+    Models without batch normalisation are mostly linear layers, and gain nothing.
+    """
+    if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _check_linear(model: torch.nn.Module, folder: Path) -> None:
+    """Raise InvalidModel for a model whose convolutions, which stay as they are, have most of the weights."""
+    held = {
+        kind: sum(each.weight.numel() for each in model.modules() if isinstance(each, kind))
+        for kind in (torch.nn.Conv2d, torch.nn.Linear)
+    }
+    if held[torch.nn.Conv2d] > held[torch.nn.Linear]:
+        raise InvalidModel(
+            f'{folder}: dtype: expected a model of Linear layers for "int8", got one with most of its weights in '
+            "convolutions; remove it"
+        )
+
+
+def _batches(processor: ImageProcessor, texts: TextTower | None) -> list[Batch]:
+    """Return images, and texts for a tower of texts, for the comparison with the original."""
+    pixels = warm_up_pixels(processor)
+    batches: list[Batch] = [
+        TensorBatch({PIXELS: pixels[start : start + _IMAGES_PER_BATCH]})
+        for start in range(0, len(pixels), _IMAGES_PER_BATCH)
+    ]
+    return batches if texts is None else [*batches, *text_batches(texts.tokenizer)]
+
+
+def _embedding(output: Any) -> torch.Tensor:
+    projected = getattr(output, "image_embeds", None)
+    return pooled(output if projected is None else projected)
+
+
+def _spec(
+    files: ModelFiles,
+    images: ImageFolder,
+    model: torch.nn.Module,
+    processor: ImageProcessor,
+    loading: EncoderLoading,
+    rows: Rows,
+) -> ModelSpec:
+    classifies = images.kind == "classify"
+    config: Any = model.config
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if classifies else ()
+    name = _LOGITS if classifies else _EMBEDDINGS
+    height, width = processor.height, processor.width
+    is_multi = getattr(config, "problem_type", None) == "multi_label_classification" or len(labels) == 1
+    size = len(labels) if classifies else _embedding_size(model, images, processor, rows)
+    return ModelSpec(
+        framework="pytorch",
+        task="classify" if classifies else "embed",
+        inputs=(ValueSpec(PIXELS, TensorType("float32", (-1, 3, height, width))),),
+        outputs=(ValueSpec(name, TensorType("float32", (-1, size))),),
+        device=loading.device.id,
+        dtype=DTYPE_NAMES[loading.dtype],
+        memory_bytes=held_bytes(model),
+        image=ImageSpec(
+            PIXELS,
+            height,
+            width,
+            labels,
+            is_multi,
+            files.config.normalize,
+            None if classifies else size,
+            output_name=name,
+        ),
+        batched_inputs=frozenset({PIXELS}),
+    )
+
+
+def _embedding_size(model: torch.nn.Module, images: ImageFolder, processor: ImageProcessor, rows: Rows) -> int:
+    """Return the size of an embedding, by a run: the configs of the families name it differently."""
+    weight = next(model.parameters())
+    pixels = torch.zeros(processor.empty(1).shape, dtype=weight.dtype, device=weight.device)
+    try:
+        with torch.inference_mode():
+            return int(rows(pixels).shape[1])
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise InvalidModel(f"{images.folder}: the model does not run on images: {error}") from error
+
+
+def _positions(model: Any) -> int:
+    return int(model.config.text_config.max_position_embeddings)
+
+
+def _text_tower(files: ModelFiles, model: Any) -> TextTower | None:
+    """Return the texts of a model; None where it has no tokenizer, so that only its images are served."""
+    if not (files.folder / "tokenizer.json").is_file():
+        return None
+    most = min(files.config.max_tokens, _positions(model))
+    tokenizer = TextTokenizer(files.folder, replace(files.config, max_tokens=most))
+    pad_token_id = _pad_token_id(files.folder, tokenizer, model)
+    is_siglip = model.config.model_type == _SIGLIP
+    return TextTower(tokenizer, pad_token_id, _positions(model) if is_siglip else 0, reads_mask=not is_siglip)
+
+
+def _pad_token_id(folder: Path, tokenizer: TextTokenizer, model: Any) -> int:
+    """Return the padding of the tokenizer, else that of the model: SigLIP reads padding as it was trained with it."""
+    named = read_json(folder / "tokenizer_config.json").get("pad_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    own = tokenizer.id_of(named) if isinstance(named, str) else None
+    if own is None:
+        own = model.config.text_config.pad_token_id
+    return own if isinstance(own, int) and own >= 0 else 0
+
+
+def _with_texts(spec: ModelSpec, files: ModelFiles, texts: TextTower, positions: int) -> ModelSpec:
+    """Return the spec of a model that reads texts too."""
+    assert spec.image is not None
+    text = TextSpec(
+        max_tokens=min(files.config.max_tokens, positions),
+        normalize=files.config.normalize,
+        embedding_size=spec.image.embedding_size,
+        pooling="pooler",
+        prompts=files.config.prompts,
+    )
+    return replace(
+        spec, inputs=(*spec.inputs, ValueSpec("text", TensorType("string", (-1,)), required=False)), text=text
+    )

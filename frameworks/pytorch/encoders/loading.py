@@ -1,0 +1,182 @@
+"""Load encoders from a folder, as its sentence-transformers and config files describe them."""
+
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
+from frameworks.pytorch.encoders.encoder import EncoderModel, TorchPooling
+from frameworks.pytorch.encoders.positions import find_usable_positions
+from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
+from frameworks.pytorch.packed_files import PackedFiles
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
+from frameworks.pytorch.weights import WeightFiles
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.text.answers import has_chat_template
+from frameworks.text.config import TextConfig
+from frameworks.text.positions import position_trial_ids
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
+from memory.tensor_pool import TensorPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model before anything is loaded. `folder`: of config.json. `packed`: weights that the files hold
+    in few bits; None where all are plain.
+    """
+
+    folder: Path
+    entry: TorchModelEntry
+    config: TextConfig
+    weights: WeightFiles
+    packed: PackedFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLoading:
+    """How encoders are loaded. `dtype`: f32, f16 or bf16. `intra_op_threads`: CPU threads of one run. `pool`: of pinned
+    memory.
+    """
+
+    device: Device
+    dtype: str
+    intra_op_threads: int
+    enable_memory_mapping: bool
+    pool: TensorPool | None
+
+
+def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedCopies | None) -> list[EncoderModel]:
+    """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
+    is not quantised.
+
+    Raises InvalidModel, OutOfMemory.
+    """
+    config, device, dtype = files.config, loading.device, loading.dtype
+    pooling = _pooling(config, files.weights)
+    tokenizer = _tokenizer(files)
+    model = _model(files, loading, tokenizer)
+    usable = _usable_positions(model, tokenizer)
+    if usable is not None and usable < config.max_tokens:
+        config = replace(config, max_tokens=usable)
+        files = replace(files, config=config)
+        tokenizer = _tokenizer(files)
+    spec = _spec(model, config, pooling, device, dtype)
+    threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
+    if copies is not None:
+        encoder = EncoderModel(model, tokenizer, spec, pooling, padding, threads)
+        report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
+        spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
+    # A run does not change the module: one is enough for any number of threads.
+    return [
+        EncoderModel(model, tokenizer, spec, pooling, padding, threads, loading.pool)
+        for _ in range(files.entry.instances)
+    ]
+
+
+def _tokenizer(files: ModelFiles) -> TextTokenizer:
+    folder, config = files.folder, files.config
+    is_templated = config.answers is not None or config.pair_messages.is_used or has_chat_template(folder)
+    if is_templated and config.classifies and len(config.labels) == 1:
+        # A process of another encoder needs none of it.
+        from frameworks.pytorch.encoders.pair_prompts import load_tokenizer
+
+        return load_tokenizer(folder, config)
+    return TextTokenizer(folder, config)
+
+
+def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer) -> torch.nn.Module:
+    folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
+    if config.answers is None:
+        needs_pooler = _pooling(config, files.weights) in ("pooler", "logits")
+        return load_encoder(folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
+    ids = [_answer_id(answer, tokenizer, folder) for answer in (config.answers.positive, config.answers.negative)]
+    assert ids[0] is not None
+    causal = load_causal_model(folder, dtype, device, loading.enable_memory_mapping)
+    try:
+        return AnswerScorer(causal, ids[0], ids[1]).eval()
+    except InvalidModel as error:
+        raise InvalidModel(f"{folder}: {error.message}") from error
+
+
+def _usable_positions(model: torch.nn.Module, tokenizer: TextTokenizer) -> int | None:
+    """Return the largest number of tokens that the model has positions for; None where nothing bounds it."""
+    token_ids = position_trial_ids(tokenizer, TRIAL_TEXTS)
+    if token_ids is None:
+        return None
+    input_ids = torch.tensor([token_ids], device=next(model.parameters()).device)
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+
+    try:
+        return find_usable_positions(model, run, input_ids.shape[1])
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        # The warm-up names the error.
+        return None
+
+
+def _answer_id(answer: int | str | None, tokenizer: TextTokenizer, folder: Path) -> int | None:
+    if not isinstance(answer, str):
+        return answer
+    token_id = tokenizer.id_of(answer)
+    if token_id is None:
+        raise InvalidModel(f'{folder}: score_tokens: expected tokens of tokenizer.json, got "{answer}"')
+    return token_id
+
+
+def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
+    """Choose the pooling: sentence-transformers' files decide, else BERT's own pooler if its weights exist, else the
+    mean.
+    """
+    if config.classifies:
+        return "logits"
+    if config.pooling is not None:
+        return config.pooling
+    return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"
+
+
+def _pad_token_id(model: Any, config: TextConfig) -> int | None:
+    """Return the padding token; None where texts cannot be padded.
+
+    The head of a decoder reads the last token that is not this one. Without it transformers refuses batches.
+    """
+    is_decoder = "past_key_values" in signature(model.forward).parameters
+    if not (config.classifies and is_decoder):
+        return config.pad_token_id
+    own = model.config.get_text_config().pad_token_id
+    return own if isinstance(own, int) and own >= 0 else None
+
+
+def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, device: Device, dtype: str) -> ModelSpec:
+    size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
+    embedding_size = 0 if config.classifies else max(0, size)
+    return ModelSpec(
+        framework="pytorch",
+        task="classify" if config.classifies else "embed",
+        inputs=(ValueSpec("text", TensorType("string", (-1,))),),
+        outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
+        device=device.id,
+        dtype=DTYPE_NAMES[dtype],
+        memory_bytes=held_bytes(model),
+        text=TextSpec(
+            max_tokens=config.max_tokens,
+            normalize=config.normalize,
+            labels=config.labels if config.classifies else (),
+            multi_label=config.multi_label,
+            embedding_size=embedding_size or None,
+            shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
+            pooling=pooling,
+            prompts=config.prompts,
+            scores_are_logits=config.scores_are_logits,
+            is_regression=config.is_regression,
+        ),
+    )

@@ -1,0 +1,218 @@
+"""Linear layers with adapters: the product of the base for all rows, and small products for rows with an adapter.
+
+The adapters of a layer with equal ranks are a stack. A step multiplies the rows of several adapters of a stack in one
+batched product. The grouped products follow S-LoRA (Sheng et al., MLSys 2024).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from frameworks.pytorch.generation.decoders.adapters.batches import Batch, Run, batches_of
+from frameworks.pytorch.generation.weights.linear import Linear
+from frameworks.pytorch.openmp import single_threaded_mkl
+
+# Larger products are split over threads. One core computes this many multiplications in 0.1 ms; threads that share a
+# smaller product wait longer for each other where another thread or process has one of the cores.
+_MAX_SINGLE_THREADED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptableLayer:
+    """A linear layer of a decoder, which is found at `owner.attribute`.
+
+    `modules`: names of the modules of the base, and the outputs of each, in the order of the layer's outputs.
+    `selects_rows`: its rows are those of StepLayout.selected_rows.
+    """
+
+    owner: object
+    attribute: str
+    modules: tuple[tuple[str, int], ...]
+    inputs: int
+    selects_rows: bool = False
+
+
+@runtime_checkable
+class AdaptableDecoder(Protocol):
+    """A Decoder whose linear layers can have adapters: each row of such a layer is one token of the step."""
+
+    @property
+    def adaptable_layers(self) -> Sequence[AdaptableLayer]: ...
+
+
+class Pair(NamedTuple):
+    """The products of one module: `a` [inputs, rank], `b` [rank, outputs] with the scale."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class _Module(NamedTuple):
+    """A module of a stack. `first_column`, `rank`: its columns of A. `first_output`, `outputs`: of the layer.
+    `b`: [adapters, rank, outputs].
+    """
+
+    name: str
+    first_column: int
+    rank: int
+    first_output: int
+    outputs: int
+    b: torch.Tensor
+
+
+class Stack:
+    """Adapters of one layer whose modules have equal ranks. `numbers`: of the adapters, in the order of the stack."""
+
+    def __init__(self, layer: AdaptableLayer, adapters: Mapping[int, Mapping[str, Pair]]) -> None:
+        """`adapters`: by number, each with the pairs of its modules. Copies them."""
+        self.numbers = tuple(adapters)
+        self._modules: list[_Module] = []
+        a: list[torch.Tensor] = []
+        column = output = 0
+        for name, outputs in layer.modules:
+            pairs = [each[name] for each in adapters.values() if name in each]
+            if pairs:
+                a.append(torch.stack([pair.a for pair in pairs]))
+                b = torch.stack([pair.b for pair in pairs])
+                self._modules.append(_Module(name, column, b.shape[1], output, outputs, b))
+                column += b.shape[1]
+            output += outputs
+        # [adapters, inputs, columns]
+        self._a = a[0] if len(a) == 1 else torch.cat(a, 2)
+        self._is_whole_layer = len(layer.modules) == 1
+        # Multiplications of a row in its largest product.
+        self._row_multiplications = max(layer.inputs * column, *(each.rank * each.outputs for each in self._modules))
+
+    def pairs_of(self, number: int) -> dict[str, Pair]:
+        """Return the pairs of an adapter by module, as views."""
+        place = self.numbers.index(number)
+        return {
+            each.name: Pair(self._a[place].narrow(1, each.first_column, each.rank), each.b[place])
+            for each in self._modules
+        }
+
+    def add_to(self, product: torch.Tensor, rows: torch.Tensor, batch: Batch) -> None:
+        """Add the products of the batch's adapters to its rows. `product`: [rows, outputs]. `rows`: [rows, inputs]."""
+        if rows.device.type == "cpu" and batch.num_rows * self._row_multiplications <= _MAX_SINGLE_THREADED:
+            with single_threaded_mkl():
+                self._add_to(product, rows, batch)
+        else:
+            self._add_to(product, rows, batch)
+
+    def _add_to(self, product: torch.Tensor, rows: torch.Tensor, batch: Batch) -> None:
+        target = _part(product, batch.start, batch.num_rows)
+        if batch.adapters == 1:
+            hidden = torch.mm(_part(rows, batch.start, batch.num_rows), self._a[batch.first])
+            for each in self._modules:
+                self._outputs_of(target, each).addmm_(self._columns_of(hidden, each), each.b[batch.first])
+            return
+        own = _part(rows, batch.start, batch.num_rows) if batch.taken is None else rows.index_select(0, batch.taken)
+        hidden = torch.bmm(own.view(batch.adapters, -1, own.shape[-1]), _part(self._a, batch.first, batch.adapters))
+        for each in self._modules:
+            b = _part(each.b, batch.first, batch.adapters)
+            if batch.taken is None and self._is_whole_layer:
+                target.view(batch.adapters, -1, each.outputs).baddbmm_(hidden, b)
+                continue
+            # In place, torch would compute parts of rows by one call for each adapter.
+            added = torch.bmm(self._columns_of(hidden, each), b).view(-1, each.outputs)
+            if batch.places is not None:
+                added = added.index_select(0, batch.places)
+            self._outputs_of(target, each).add_(added)
+
+    def _columns_of(self, hidden: torch.Tensor, module: _Module) -> torch.Tensor:
+        return hidden if len(self._modules) == 1 else hidden.narrow(-1, module.first_column, module.rank)
+
+    def _outputs_of(self, product: torch.Tensor, module: _Module) -> torch.Tensor:
+        return product if self._is_whole_layer else product.narrow(1, module.first_output, module.outputs)
+
+
+def _part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return a part along the first dimension; the tensor itself, without a call of torch, if that is all of it."""
+    return tensor if count == len(tensor) else tensor.narrow(0, first, count)
+
+
+def stacks_of(layer: AdaptableLayer, adapters: Mapping[int, Mapping[str, Pair]]) -> list[Stack]:
+    """Return the stacks of a layer; none without an adapter. `adapters`: by ascending number."""
+    by_ranks: dict[tuple[int, ...], dict[int, Mapping[str, Pair]]] = {}
+    for number, pairs in adapters.items():
+        ranks = tuple(len(pairs[name].b) if name in pairs else 0 for name, _ in layer.modules)
+        if any(ranks):
+            by_ranks.setdefault(ranks, {})[number] = pairs
+    return [Stack(layer, members) for members in by_ranks.values()]
+
+
+class StepProducts:
+    """The products of one step's rows with the adapters. Used by one thread."""
+
+    def __init__(
+        self, stacks: Sequence[Sequence[Stack]], runs: Sequence[Run], selected: Sequence[Run], device: torch.device
+    ) -> None:
+        """`stacks`: of each layer. `runs`: of all rows. `selected`: of those in StepLayout.selected_rows."""
+        self._stacks = stacks
+        self._runs = runs, selected
+        self._device = device
+        self._batches: dict[tuple[bool, tuple[int, ...]], list[Batch]] = {}
+
+    def has(self, layer: int) -> bool:
+        """Whether an adapter of the model has the layer."""
+        return bool(self._stacks[layer])
+
+    def add_to(self, product: torch.Tensor, rows: torch.Tensor, layer: int, is_selected: bool) -> None:
+        """Add the products of a layer's adapters. `product`: [rows, outputs]. `rows`: [rows, inputs]."""
+        for stack in self._stacks[layer]:
+            for batch in self._batches_of(stack.numbers, is_selected):
+                stack.add_to(product, rows, batch)
+
+    def _batches_of(self, numbers: tuple[int, ...], is_selected: bool) -> list[Batch]:
+        key = (is_selected, numbers)
+        batches = self._batches.get(key)
+        if batches is None:
+            batches = self._batches[key] = batches_of(self._runs[is_selected], numbers, self._device)
+        return batches
+
+
+class AdaptedLinear:
+    """A Linear with adapters. Without an adapter in the step it is the layer of the base."""
+
+    def __init__(
+        self, base: Linear, index: int, is_selected: bool, products: Callable[[], StepProducts | None]
+    ) -> None:
+        """`index`: of the layer. `products`: of the step that is computed; None without adapters."""
+        self.base = base
+        self._index = index
+        self._is_selected = is_selected
+        self._products = products
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product = self.base(rows)
+        self._adapt(product, rows)
+        return product
+
+    def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._adapting() is None:
+            return self.base.fused_silu(rows)
+        return torch.nn.functional.silu(self(rows), inplace=True)
+
+    def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return self.base.fused_mul(rows, factor) if self._adapting() is None else self(rows).mul_(factor)
+
+    def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        product = self.base.fused_add(rows, summand)
+        self._adapt(product, rows)
+        return product
+
+    def _adapting(self) -> StepProducts | None:
+        products = self._products()
+        return products if products is not None and products.has(self._index) else None
+
+    def _adapt(self, product: torch.Tensor, rows: torch.Tensor) -> None:
+        products = self._products()
+        if products is not None:
+            products.add_to(product, rows, self._index, self._is_selected)
+
+
+def base_of(linear: Linear) -> Linear:
+    """Return the layer of the base, of one that may have adapters."""
+    return linear.base if isinstance(linear, AdaptedLinear) else linear

@@ -1,0 +1,146 @@
+"""The key/value cache: one tensor, divided into blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from frameworks.generation.scheduling.blocks import Copy
+from frameworks.generation.scheduling.sequence import StepPart
+from frameworks.pytorch.large_pages import zeros
+
+BLOCK_TOKENS = 32
+"""Tokens per block: prefixes are matched in such steps, and half a block per sequence is unused on average."""
+
+
+def masked_bias(dtype: torch.dtype) -> float:
+    """Return the addend for products of a token that is not visible. Finite, so that a fully masked row
+    gives no NaN.
+    """
+    return -6e4 if dtype == torch.float16 else -1e9
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Keys and values of a token: `heads` heads of `head_size` numbers in each layer."""
+
+    layers: int
+    heads: int
+    head_size: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlaces:
+    """Where the keys and values of tokens are written.
+
+    `blocks`, `places`: int64 [tokens], the block of each and its place in it, where keys lie as on a CPU. `rows`: int64
+    [tokens * 2 * heads], else: of a layer, those of each token's keys and then of its values.
+    """
+
+    blocks: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+
+class KeyValueCache:
+    """`blocks` blocks on a device. Masked numbers are multiplied by 0, so they must not be NaN: blocks are zeroed here,
+    and again when a sequence starts one, since earlier contents may be NaN or infinite.
+
+    On a CPU the keys of a block lie as [head size, tokens]: the products of a query with all of them are sums of whole
+    vectors.
+    """
+
+    def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, is_turned: bool | None = None) -> None:
+        """`is_turned`: whether keys lie as on a CPU; None if as the device has them. Raises RuntimeError."""
+        self.shape = shape
+        self.blocks = blocks
+        self._device = device
+        self._is_turned = device.type == "cpu" if is_turned is None else is_turned
+        numbers = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
+        self._tensor = (
+            zeros(numbers, shape.dtype)
+            if device.type == "cpu"
+            else torch.zeros(numbers, dtype=shape.dtype, device=device)
+        )
+        keys, values = self._tensor.unbind(1)
+        in_rows = (*keys.shape[:-1], BLOCK_TOKENS, shape.head_size)
+        in_columns = (*keys.shape[:-1], shape.head_size, BLOCK_TOKENS)
+        # [layers, blocks, heads, head_size, BLOCK_TOKENS]
+        self._columns = keys.view(in_columns) if self._is_turned else keys.view(in_rows).transpose(-1, -2)
+        self._keys = self._columns.transpose(-1, -2)
+        self._values = values.view(in_rows)
+        self.layers = list(zip(self._keys, self._values, strict=True))
+        """Keys and values of each layer: [blocks, heads, BLOCK_TOKENS, head_size]."""
+        self._rows = [layer.view(-1, shape.head_size) for layer in self._tensor]
+        # Of a token, relative to its block's first key: those of all heads, keys first.
+        heads = np.arange(shape.heads)
+        self._heads = np.concatenate((heads, blocks * shape.heads + heads))
+
+    @property
+    def size_bytes(self) -> int:
+        return self._tensor.nbytes
+
+    def places(self, blocks: Sequence[int], positions: Sequence[int]) -> CachePlaces:
+        """Return where tokens are written, from the block of each and its position in its text."""
+        of_blocks, in_blocks = np.asarray(blocks), np.asarray(positions) % BLOCK_TOKENS
+        if self._is_turned:
+            return CachePlaces(torch.from_numpy(of_blocks), torch.from_numpy(in_blocks))
+        rows = (of_blocks[:, None] * self.shape.heads + self._heads) * BLOCK_TOKENS + in_blocks[:, None]
+        return CachePlaces(rows=torch.from_numpy(rows.reshape(-1)).to(self._device, non_blocking=True))
+
+    def write(self, layer: int, places: CachePlaces, states: torch.Tensor) -> None:
+        """Write keys and values of a layer: [tokens, 2 * heads, head size], the keys first."""
+        if places.rows is not None:
+            self._rows[layer].index_copy_(0, places.rows, states.reshape(-1, self.shape.head_size))
+            return
+        for target, own in zip(self.layers[layer], states.chunk(2, 1), strict=True):
+            target[places.blocks, :, places.places] = own
+
+    def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the blocks from `low` to `high`: keys [layers, blocks * heads, head_size, BLOCK_TOKENS], values
+        [layers, blocks * heads, BLOCK_TOKENS, head_size].
+        """
+        return self._columns[:, low:high].flatten(1, 2), self._values[:, low:high].flatten(1, 2)
+
+    def copies_of_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As blocks_of_all_layers, of one layer and blocks that lie anywhere, int64."""
+        if self._is_turned:
+            keys = self._columns[layer].index_select(0, blocks).flatten(0, 1)
+        else:
+            keys = self._keys[layer].index_select(0, blocks).flatten(0, 1).transpose(1, 2)
+        return keys, self._values[layer].index_select(0, blocks).flatten(0, 1)
+
+    def copy(self, copies: list[Copy]) -> None:
+        """Make the copies in their order, as many at once as are independent."""
+        start = 0
+        written: set[int] = set()
+        for position, one in enumerate(copies):
+            if one.source in written or one.destination in written:
+                self._copy(copies[start:position])
+                start, written = position, set()
+            written.add(one.destination)
+        if copies[start:]:
+            self._copy(copies[start:])
+
+    def clear_begun(self, parts: list[StepPart]) -> None:
+        """Zero the blocks that a step starts and does not fill. Call it before the step writes."""
+        blocks = []
+        for part in parts:
+            end = part.start + part.num_tokens
+            last = end // BLOCK_TOKENS
+            if part.start <= last * BLOCK_TOKENS < end:
+                blocks.append(part.sequence.blocks[last])
+        if blocks:
+            self._tensor.index_fill_(2, torch.tensor(blocks, device=self._tensor.device), 0)
+
+    def _copy(self, copies: list[Copy]) -> None:
+        device = self._tensor.device
+        sources = torch.tensor([one.source for one in copies], device=device)
+        destinations = torch.tensor([one.destination for one in copies], device=device)
+        self._tensor[:, :, destinations] = self._tensor.index_select(2, sources)

@@ -1,0 +1,294 @@
+"""Compute where a step reads and writes in the key/value cache."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from frameworks.generation.scheduling.sequence import StepPart
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CachePlaces, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.weights.linear import padded_rows
+
+# Rows of other sequences are read along, up to this share of all rows.
+_MOST_IDLE_ROWS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BlockViews:
+    """Adjacent blocks of each layer, as a view of the cache that is made once for all layers.
+
+    `keys`: [blocks * heads, head size, block tokens]. `values`: [blocks * heads, block tokens, head size].
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The blocks that the decodes read, one row for each.
+
+    `blocks`: adjacent blocks of the cache, or their numbers (int64) if they lie too far apart. `owners`: int64 [rows],
+    the sequence of each row, or the number of sequences for an idle row. `query_rows`: the same, but any sequence for
+    an idle row. `bias`: [rows * heads, queries per head, block tokens], 0 where a token is visible. `table`: int64
+    [sequences * max_blocks], the rows of each sequence, or the number of rows where it has fewer than `max_blocks`.
+    `places`: int64 [rows], the position of each row in the table; 0 for an idle row. `is_single_sequence`: there is one
+    sequence, and every row belongs to it.
+    """
+
+    sequences: int
+    blocks: BlockViews | torch.Tensor
+    owners: torch.Tensor
+    query_rows: torch.Tensor
+    bias: torch.Tensor
+    max_blocks: int
+    table: torch.Tensor
+    places: torch.Tensor
+    is_single_sequence: bool
+
+
+class PrefillPart:
+    """`num_tokens` tokens of one prompt in a step.
+
+    `first`: index of the first of them among the step's tokens. `start`: number of tokens before them in the sequence.
+    `blocks`: int64, the blocks of all of them.
+    """
+
+    def __init__(self, first: int, num_tokens: int, start: int, blocks: torch.Tensor) -> None:
+        self.first = first
+        self.num_tokens = num_tokens
+        self.start = start
+        self.blocks = blocks
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self._padded_masks: dict[int | None, torch.Tensor] = {}
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return [num_tokens, start + num_tokens] to add to the products, or None where plain causal
+        attention applies.
+        """
+        length = self.start + self.num_tokens
+        if self.start == 0 and (window is None or window >= length):
+            return None
+        mask = self._masks.get(window)
+        if mask is None:
+            mask = self._masks[window] = causal_mask(
+                self.start, self.num_tokens, length, window, dtype, self.blocks.device
+            )
+        return mask
+
+    def padded_mask(self, window: int | None, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return [times * rows, all tokens of its blocks] to add to the products of `rows` tokens, padding rows
+        included.
+
+        `rows`, `times` and `dtype` are the same in every call for a part.
+        """
+        mask = self._padded_masks.get(window)
+        if mask is None:
+            length = len(self.blocks) * BLOCK_TOKENS
+            mask = causal_mask(self.start, rows, length, window, dtype, self.blocks.device).repeat(times, 1)
+            self._padded_masks[window] = mask
+        return mask
+
+
+@dataclass(slots=True)
+class StepLayout:
+    """Where a step's tokens belong. The tokens of decodes come first.
+
+    `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: where the tokens' keys and values are
+    written. `logit_rows`: int64, the `num_logits` tokens whose logits are sampled or scored, padded too.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    num_tokens: int
+    writes: CachePlaces
+    logit_rows: torch.Tensor
+    num_logits: int
+    num_decodes: int
+    prefills: list[PrefillPart]
+    make_decode_rows: Callable[[int | None], DecodeRows]
+    decode_rows_by_window: dict[int | None, DecodeRows] = field(default_factory=dict)
+
+    @property
+    def selected_rows(self) -> torch.Tensor | None:
+        """`logit_rows`, or None if they are all tokens in order."""
+        return None if self.num_logits == self.num_tokens else self.logit_rows
+
+    def decode_rows(self, window: int | None) -> DecodeRows:
+        """Return the rows that decodes read in layers with this attention window. None: no window."""
+        rows = self.decode_rows_by_window.get(window)
+        if rows is None:
+            rows = self.decode_rows_by_window[window] = self.make_decode_rows(window)
+        return rows
+
+
+class LayoutMaker:
+    """Make the layout of each step."""
+
+    def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
+        self._cache = cache
+        self._shape = cache.shape
+        self._queries_per_head = queries_per_head
+        self._device = device
+
+    def make(self, parts: list[StepPart]) -> StepLayout:
+        """`parts`: decodes first."""
+        num_decodes = sum(part.num_tokens == 1 for part in parts)
+        token_ids: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        for part in parts:
+            of_part = range(part.start, part.start + part.num_tokens)
+            token_ids += part.token_ids
+            positions += of_part
+            own = part.sequence.blocks
+            blocks += [own[position // BLOCK_TOKENS] for position in of_part]
+        ends = list(itertools.accumulate(part.num_tokens for part in parts))
+        logit_rows = _logit_rows(parts, ends)
+        return StepLayout(
+            token_ids=self._filled(token_ids),
+            positions=self._filled(positions),
+            num_tokens=len(token_ids),
+            writes=self._cache.places(blocks, positions),
+            logit_rows=self._filled(logit_rows),
+            num_logits=len(logit_rows),
+            num_decodes=num_decodes,
+            prefills=[
+                PrefillPart(
+                    end - part.num_tokens,
+                    part.num_tokens,
+                    part.start,
+                    self._on_device(
+                        np.asarray(part.sequence.blocks[: -(-(part.start + part.num_tokens) // BLOCK_TOKENS)])
+                    ),
+                )
+                for end, part in zip(ends[num_decodes:], parts[num_decodes:], strict=True)
+            ],
+            make_decode_rows=partial(self._decode_rows, parts[:num_decodes]),
+        )
+
+    def _decode_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
+        if len(parts) == 1:
+            seen = _visible_blocks(parts[0], window)
+            blocks = parts[0].sequence.blocks[seen.first_block : seen.end_block]
+            if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+                return self._single_rows(parts[0], seen, blocks[0])
+        return self._batch_rows(parts, window)
+
+    def _single_rows(self, part: StepPart, seen: "_VisibleBlocks", low: int) -> DecodeRows:
+        """Rows of one sequence whose blocks are adjacent from `low` on: much less work than the general case."""
+        count = seen.end_block - seen.first_block
+        hidden = np.zeros((count, BLOCK_TOKENS), dtype=np.float32)
+        hidden[-1, part.start + 1 - (seen.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
+        hidden[0, : seen.first - seen.first_block * BLOCK_TOKENS] = masked_bias(self._shape.dtype)
+        owners = torch.zeros(count, dtype=torch.int64, device=self._device)
+        order = torch.arange(count, device=self._device)
+        return DecodeRows(
+            sequences=1,
+            blocks=self._views(low, low + count),
+            owners=owners,
+            query_rows=owners,
+            bias=self._bias(hidden),
+            max_blocks=count,
+            table=order,
+            places=order,
+            is_single_sequence=True,
+        )
+
+    def _batch_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
+        blocks: list[int] = []
+        owners: list[int] = []
+        seen: list[tuple[int, int]] = []
+        max_blocks = 1
+        for owner, part in enumerate(parts):
+            length = part.start + 1
+            first_seen, first_block, end_block = _visible_blocks(part, window)
+            blocks += part.sequence.blocks[first_block:end_block]
+            owners += [owner] * (end_block - first_block)
+            seen += [
+                (max(0, first_seen - block * BLOCK_TOKENS), min(BLOCK_TOKENS, length - block * BLOCK_TOKENS))
+                for block in range(first_block, end_block)
+            ]
+            max_blocks = max(max_blocks, end_block - first_block)
+        low, high = min(blocks), max(blocks) + 1
+        is_together = high - low <= len(blocks) * (1 + _MOST_IDLE_ROWS) + 4
+        rows = np.asarray(blocks) - low if is_together else np.arange(len(blocks))
+        count = high - low if is_together else len(blocks)
+        owner_of = np.full(count, len(parts))
+        owner_of[rows] = owners
+        limits = np.zeros((count, 2), dtype=np.int64)
+        limits[rows] = seen
+        tokens = np.arange(BLOCK_TOKENS)
+        is_seen = (tokens >= limits[:, :1]) & (tokens < limits[:, 1:])
+        table = np.full((len(parts), max_blocks), count)
+        places = np.zeros(count, dtype=np.int64)
+        column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(parts))])
+        table[owners, column] = rows
+        places[rows] = np.asarray(owners) * max_blocks + column
+        return DecodeRows(
+            sequences=len(parts),
+            blocks=self._views(low, high) if is_together else self._on_device(np.asarray(blocks)),
+            owners=self._on_device(owner_of),
+            query_rows=self._on_device(np.minimum(owner_of, len(parts) - 1)),
+            bias=self._bias(np.where(is_seen, np.float32(0), np.float32(masked_bias(self._shape.dtype)))),
+            max_blocks=max_blocks,
+            table=self._on_device(table.reshape(-1)),
+            places=self._on_device(places),
+            is_single_sequence=len(parts) == 1 and count == max_blocks,
+        )
+
+    def _views(self, low: int, high: int) -> BlockViews:
+        keys, values = self._cache.blocks_of_all_layers(low, high)
+        return BlockViews(keys.unbind(0), values.unbind(0))
+
+    def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
+        """[rows, block tokens] → the same for each query of each head, as in DecodeRows."""
+        rows = self._on_device(hidden).to(self._shape.dtype)[:, None, None, :]
+        return rows.expand(-1, self._shape.heads, self._queries_per_head, -1).reshape(
+            -1, self._queries_per_head, BLOCK_TOKENS
+        )
+
+    def _filled(self, numbers: list[int]) -> torch.Tensor:
+        """Pad with zeros up to the number of rows that is computed."""
+        filling = [0] * (padded_rows(len(numbers), self._device) - len(numbers))
+        return self._on_device(np.asarray(numbers + filling, dtype=np.int64))
+
+    def _on_device(self, array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _logit_rows(parts: list[StepPart], ends: list[int]) -> list[int]:
+    """`ends`: of the tokens of each part."""
+    if not any([part.is_scored or part.proposed for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
+        return [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
+    return [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
+
+
+class _VisibleBlocks(NamedTuple):
+    """The blocks that one decode reads: from token `first` on."""
+
+    first: int
+    first_block: int
+    end_block: int
+
+
+def _visible_blocks(part: StepPart, window: int | None) -> _VisibleBlocks:
+    length = part.start + 1
+    first = 0 if window is None else max(0, length - window)
+    return _VisibleBlocks(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))
+
+
+def causal_mask(
+    start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return [count, length] for the tokens of a sequence from `start` on: each sees earlier ones within the window."""
+    own = torch.arange(start, start + count, device=device)[:, None]
+    other = torch.arange(length, device=device)
+    is_seen = other <= own
+    if window is not None:
+        is_seen &= other > own - window
+    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, masked_bias(dtype))

@@ -1,0 +1,120 @@
+"""Load a model for paged attention, and check our arithmetic against transformers' own."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.progress import phase, working
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
+from frameworks.pytorch.generation.decoders.attention import BlockAttention
+from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
+from frameworks.pytorch.generation.decoders.decoder import Decoder
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
+from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
+from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
+from frameworks.pytorch.generation.loading.cached_model import CachedModel
+from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
+from frameworks.pytorch.generation.loading.model_loading import PACKED_TOLERANCE, load_model, packed_bytes, packed_dtype
+from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
+from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, SwitchParts
+from frameworks.pytorch.generation.step.quantization_report import Reporter
+from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
+from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.pytorch.generation.weights.kernel_choice import log_trials
+from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, product_weights
+from frameworks.pytorch.generation.weights.packed.building import packed_modules
+from frameworks.pytorch.loader import DTYPES
+from frameworks.types import QuantizationReport
+from memory.sizes import format_size
+
+
+def load_paged(load: GeneratorLoad) -> ServedModel:
+    """Raises InvalidModel, OutOfMemory; NotPaged where paged attention does not serve the model."""
+    folder, entry, device = load.folder, load.entry, load.device
+    shape = read_shape(folder, load.dtype, entry.kv_cache_dtype)
+    needs = CodeNeeds(load)
+    model = load_model(load)
+    torch.set_num_threads(load.performance.intra_op_threads)
+    place = torch.device(device.id)
+    cache = _cache(load, shape, place)
+    max_context_tokens = min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS)
+    trial = Trial(
+        model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
+    )
+    if load.source is None and (load.bits is not None or load.dtype != "f32"):
+        # The tolerance of other weights may be more than what an encoder's later tokens change.
+        trial.check_causal(CachedModel(model).logits_without_cache)
+    table_bytes, dtype = packed_bytes(model), packed_dtype(model)
+    code = needs.wait_or_defer(model)
+    maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
+    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
+    with working("quantize") if load.bits is not None else nullcontext():
+        phase("layers", len(product_weights(model)) + len(packed_modules(model)), "layers")
+        decoder = _decoder(load, model, shape, cache, maker)
+    phase("checking the numbers")
+    step = None if code is not None else compiled_step(decoder, cache, is_idle=True)
+    compiled_adapters = None if step is None else step.adapters
+    adapters = AdapterSet(
+        decoder, place, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
+    )
+    runner = PagedRunner(decoder, cache, layouts, adapters, step)
+    log_trials(maker.products, entry.name, load.bits or load.dtype)
+    report: QuantizationReport | None = None
+    packed_tolerance = PACKED_TOLERANCE if load.source is not None or load.bits is not None else 0.0
+    reporter: Reporter | None = None
+    if load.bits is None:
+        trial.check(runner, shape.cache.dtype, packed_tolerance)
+    else:
+        reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
+        report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
+    pool = BlockPool(cache.blocks, BLOCK_TOKENS)
+    pool.moves_ended = step is None
+    switched = SwitchParts(
+        entry.name, load.bits or load.dtype, runner, adapters, maker, trial, pool, packed_tolerance, reporter, report
+    )
+    return ServedModel(
+        runner,
+        pool,
+        max_context_tokens,
+        maker.held_bytes + table_bytes + cache.size_bytes,
+        report,
+        adapters,
+        products=maker.products,
+        dtype=dtype,
+        switch=None if code is None else KernelSwitch(switched, code),
+    )
+
+
+def _decoder(
+    load: GeneratorLoad, model: Any, shape: GeneratorShape, cache: KeyValueCache, make: LinearMaker
+) -> Decoder:
+    attention = BlockAttention(cache, shape.query_heads, shape.cache.head_size**-0.5)
+    try:
+        return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
+    except RuntimeError as error:
+        ours = map_device_error(error, f"{load.folder}: the weights, put in order,", model.device)
+        raise (ours or error) from error
+    except ValueError as error:
+        raise NotPaged(f"transformers does not change its attention: {error}") from error
+
+
+def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device) -> KeyValueCache:
+    folder, entry = load.folder, load.entry
+    size_bytes = kv_bytes(entry, shape, load.performance.max_sequences, device.type)
+    blocks = size_bytes // (shape.cache.token_bytes * BLOCK_TOKENS)
+    if not blocks:
+        raise InvalidModel(
+            f"{folder}: kv_cache_bytes: expected at least {format_size(shape.cache.token_bytes * BLOCK_TOKENS)}, which "
+            f"{BLOCK_TOKENS} tokens take, got {format_size(entry.kv_cache_bytes or 0)}; raise it or remove it"
+        )
+    try:
+        return KeyValueCache(shape.cache, blocks, device)
+    except RuntimeError as error:
+        ours = map_device_error(error, f"{folder}: kv_cache_bytes of {format_size(size_bytes)}", device)
+        raise (ours or error) from error

@@ -1,0 +1,65 @@
+"""A load of a generating model and its result, for each way to compute it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from frameworks.core.devices import Device
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.generation.scheduling.blocks import BlockPool
+from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
+from frameworks.pytorch.generation.decoders.runner import StepRunner
+from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
+from frameworks.pytorch.generation.weights.linear_makers import Bits
+from frameworks.pytorch.generation.weights.packed.weight import WeightSource
+from frameworks.types import ProductTrial, QuantizationReport
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPerformance:
+    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
+    waiting text gains a level of priority.
+    """
+
+    max_sequences: int
+    intra_op_threads: int
+    ageing_s: float = 1.0
+    enable_memory_mapping: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorLoad:
+    """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None for those
+    of the dtype. `text_ids`: tokens of a text whose perplexity tells how accurate quantised weights are.
+    `source`: of weights that are packed in their files; None for a folder of plain ones.
+    """
+
+    folder: Path
+    entry: TorchModelEntry
+    device: Device
+    dtype: str
+    bits: Bits | None
+    performance: GeneratorPerformance
+    text_ids: tuple[int, ...] = ()
+    source: WeightSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
+    `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
+    `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
+    `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
+    which the caller starts; None where the model waits for none.
+    """
+
+    runner: StepRunner
+    pool: BlockPool
+    max_context_tokens: int
+    memory_bytes: int
+    quantization: QuantizationReport | None = None
+    adapters: AdapterSet | None = None
+    splits_prompts: bool = True
+    unpaged_because: str | None = None
+    products: tuple[ProductTrial, ...] = ()
+    dtype: str | None = None
+    switch: KernelSwitch | None = None

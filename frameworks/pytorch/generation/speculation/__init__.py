@@ -1,0 +1,1 @@
+"""Speculative decoding: a draft model proposes tokens (`drafting.py`), the model verifies them (`speculating.py`)."""

@@ -1,0 +1,105 @@
+"""Linear layers with compiled products, of weights of every dtype.
+
+Making the first one of a dtype compiles its product, in a few seconds, unless the code is in the cache.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.int8_matmul import quantize_weight
+from frameworks.quantization.ranges import WHOLE
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.compiled.matmul.formats import PackedFormat
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups"]
+GROUP = 32
+"""Groups of weights have this number of inputs, or a multiple of it."""
+
+
+def packed_format(name: FormatName) -> "PackedFormat":
+    """Return the format of this name, compiled."""
+    # Each module compiles when it is imported.
+    if name == "float32":
+        from frameworks.pytorch.compiled.dtypes.float32 import PACKED
+    elif name == "float16":
+        from frameworks.pytorch.compiled.dtypes.float16 import PACKED
+    elif name == "bfloat16":
+        from frameworks.pytorch.compiled.dtypes.bfloat16 import PACKED
+    elif name == "int8":
+        from frameworks.pytorch.compiled.dtypes.int8 import PACKED
+    elif name == "int4":
+        from frameworks.pytorch.compiled.dtypes.int4 import PACKED
+    else:
+        from frameworks.pytorch.compiled.dtypes.int8_groups import PACKED
+    return PACKED
+
+
+def compiles(name: FormatName) -> bool:
+    """Return whether products of this format can be compiled for this CPU."""
+    return has_integers() if name in ("int8", "int4", "int8_groups") else lanes() > 0
+
+
+def compiled_bytes(name: FormatName, outputs: int, inputs: int) -> int:
+    """Return the bytes of packed weights."""
+    return packed_format(name).format.held_bytes(outputs, inputs)
+
+
+def make_float(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
+    """Make a layer of weights [outputs, inputs]; those of another dtype are rounded to the format's."""
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+    packed = packed_format(name)
+    return CompiledLinear(packed.pack(weight.detach().float().numpy()), _shape(weight), bias, packed)
+
+
+def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
+    """Make a layer of weights [outputs, inputs] of any float type. Outputs and rows are rounded, each by its largest
+    number.
+    """
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+    packed = packed_format("int8")
+    values, scale = quantize_weight(weight, WHOLE)
+    return CompiledLinear(packed.pack(values.numpy(), scale.numpy()), _shape(weight), bias, packed)
+
+
+def make_int8_groups(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
+    """As `make_int4`, with 8 bits."""
+    return make_groups(round_to_groups(weight, 8, GROUP), bias)
+
+
+def make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
+    """Make a layer of weights [outputs, inputs] of any float type, rounded in groups; GROUP divides the inputs."""
+    return make_groups(round_to_groups(weight, 4, GROUP), bias)
+
+
+def packs_groups(weights: GroupWeights) -> bool:
+    """Return whether `make_groups` makes a layer of these weights: without rounding but of scales and shifts, to
+    float16.
+    """
+    has_all = weights.bits == 4 or weights.shift is None
+    return has_integers() and weights.group % GROUP == 0 and has_all
+
+
+def make_groups(weights: GroupWeights, bias: torch.Tensor | None) -> "CompiledLinear":
+    """Make a layer of weights that `packs_groups` accepts."""
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+    values, scale = weights.values.numpy(), weights.scale.float().numpy()
+    if weights.bits == 4:
+        packed = packed_format("int4")
+        shift = None if weights.shift is None else weights.shift.float().numpy()
+        buffer = packed.pack(values, scale, shift, weights.group)
+    else:
+        packed = packed_format("int8_groups")
+        buffer = packed.pack(values, scale, weights.group)
+    return CompiledLinear(buffer, (weights.outputs, weights.inputs), bias, packed)
+
+
+def _shape(weight: torch.Tensor) -> tuple[int, int]:
+    return weight.shape[0], weight.shape[1]

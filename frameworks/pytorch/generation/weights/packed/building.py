@@ -1,0 +1,154 @@
+"""Build a language model of transformers around weights that are not in a Hugging Face folder of plain numbers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
+from frameworks.pytorch.generation.weights.packed.modules import PackedEmbedding, PackedModule
+from frameworks.pytorch.generation.weights.packed.weight import PackedWeight, WeightSource, dense
+from frameworks.pytorch.lean_imports import import_shape_kernels
+from frameworks.pytorch.loader import DTYPES
+
+_WEIGHT = ".weight"
+
+
+def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: Device) -> Any:
+    """Build the model of a folder's config.json with the weights of `source`, in eval mode on `device`.
+
+    On a CPU packed weights stay packed. Other devices get them as numbers of `dtype`, one weight after the other.
+    Raises InvalidModel for missing weights and wrong shapes, OutOfMemory.
+    """
+    try:
+        model = _without_memory(folder, dtype)
+        builder = _Builder(model, source, DTYPES[dtype], torch.device(device.id))
+        builder.fill()
+        source.adjust(model)
+        return model.eval().requires_grad_(False)
+    except torch.OutOfMemoryError as error:
+        what = f"the weights do not fit on {device.id}"
+        raise OutOfMemory(f"{source.name}: {what}: {error}", f"{what}: {without_paths(str(error))}") from error
+    except InvalidModel:
+        raise
+    except Exception as error:
+        # transformers raises many types on unsuitable configurations.
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise InvalidModel(f"{source.name}: cannot be loaded: {type(error).__name__}: {reason}") from error
+
+
+def _without_memory(folder: Path, dtype: str) -> Any:
+    config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+
+    def made() -> Any:
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(
+                config, dtype=DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+            )
+
+    try:
+        return made()
+    except NotImplementedError:
+        if not import_shape_kernels():
+            raise
+        return made()
+
+
+class _Builder:
+    def __init__(self, model: Any, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._model = model
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+        self._is_tied = bool(model.config.get_text_config().tie_word_embeddings)
+
+    def fill(self) -> None:
+        """Give every parameter and buffer its value."""
+        missing = list(self._fill_modules())
+        if missing:
+            raise InvalidModel(
+                f"{self._source.name}: missing weights of {type(self._model).__name__}: {', '.join(missing[:5])}"
+                f"{' …' if len(missing) > 5 else ''}; is it a whole model?"
+            )
+        self._fill_buffers()
+
+    def _fill_modules(self) -> Iterator[str]:
+        """Fill all modules; yield the names of the parameters without a value."""
+        head = self._model.get_output_embeddings()
+        for path, module in list(self._model.named_modules()):
+            if module is head and self._is_tied:
+                continue
+            packed = self._packed(f"{path}{_WEIGHT}", module)
+            if packed is not None:
+                self._put(path, module, packed)
+                continue
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                value = self._value(f"{path}.{name}", parameter.shape)
+                if value is None:
+                    yield f"{path}.{name}"
+                else:
+                    module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+        if self._is_tied:
+            self._tie(head)
+
+    def _packed(self, name: str, module: torch.nn.Module) -> PackedWeight | None:
+        """Return the packed weight of a module that can hold one on this device."""
+        if self._device.type != "cpu" or not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            return None
+        packed = self._source.packed(name)
+        if packed is not None:
+            self._check(name, (packed.outputs, packed.inputs), module.weight.shape)
+        return packed
+
+    def _put(self, path: str, module: torch.nn.Module, packed: PackedWeight) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            self._model.set_submodule(path, PackedEmbedding(packed, self._dtype, self._device))
+            return
+        name = f"{path}.bias"
+        bias = self._value(name, (packed.outputs,)) if getattr(module, "bias", None) is not None else None
+        if bias is None and getattr(module, "bias", None) is not None:
+            raise InvalidModel(f"{self._source.name}: {name}: expected {packed.outputs} numbers, got none")
+        self._model.set_submodule(path, PackedModule(packed, bias, self._device))
+
+    def _value(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return a parameter on the device in the dtype of the model."""
+        plain = self._source.plain(name)
+        if plain is not None:
+            self._check(name, plain.shape, shape)
+            return plain.to(self._device, self._dtype)
+        packed = self._source.packed(name)
+        if packed is None:
+            return None
+        self._check(name, (packed.outputs, packed.inputs), shape)
+        return dense(packed, self._dtype, self._device)
+
+    def _check(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if tuple(found) != tuple(expected):
+            raise InvalidModel(
+                f"{self._source.name}: {name}: expected the shape {list(expected)} of config.json, got {list(found)}"
+            )
+
+    def _tie(self, head: Any) -> None:
+        table = self._model.get_input_embeddings()
+        if isinstance(table, PackedEmbedding):
+            path = next(path for path, module in self._model.named_modules() if module is head)
+            self._model.set_submodule(path, PackedModule(table.packed, None, self._device))
+        else:
+            head.weight = table.weight
+
+    def _fill_buffers(self) -> None:
+        """Compute the buffers that no file holds, as transformers does after a load."""
+        for module in self._model.modules():
+            if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+                module.to_empty(device=self._device, recurse=False)
+                self._model._init_weights(module)
+
+
+def packed_modules(model: torch.nn.Module) -> list[PackedModule]:
+    """Return the layers of a model whose weights are packed."""
+    return [module for module in model.modules() if isinstance(module, PackedModule)]

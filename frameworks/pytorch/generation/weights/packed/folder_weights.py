@@ -1,0 +1,97 @@
+"""The weights of a language model in a GPTQ, AWQ or compressed-tensors folder."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.generation.weights.packed.integers import AwqWeight, ColumnTensors, GptqWeight, RowWeight
+from frameworks.pytorch.generation.weights.packed.weight import PackedWeight
+
+_BITS = (4, 8)
+_WEIGHT = ".weight"
+
+
+class FolderWeights:
+    """A WeightSource. Tensors stay in the mapped files until they are read."""
+
+    def __init__(self, folder: Path, files: Iterable[Path], scheme: Mapping[str, Any]) -> None:
+        """`files`: the folder's safetensors files. `scheme`: as `read_scheme` returns it.
+
+        Raises InvalidModel for a file that is not readable.
+        """
+        self._folder = folder
+        self._scheme = scheme
+        self._find: Callable[[str], PackedWeight | None] = (
+            self._of_rows if scheme["quant_method"] == "compressed-tensors" else self._of_columns
+        )
+        self._files: dict[str, Any] = {}
+        for file in files:
+            try:
+                opened: Any = safe_open(str(file), framework="pt")
+                self._files |= dict.fromkeys(opened.keys(), opened)
+            except Exception as error:  # SafetensorError is no Exception of a fixed module
+                raise InvalidModel(f"{file}: not a readable safetensors file ({error})") from error
+
+    @property
+    def name(self) -> str:
+        """As WeightSource.name."""
+        return str(self._folder)
+
+    def packed(self, parameter: str) -> PackedWeight | None:
+        """As WeightSource.packed."""
+        if not parameter.endswith(_WEIGHT):
+            return None
+        module = parameter.removesuffix(_WEIGHT)
+        try:
+            return self._find(module)
+        except ValueError as error:
+            raise InvalidModel(f"{self._folder}: {module}: {error}; is the copy complete?") from error
+
+    def plain(self, parameter: str) -> torch.Tensor | None:
+        """As WeightSource.plain."""
+        found = self._tensor(parameter)
+        return found if found is not None and found.is_floating_point() and found.itemsize > 1 else None
+
+    def adjust(self, model: torch.nn.Module) -> None:
+        """As WeightSource.adjust."""
+
+    def _tensor(self, name: str) -> torch.Tensor | None:
+        opened = self._files.get(name)
+        found: torch.Tensor | None = None if opened is None else opened.get_tensor(name)
+        return found
+
+    def _of_columns(self, module: str) -> PackedWeight | None:
+        weight, zeros, scales = (self._tensor(f"{module}.{name}") for name in ("qweight", "qzeros", "scales"))
+        if weight is None:
+            return None
+        if zeros is None or scales is None or weight.dtype != torch.int32 or zeros.dtype != torch.int32:
+            raise ValueError("expected qweight and qzeros of int32 and scales, got others")
+        if self._scheme["quant_method"] == "awq":
+            return AwqWeight(ColumnTensors(weight, zeros, scales))
+        is_first = str(self._scheme.get("checkpoint_format") or "gptq").lower() == "gptq"
+        tensors = ColumnTensors(weight, zeros, scales, self._tensor(f"{module}.g_idx"))
+        return GptqWeight(tensors, int(self._scheme["bits"]), is_first)
+
+    def _of_rows(self, module: str) -> PackedWeight | None:
+        packed, plain = self._tensor(f"{module}.weight_packed"), self._tensor(f"{module}{_WEIGHT}")
+        weight = packed if packed is not None else plain
+        if weight is None or (packed is None and weight.dtype != torch.int8):
+            return None
+        scale = self._tensor(f"{module}.weight_scale")
+        if scale is None or weight.ndim != 2 or weight.dtype not in (torch.int8, torch.int32):
+            raise ValueError("expected weights of int32 or int8 with weight_scale, got others")
+        shape, bits = (int(weight.shape[0]), int(weight.shape[1])), _BITS[1]
+        if weight.dtype == torch.int32:
+            stated = self._tensor(f"{module}.weight_shape")
+            if stated is None or stated.numel() != 2:
+                raise ValueError("expected weight_shape, got none")
+            shape = (int(stated[0]), int(stated[1]))
+            bits = next((each for each in _BITS if -(-shape[1] * each // 32) == weight.shape[1]), 0)
+            if not bits:
+                raise ValueError(f"expected 4 or 8 bits, got {weight.shape[1]} integers for {shape[1]} inputs")
+        zero, groups = self._tensor(f"{module}.weight_zero_point"), self._tensor(f"{module}.weight_g_idx")
+        return RowWeight(weight, scale, zero, groups, shape, bits)

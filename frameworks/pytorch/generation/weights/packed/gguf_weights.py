@@ -1,0 +1,100 @@
+"""The weights of a language model in a GGUF file."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, held_bytes
+from frameworks.pytorch.generation.weights.packed.gguf_blocks import read_blocks
+from frameworks.pytorch.generation.weights.packed.weight import PackedWeight, Selection
+from frameworks.text.gguf.config import tensor_of_parameter
+from frameworks.text.gguf.header import GgufFile, GgufTensor
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ROPE_FACTORS = "rope_freqs.weight"
+# llama.cpp rotates neighbours of a head, transformers its halves; its converter changes the order of the rows.
+_REORDERED = {"self_attn.q_proj": "attention.head_count", "self_attn.k_proj": "attention.head_count_kv"}
+
+
+class GgufWeights:
+    """A WeightSource. Tensors stay in the mapped file until they are read."""
+
+    def __init__(self, file: GgufFile, enable_memory_mapping: bool = True) -> None:
+        """`file`: as `read_gguf` returns it. Without `enable_memory_mapping` it is read into memory, tensor by tensor.
+
+        Raises InvalidModel if it has become shorter since its header was read.
+        """
+        self._file = file
+        self._enable_memory_mapping = enable_memory_mapping
+        try:
+            # Private pages: torch has no tensors that may not be written.
+            self._bytes = np.memmap(file.path, np.uint8, "c")
+        except (OSError, ValueError) as error:
+            raise InvalidModel(f"{file.path}: cannot be mapped: {error}") from error
+        if len(self._bytes) < file.size_bytes:
+            raise InvalidModel(f"{file.path}: expected {file.size_bytes} bytes, got {len(self._bytes)}; did it change?")
+
+    @property
+    def name(self) -> str:
+        """As WeightSource.name."""
+        return str(self._file.path)
+
+    def packed(self, parameter: str) -> PackedWeight | None:
+        """As WeightSource.packed."""
+        tensor = tensor_of_parameter(self._file, parameter)
+        if tensor is None or tensor.block_type.is_plain:
+            return None
+        return GgufWeight(self._raw(tensor).view(tensor.shape[0], -1), tensor, self._rows(parameter, tensor))
+
+    def plain(self, parameter: str) -> torch.Tensor | None:
+        """As WeightSource.plain."""
+        tensor = tensor_of_parameter(self._file, parameter)
+        if tensor is None or not tensor.block_type.is_plain:
+            return None
+        found = self._raw(tensor).view(_DTYPES[tensor.block_type.name]).view(tensor.shape)
+        rows = self._rows(parameter, tensor)
+        return found if rows is None else found.index_select(0, rows)
+
+    def adjust(self, model: torch.nn.Module) -> None:
+        """As WeightSource.adjust: divide the frequencies of the rotation, as Llama 3.1 does for long contexts."""
+        tensor = self._file.tensors.get(_ROPE_FACTORS)
+        if tensor is None:
+            return
+        factors = self._raw(tensor).view(_DTYPES[tensor.block_type.name])
+        body: Any = model
+        frequencies: torch.Tensor = body.model.rotary_emb.inv_freq
+        frequencies.div_(factors.to(frequencies.device, torch.float32))
+
+    def _raw(self, tensor: GgufTensor) -> torch.Tensor:
+        raw = torch.from_numpy(self._bytes[tensor.start : tensor.start + tensor.size_bytes])
+        return raw if self._enable_memory_mapping and not tensor.start % 4 else raw.clone()
+
+    def _rows(self, parameter: str, tensor: GgufTensor) -> torch.Tensor | None:
+        """Return the row of the file for each row of the parameter, int64; None: in order."""
+        architecture = self._file.text("general.architecture")
+        module = parameter.partition("model.layers.")[2].partition(".")[2].rpartition(".")[0]
+        if architecture != "llama" or module not in _REORDERED:
+            return None
+        heads = self._file.integer(f"llama.{_REORDERED[module]}", self._file.integer("llama.attention.head_count"))
+        return torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+class GgufWeight:
+    """A PackedWeight: blocks, uint8 [outputs, bytes of a row]."""
+
+    order: torch.Tensor | None = None
+
+    def __init__(self, raw: torch.Tensor, tensor: GgufTensor, rows: torch.Tensor | None) -> None:
+        """`rows`: which row of the file each output is; None: in order."""
+        self._raw = raw
+        self._rows = rows
+        self._type = tensor.block_type
+        self.outputs, self.inputs = tensor.shape
+        self.bits = self._type.bits
+        self.held_bytes = held_bytes(self.outputs * self.inputs, self._type.bits, self._type.group)
+
+    def read(self, selection: Selection) -> GroupWeights:
+        """As PackedWeight.read."""
+        return read_blocks(self._raw[selection if self._rows is None else self._rows[selection]], self._type)

@@ -1,0 +1,90 @@
+"""Find the codec of a path, and the protocol that writes the errors of a path."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from app.protocols.native.codec import NativeCodec
+from app.protocols.native.routes import ROUTES
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.routes import Route, RouteDescription, RouteTable
+
+
+class Other(NativeCodec):
+    """Another protocol with other error bodies."""
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return b"other"
+
+
+class Nothing(BaseModel):
+    pass
+
+
+OTHER = Other()
+TEXT = RouteDescription("other", "Other", Nothing, Nothing, Nothing)
+TABLE = RouteTable(
+    [*ROUTES, *(Route(path, OTHER, TEXT) for path in ("/v9/ask", "/v9/ask/{version}", "/v9/{name}/answers"))]
+)
+NATIVE = ROUTES[0].codec
+
+
+@pytest.mark.parametrize(
+    ("path", "resolved"),
+    [
+        ("/infer", (NATIVE, Target())),
+        ("/inference", (NATIVE, Target())),
+        ("/models/a/infer", (NATIVE, Target("a"))),
+        ("/models/org/a/infer", (NATIVE, Target("org/a"))),
+        ("/models/org/a/versions/2/infer", (NATIVE, Target("org/a", "2"))),
+        ("/infer/", (NATIVE, Target())),
+        ("/models/a/infer/", (NATIVE, Target("a"))),
+        ("/models/infer/infer", (NATIVE, Target("infer"))),
+        ("/models/a/versions/2/infer", (NATIVE, Target("a", "2"))),
+        ("/v9/ask", (OTHER, Target())),
+        ("/v9/ask/2", (OTHER, Target(None, "2"))),
+        ("/v9/a/answers", (OTHER, Target("a"))),
+        ("/v9/ask/answers", (OTHER, Target(None, "answers"))),
+        *((path, None) for path in ("", "/", "infer", "//infer", "/infer//", "/models/infer", "/models//infer")),
+        *((path, None) for path in ("/models/a/b/c/infer", "/models/a/load/infer", "/models/../a/infer")),
+        *((path, None) for path in ("/models/a/infer//", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
+    ],
+)
+def test_find_resolves_paths(path: str, resolved: Any) -> None:
+    found = TABLE.find(path)
+    assert (None if found is None else (found.codec, found.target)) == resolved
+    assert TABLE.find(path) is TABLE.find(path)
+
+
+@pytest.mark.parametrize("path", ["/v9/ask", "/v9", "/v9/", "/v9/nothing/at/all"])
+def test_error_writer_belongs_to_first_part(path: str) -> None:
+    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
+
+
+@pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
+def test_error_writer_of_other_paths_is_native(path: str) -> None:
+    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id").startswith(b'{"error":{"code":"not_found"')
+
+
+class TestSharedPaths:
+    """Paths whose first part belongs to another protocol, and paths that the admin application shares."""
+
+    TABLE = RouteTable([*ROUTES, Route("/", OTHER, TEXT, frozenset({"GET"})), Route("/models/ask", OTHER, TEXT)])
+
+    def test_root_is_a_path(self) -> None:
+        found = self.TABLE.find("/")
+        assert found is not None
+        assert found.codec is OTHER
+        assert found.others == {"GET"}
+        assert found.allowed == "GET, POST"
+        assert self.TABLE.find("") is None
+
+    @pytest.mark.parametrize("path", ["/models/ask", "/models/ask/"])
+    def test_route_writes_its_errors(self, path: str) -> None:
+        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
+
+    @pytest.mark.parametrize("path", ["/", "", "/models/asked", "/models"])
+    def test_other_paths_keep_their_writer(self, path: str) -> None:
+        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") != b"other"

@@ -1,0 +1,300 @@
+"""Attention over blocks equals torch's attention over contiguous keys and values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.generation.scheduling.sequence import Sequence, StepPart
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch import kernels
+from frameworks.pytorch.generation.decoders import attention
+from frameworks.pytorch.generation.decoders.attention import BlockAttention
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
+from frameworks.pytorch.generation.decoders.prompt_products import attend_in_blocks
+from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, StepLayout
+from tests.support.axes import one_axis_at_a_time
+
+CPU = torch.device("cpu")
+BLOCKS = 64
+LAYERS = 2
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _products_of_bf16() -> Iterator[None]:
+    """Use products of bfloat16 on every CPU, though not every CPU multiplies it fast."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "multiplies_bf16", lambda: True)
+        yield
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sequence with `start` tokens in the cache and `num_tokens` to compute."""
+
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Form:
+    heads: int = 2
+    group: int = 2
+    head_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+    is_turned: bool = True
+
+
+class Case:
+    """Sequences with blocks in any order, in a cache full of old values."""
+
+    def __init__(self, parts: list[Part], form: Form, order: list[int], seed: int = 0) -> None:
+        """`order`: the order in which blocks are allocated."""
+        self.form = form
+        self._numbers = torch.Generator().manual_seed(seed)
+        shape = CacheShape(LAYERS, form.heads, form.head_size, form.dtype)
+        self.cache = KeyValueCache(shape, BLOCKS, CPU, is_turned=form.is_turned)
+        for keys, values in self.cache.layers:
+            keys.fill_(30)
+            values.fill_(1000)
+        parts = sorted(parts, key=lambda part: part.num_tokens > 1)
+        self.keys = [self._random(part.start + part.num_tokens, form.heads) for part in parts]
+        self.values = [self._random(part.start + part.num_tokens, form.heads) for part in parts]
+        self.queries = [self._random(part.num_tokens, form.heads * form.group) for part in parts]
+        free = iter(order)
+        self.parts = [self._placed(number, part, free) for number, part in enumerate(parts)]
+
+    def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
+        blocks = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
+        layout = blocks.layout = LayoutMaker(self.cache, self.form.group, CPU).make(self.parts)
+        own = [slice(part.start, part.start + part.num_tokens) for part in self.parts]
+        seen = blocks(
+            layer,
+            filled(self.queries, layout),
+            filled(
+                [
+                    torch.cat((keys[at], values[at]), 1)
+                    for keys, values, at in zip(self.keys, self.values, own, strict=True)
+                ],
+                layout,
+            ),
+            self.form.window,
+            scale,
+            self.form.softcap,
+        )
+        assert seen.dtype == self.form.dtype
+        assert not seen[layout.num_tokens :].any(), "what is no token's is nothing, not even NaN"
+        return list(torch.split(seen[: layout.num_tokens], [part.num_tokens for part in self.parts]))
+
+    def expected(self, scale: float | None = None) -> list[torch.Tensor]:
+        """Return torch's result, sequence by sequence, in double precision."""
+        return [self._dense(number, scale) for number in range(len(self.parts))]
+
+    def _dense(self, number: int, scale: float | None) -> torch.Tensor:
+        part, form = self.parts[number], self.form
+        query, key, value = (
+            states[number].double().transpose(0, 1) for states in (self.queries, self.keys, self.values)
+        )
+        key, value = key.repeat_interleave(form.group, 0), value.repeat_interleave(form.group, 0)
+        own = torch.arange(part.start, part.start + part.num_tokens)[:, None]
+        other = torch.arange(part.start + part.num_tokens)
+        mask = (other <= own) & (other > own - (form.window or 10**6))
+        if form.softcap is None:
+            seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        else:
+            products = query @ key.transpose(-1, -2) * (form.head_size**-0.5 if scale is None else scale)
+            capped = form.softcap * torch.tanh(products / form.softcap)
+            seen = torch.softmax(capped.masked_fill(~mask, -torch.inf), -1) @ value
+        return seen.transpose(0, 1)
+
+    def _placed(self, number: int, part: Part, free: Iterator[int]) -> StepPart:
+        length = part.start + part.num_tokens
+        sequence = Sequence(SequenceRequest(number, (1,) * length, 1, Sampling(), priority=5), 0.0)
+        sequence.blocks = [next(free) for _ in range(-(-length // BLOCK_TOKENS))]
+        for keys, values in self.cache.layers:
+            for position in range(part.start):
+                block, at = sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                keys[block, :, at] = self.keys[number][position]
+                values[block, :, at] = self.values[number][position]
+        return StepPart(sequence, part.start, part.num_tokens)
+
+    def _random(self, tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, self.form.head_size, generator=self._numbers).to(self.form.dtype)
+
+
+def filled(states: list[torch.Tensor], layout: StepLayout) -> torch.Tensor:
+    """Return the rows of the step's tokens, followed by padding rows of arbitrary values."""
+    rows = len(layout.positions)
+    return torch.cat([*states, torch.full((rows - layout.num_tokens, *states[0].shape[1:]), torch.nan)]).to(
+        states[0].dtype
+    )
+
+
+def check(case: Case, scale: float | None = None) -> None:
+    for ours, expected in zip(case.ours(scale=scale), case.expected(scale), strict=True):
+        assert (ours.double() - expected).abs().max() < TOLERANCE[case.form.dtype] * max(
+            1.0, float(expected.abs().max())
+        )
+
+
+MIXED = [Part(0, 1), Part(31, 1), Part(32, 1), Part(100, 1), Part(0, 40), Part(0, 41), Part(20, 30), Part(64, 2)]
+IN_ROW = list(range(BLOCKS))
+SCATTERED = [*range(0, BLOCKS, 7), *(block for block in range(BLOCKS) if block % 7)]
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        ("dtype", "window", "softcap"),
+        one_axis_at_a_time([torch.float32, torch.float16, torch.bfloat16], [None, 1, 2, 31, 32, 33, 40], [None, 3.0]),
+    )
+    def test_dtypes_windows_and_caps_match_reference(
+        self, dtype: torch.dtype, window: int | None, softcap: float | None
+    ) -> None:
+        check(Case(MIXED, Form(dtype=dtype, window=window, softcap=softcap), IN_ROW))
+
+    @pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 8), (4, 1), (3, 5)])
+    @pytest.mark.parametrize("head_size", [8, 24])
+    def test_head_groups_match_reference(self, heads: int, group: int, head_size: int) -> None:
+        check(Case(MIXED, Form(heads, group, head_size), IN_ROW))
+
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_keys_in_rows_match_reference(self, softcap: float | None) -> None:
+        """As on a GPU."""
+        for order in (IN_ROW, SCATTERED):
+            check(Case(MIXED, Form(softcap=softcap, is_turned=False), order))
+
+    @pytest.mark.parametrize("window", [None, 40])
+    @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
+    def test_scattered_blocks_match_reference(self, order: list[int], window: int | None) -> None:
+        check(Case(MIXED, Form(window=window), order))
+
+    @pytest.mark.parametrize("scale", [0.05, 1.0])
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_scale_of_layer_is_applied(self, scale: float, softcap: float | None) -> None:
+        check(Case(MIXED, Form(softcap=softcap), IN_ROW), scale)
+
+    @pytest.mark.parametrize("parts", [[Part(5, 1)], [Part(5, 1), Part(31, 1)], [Part(5, 1), Part(40, 1)]])
+    def test_decode_only_step_matches_reference(self, parts: list[Part]) -> None:
+        check(Case(parts, Form(), IN_ROW))
+
+    def test_decode_of_one_block_needs_no_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Blocks may lie anywhere; idle blocks between them are read but not used."""
+        monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
+        for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
+            check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
+
+    @pytest.mark.parametrize(
+        ("start", "order", "window", "dtype"),
+        one_axis_at_a_time(
+            [100, 0, 31, 32, 127],
+            [IN_ROW, IN_ROW[::-1], SCATTERED],
+            [None, 1, 33, 40, 100],
+            [torch.float32, torch.float16, torch.bfloat16],
+        ),
+    )
+    def test_single_decode_needs_no_sums(
+        self, start: int, order: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
+        check(Case([Part(start, 1)], Form(window=window, dtype=dtype), order))
+
+    def test_single_prefill_matches_reference(self) -> None:
+        check(Case([Part(0, 70)], Form(), IN_ROW))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(
+        ("length", "scale"), one_axis_at_a_time([48, 2, 32, 33, 47, 49, 255, 256, 257], [None, 1.0])
+    )
+    def test_whole_prompts_match_reference(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
+        """Prompts of medium length use other products in bfloat16, and in a batch."""
+        check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)
+
+    def test_bf16_prompt_without_bf16_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "multiplies_bf16", lambda: False)
+        check(Case([Part(0, 48), Part(40, 1), Part(0, 40)], Form(2, 3, 24, torch.bfloat16), IN_ROW))
+
+    def test_whole_prompt_with_window_matches_reference(self) -> None:
+        for window in (99, 100, 101):
+            check(Case([Part(0, 100)], Form(dtype=torch.bfloat16, window=window), IN_ROW))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(
+        ("part", "window", "form"),
+        one_axis_at_a_time(
+            [Part(0, 300), Part(0, 257), Part(0, 1000), Part(300, 64), Part(193, 64), Part(513, 200)],
+            [100, None, 1, 64, 128],
+            [Form(2, 3, 24), Form(1, 1, 16), Form(3, 1, 8)],
+        ),
+    )
+    def test_long_prompts_match_reference(
+        self, part: Part, window: int | None, form: Form, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are computed in blocks, in float32 only with a window."""
+        calls: list[int] = []
+
+        def counted(query: torch.Tensor, *more: Any) -> torch.Tensor:
+            calls.append(len(query))
+            return attend_in_blocks(query, *more)
+
+        monkeypatch.setattr(attention, "attend_in_blocks", counted)
+        # Padding rows, and a decode before the prompt.
+        check(Case([part, Part(40, 1)], replace(form, dtype=dtype, window=window), SCATTERED))
+        assert calls == ([part.num_tokens] if window is not None or dtype == torch.bfloat16 else [])
+
+
+class TestMemory:
+    def test_step_writes_only_its_layer(self) -> None:
+        case = Case(MIXED, Form(), SCATTERED)
+        before = [(keys.clone(), values.clone()) for keys, values in case.cache.layers]
+        case.ours(layer=1)
+        assert torch.equal(case.cache.layers[0][0], before[0][0])
+        assert torch.equal(case.cache.layers[0][1], before[0][1])
+        expected_keys, expected_values = before[1]
+        for number, part in enumerate(case.parts):
+            for position in range(part.start, part.start + part.num_tokens):
+                block, at = part.sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                expected_keys[block, :, at] = case.keys[number][position]
+                expected_values[block, :, at] = case.values[number][position]
+        assert torch.equal(case.cache.layers[1][0], expected_keys)
+        assert torch.equal(case.cache.layers[1][1], expected_values)
+
+    def test_row_is_independent_of_its_batch(self) -> None:
+        """Results agree up to the rounding of another order of sums."""
+        case = Case([Part(70, 1), Part(10, 1), Part(33, 1)], Form(), IN_ROW)
+        together = case.ours()[0]
+        for each in (case.parts, case.keys, case.values, case.queries):
+            del each[1:]
+        assert torch.allclose(together, case.ours()[0], atol=1e-6)
+
+    def test_float16_products_do_not_overflow(self) -> None:
+        case = Case([Part(40, 1), Part(3, 1), Part(33, 4)], Form(dtype=torch.float16), IN_ROW)
+        for queries in case.queries:
+            queries.mul_(400)
+        assert all(ours.isfinite().all() for ours in case.ours())
+
+
+lengths = st.builds(Part, start=st.integers(0, 130), num_tokens=st.just(1)) | st.builds(
+    Part, start=st.integers(0, 130), num_tokens=st.integers(2, 40)
+)
+
+
+@settings(max_examples=60)
+@given(
+    parts=st.lists(lengths, min_size=1, max_size=8),
+    order=st.permutations(range(BLOCKS)),
+    window=st.none() | st.integers(1, 140),
+    softcap=st.sampled_from([None, None, 5.0]),
+    group=st.integers(1, 3),
+    seed=st.integers(0, 10),
+)
+def test_any_lengths_match_reference(
+    parts: list[Part], order: list[int], window: int | None, softcap: float | None, group: int, seed: int
+) -> None:
+    check(Case(parts, Form(1, group, 8, window=window, softcap=softcap), order, seed))
