@@ -202,7 +202,7 @@ class ModelSpec:
     `memory_bytes`: the weights in memory. `providers`: of ONNX Runtime, in order of preference. `batched_inputs`:
     requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason.
     `unwarmed_because`: why the graph was not run at warm-up; None if it was. `learns_batching`: the graph refused
-    made-up rows, so the rows of requests are compared until they decide; short runs are off until then.
+    synthetic rows, so the rows of requests are compared until they decide; short runs are off until then.
     `runs_by_shape`: the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None
     without a declared sequence axis.
     `quantization`: None for a model that is not quantised. `quantized_graph`: path of the ONNX graph that runs in place

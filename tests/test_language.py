@@ -31,6 +31,7 @@ BANNED = (
     r"wants",
     r"least recently used .{0,40} leaves",
     r"waiting line|back into the line",
+    r"who is (?:let in|next)|with whom|devices they stand on|used last is last|made-up rows",
     r"under way|in the mean|put back|known from before|promised to models|lost count",
 )
 """Phrases of the old style, as regular expressions that match whole words in any case."""

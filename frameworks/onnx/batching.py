@@ -21,7 +21,7 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
     """Return None if a batch of two rows gives the same as two runs of one row; else why batching is off.
 
     `shapes`: a shape that the graph runs with, for each of its `trial_inputs`. `run`: runs it on all its outputs.
-    Raises what the graph raises for made-up rows.
+    Raises what the graph raises for synthetic rows.
     """
     if (because := reason_not_batchable(spec)) is not None:
         return because

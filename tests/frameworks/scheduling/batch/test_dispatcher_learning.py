@@ -1,4 +1,4 @@
-"""A dispatcher whose model refused made-up rows: callers share no batch until their requests have been compared."""
+"""A dispatcher whose model refused synthetic rows: callers share no batch until their requests have been compared."""
 
 from dataclasses import replace
 

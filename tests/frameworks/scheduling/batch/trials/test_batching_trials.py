@@ -1,4 +1,4 @@
-"""Rows of requests are compared before they share a run, where made-up rows could not be."""
+"""Rows of requests are compared before they share a run, where synthetic rows could not be."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
