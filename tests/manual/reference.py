@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -134,6 +135,26 @@ def tree() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def layers() -> str:
+    """Return the layers and the independent packages of the import contracts in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    rows = []
+    for contract in project["tool"]["importlinter"]["contracts"]:
+        if contract["type"] == "layers":
+            within = ", ".join(f"`{name}`" for name in contract.get("containers", ())) or "the project"
+            ordered = [
+                ", ".join(f"`{each}`" for each in layer.replace("|", " ").split()) for layer in contract["layers"]
+            ]
+            rows.append(f"| {within} | {' → '.join(ordered)} |")
+        elif contract["type"] == "independence":
+            names = sorted(contract["modules"])
+            within = names[0].rpartition(".")[0].replace(".", "/")
+            rows.append(
+                f"| `{within}` | {', '.join(_code(name.rpartition('.')[2]) for name in names)} are independent |"
+            )
+    return "\n".join(["| within | layers, top to bottom |", "|---|---|", *rows])
+
+
 def access() -> str:
     """Return the table of the scope that each route and each gRPC method needs."""
     needs = [
@@ -161,6 +182,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "error-tree": ("errors.md", error_tree),
     "metrics": ("metrics.md", metrics),
     "access": ("security.md", access),
+    "layers": ("architecture.md", layers),
     "tree": ("architecture.md", tree),
     "figures": ("../README.md", figures),
 }
