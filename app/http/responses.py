@@ -10,7 +10,7 @@ from starlette.types import Scope, Send
 
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.listener.protocol import FAST_PATH
-from app.http.rate_limits import rate_limit_headers
+from app.http.rate_limit_headers import rate_limit_headers
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
 from app.protocols.shared.codec import JSON_HEADER, ErrorWriter, Header
 from app.protocols.shared.errors import ErrorReply, TooLarge, extra_headers, to_http

@@ -12,7 +12,7 @@ from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
 from frameworks.engine.group_queue import Choose, GroupEngine, GroupQueue, Job
 from frameworks.engine.process.client.calls import InferCall
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest

@@ -8,7 +8,7 @@ from typing import Any
 from frameworks.core.fairness import FairClock, TenantShare
 from frameworks.core.tenants import Tenant
 from frameworks.engine.process.client.calls import InferCall
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
 

@@ -16,7 +16,7 @@ from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.text.tokenizer import normalize_rows, scores
+from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch
 
 if TYPE_CHECKING:

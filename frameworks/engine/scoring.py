@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frameworks.core.errors import InvalidInput
-from frameworks.text.tokenizer import scores
+from frameworks.text.pooling import scores
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")

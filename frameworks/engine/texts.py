@@ -15,7 +15,8 @@ from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probab
 from frameworks.engine.threads.tokenizer_threads import TokenizerThreads, size_of_prompt
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
+from frameworks.text.pooling import normalize_rows, scores
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
     TEXT_OUTPUT,

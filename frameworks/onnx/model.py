@@ -19,8 +19,8 @@ from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
 from frameworks.onnx.given_values import read_given_values
 from frameworks.onnx.graph_summary import GraphSummary
-from frameworks.onnx.padding import read_sequence, try_padding
 from frameworks.onnx.providers import ProviderChoice
+from frameworks.onnx.sequence_axis import read_sequence, try_padding
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
 from frameworks.onnx.value_types import read_type
 from frameworks.text.tokenizer import TextTokenizer

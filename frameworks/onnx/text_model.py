@@ -15,8 +15,10 @@ from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
 from frameworks.runtime import BatchModel
 from frameworks.text.config import TextConfig, read_text_config
+from frameworks.text.padding import PaddedTokens, pad
+from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
-from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad, pool
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     NUMPY_DTYPES,
     TEXT_OUTPUT,

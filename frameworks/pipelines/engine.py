@@ -22,7 +22,7 @@ from frameworks.pipelines.runs import Parts, Runner
 from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.pooling import normalize_rows
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
     DEFAULT_PRIORITY,

@@ -8,9 +8,9 @@ from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import Engine, RunCounts
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.local import start_local_engine
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.poison_requests import PoisonRequests
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain

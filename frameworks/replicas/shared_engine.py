@@ -11,7 +11,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.types import StepStats

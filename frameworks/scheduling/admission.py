@@ -1,6 +1,6 @@
 """Admit or refuse requests: bound those in flight and those queued, and estimate Retry-After.
 
-A 503 with Retry-After is decided here, for the server and for each model.
+A 503 for a full queue is decided here, for the server and for each model. docs/errors.md lists the other causes.
 """
 
 import time

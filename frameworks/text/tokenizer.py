@@ -1,4 +1,4 @@
-"""Tokenise and pad texts, pool hidden states, and compute embeddings and scores of text models."""
+"""Tokenize texts and pairs of texts with the tokenizer of a model's folder."""
 
 import os
 
@@ -7,8 +7,7 @@ import os
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
-from frameworks.text.config import Pooling, TextConfig
+from frameworks.text.config import TextConfig
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.types import Array, TokenBatch, Truncation
 
@@ -27,18 +26,6 @@ _FEW_CHARACTERS = 1000
 _LARGEST_ID = 2**32 - 1
 _HALF = re.compile("[\ud800-\udfff]")
 _REMEDY = "shorten the text or remove truncate = false"
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedTokens:
-    """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding.
-
-    `token_type_ids`: the same shape for pairs of texts; else None.
-    """
-
-    input_ids: Array
-    attention_mask: Array
-    token_type_ids: Array | None = None
 
 
 class TextTokenizer:
@@ -295,75 +282,3 @@ def _not_unicode(texts: Sequence[str | tuple[str, str]], first: int) -> InvalidI
         i for i, text in enumerate(texts, start=first) if _HALF.search(text if isinstance(text, str) else "".join(text))
     )
     return InvalidInput(f"text[{next(halves, first)}]", "not valid Unicode: it holds half of a surrogate pair")
-
-
-def pad(
-    token_ids: list[list[int]],
-    pad_token_id: int,
-    min_length: int = 1,
-    empty: Callable[..., Array] = np.empty,
-    token_type_ids: list[list[int]] | None = None,
-) -> PaddedTokens:
-    """Put texts into one array, padded on the right to the longest text, or to `min_length`.
-
-    `empty(shape, dtype)` allocates the arrays.
-    """
-    longest = max(1, min_length, max(map(len, token_ids), default=1))
-    shape, dtype = (len(token_ids), longest), np.dtype(np.int64)
-    input_ids, attention_mask = empty(shape, dtype), empty(shape, dtype)
-    input_ids.fill(pad_token_id)
-    attention_mask.fill(0)
-    for row, ids in enumerate(token_ids):
-        input_ids[row, : len(ids)] = ids
-        attention_mask[row, : len(ids)] = 1
-    if token_type_ids is None:
-        return PaddedTokens(input_ids, attention_mask)
-    types = empty(shape, dtype)
-    types.fill(0)
-    for row, own in enumerate(token_type_ids):
-        types[row, : len(own)] = own
-    return PaddedTokens(input_ids, attention_mask, types)
-
-
-def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
-    """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, size].
-
-    The poolings are those of sentence-transformers' Pooling module. The last token of a text without tokens is zeros.
-    """
-    hidden = hidden.astype(np.float32, copy=False)
-    match pooling:
-        case "cls":
-            first: Array = hidden[:, 0]
-            return np.ascontiguousarray(first)
-        case "max":
-            # Not -inf: it would remain for a text without tokens, and normalising it gives NaN.
-            highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
-            return highest.astype(np.float32)
-        case "lasttoken":
-            last = attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)
-            ends: Array = hidden[np.arange(len(hidden)), last]
-            ends[~attention_mask.any(axis=1)] = 0
-            return ends
-        case "mean":
-            mask = attention_mask.astype(np.float32)
-            count = np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)
-            mean: Array = np.matmul(mask[:, None, :], hidden)[:, 0] / count
-            return mean
-
-
-def normalize_rows(vectors: Array) -> Array:
-    """Scale each row to L2 length 1, as torch.nn.functional.normalize: a row of zeros stays zeros."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
-
-
-def scores(logits: Array, multi_label: bool) -> Array:
-    """Return probabilities [texts, labels] of raw logits: sigmoid if `multi_label`, else softmax over the labels."""
-    logits = logits.astype(np.float64)
-    if multi_label:
-        # exp of negative numbers only, so that no logit overflows.
-        decay = np.exp(-np.abs(logits))
-        return np.where(logits >= 0, 1.0, decay) / (1.0 + decay)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: Array = powers / powers.sum(axis=1, keepdims=True)
-    return result

@@ -7,8 +7,8 @@ import asyncio
 import sys
 
 from frameworks.engine.contract import RunCounts
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.client_link import ClientLink
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from tests.support.engine_hosts import SETTINGS, ArrayModel

@@ -16,8 +16,8 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.counts_merge import add_counts
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.host.event_loop import ServedProcess
 from frameworks.engine.process.host.model_source import HostedModel, ModelSource
 from frameworks.engine.process.link import Listener, Loss, Started

@@ -13,9 +13,9 @@ import numpy as np
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import process_registry
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.launch import LaunchOptions
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.link import Listener, Loss, Started

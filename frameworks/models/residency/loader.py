@@ -18,7 +18,7 @@ from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.models.residency.load_lock import LoadLock
 from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.processes import ProcessStarter

@@ -8,9 +8,9 @@ from typing import ClassVar
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.settings.entry_values import names_several_devices
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.launch import LaunchOptions
 from frameworks.engine.process.client.poison_requests import PoisonRequests
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.cpus import select_cpus
 from frameworks.engine.process.link import Listener, Started

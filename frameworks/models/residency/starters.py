@@ -5,7 +5,7 @@ from typing import Protocol
 
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.engine.group import EngineGroup
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Started
 from frameworks.models.versions.version import ModelVersion
 

@@ -14,7 +14,8 @@ from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_len
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
-from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
+from frameworks.text.padding import PaddedTokens, pad
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 
@@ -139,7 +140,7 @@ class EncoderModel(DeviceModel):
         if self._pooling == "cls":
             return hidden[:, 0]
         if self._pooling == "max":
-            # As `frameworks.text.tokenizer.pool`, for numbers beyond f16.
+            # As `frameworks.text.pooling.pool`, for numbers beyond f16.
             return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
         if self._pooling == "lasttoken":
             last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)

@@ -14,7 +14,8 @@ from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
-from frameworks.text.tokenizer import TextTokenizer, pad
+from frameworks.text.padding import pad
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 

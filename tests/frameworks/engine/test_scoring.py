@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as np_st
 
 from frameworks.core.errors import InvalidInput
 from frameworks.engine.scoring import PAIR_FIELD, cosines, distinct_texts, name_pair, probabilities
-from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.pooling import normalize_rows
 from frameworks.types import EmbedAnswer, PairRequest, TokenBatch
 
 TEXT = st.sampled_from("abcdef")

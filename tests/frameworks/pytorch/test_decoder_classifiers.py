@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from frameworks.text.tokenizer import scores
+from frameworks.text.pooling import scores
 from frameworks.types import TEXT_OUTPUT, Array
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of

@@ -8,7 +8,7 @@ import pytest
 
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.pooling import normalize_rows
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of

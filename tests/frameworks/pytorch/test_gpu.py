@@ -13,7 +13,7 @@ from frameworks.core.errors import OutOfMemory
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
-from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.pooling import normalize_rows
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool

@@ -10,7 +10,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.pytorch import kernels, loader
 from frameworks.pytorch.loader import default_dtype, load_encoder
-from frameworks.text.tokenizer import normalize_rows
+from frameworks.text.pooling import normalize_rows
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
 from tests.support.alike import check_alike

@@ -3,7 +3,7 @@
 import numpy as np
 
 from frameworks.pytorch.pinned import PINNED, pinned_arrays
-from frameworks.text.tokenizer import pad
+from frameworks.text.padding import pad
 from memory.buffers import Array, HostBuffers
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool

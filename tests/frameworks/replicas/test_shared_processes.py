@@ -17,7 +17,7 @@ from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import Draining, ModelFailed
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.registries import RegistrySettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader

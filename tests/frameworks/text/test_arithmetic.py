@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 from frameworks.text.config import Pooling
-from frameworks.text.tokenizer import normalize_rows, pad, pool, scores
+from frameworks.text.padding import pad
+from frameworks.text.pooling import normalize_rows, pool, scores
 from frameworks.types import Array
 
 

@@ -8,8 +8,8 @@ import structlog
 
 from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.ray.handshake import Address

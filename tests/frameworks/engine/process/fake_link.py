@@ -8,7 +8,7 @@ import numpy as np
 
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.process.client.client import ProcessEngine
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Answer, Begun, FromEngine, Infer, Loaded, ToEngine

@@ -10,7 +10,7 @@ import transformers
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.tokenizer import scores
+from frameworks.text.pooling import scores
 from frameworks.types import TEXT_OUTPUT, Array
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch

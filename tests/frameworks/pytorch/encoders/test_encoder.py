@@ -14,7 +14,7 @@ import transformers
 
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.tokenizer import normalize_rows, scores
+from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of

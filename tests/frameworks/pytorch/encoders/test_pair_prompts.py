@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.tokenizer import scores
+from frameworks.text.pooling import scores
 from frameworks.types import TEXT_OUTPUT
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from frameworks.core.errors import Draining
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import client_link
-from frameworks.engine.process.client.client import ProcessEngine
 from frameworks.engine.process.client.client_link import ClientLink
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import (
     Cancel,

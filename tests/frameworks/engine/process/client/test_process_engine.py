@@ -426,7 +426,7 @@ async def test_hang_ends_process() -> None:
 
 @in_loop
 async def test_integrity_check_finds_leaked_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.engine.process.client.client._IDLE_S", 0.0)
+    monkeypatch.setattr("frameworks.engine.process.client.process_engine._IDLE_S", 0.0)
     harness = Harness()
     await harness.engine.open()
     harness.engine.check_integrity()
