@@ -183,7 +183,8 @@ def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number
     assert (work["kind"], work["what"]) == (
         ("compile", "kernels for this CPU") if isolation == "none" else ("load", "compile: kernels for this CPU")
     )
-    assert (work["subject"], work["name"], work["total"]) == ("model", "m", 2)
+    assert (work["subject"], work["name"]) == ("model", "m")
+    assert work["total"] > 1
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert any("frameworks.pytorch.compiling.process" in each.cmdline() for each in processes)
     server.process.send_signal(number)

@@ -260,6 +260,9 @@ async def _exchange(
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
+            asks_for_body = head.startswith(b"HTTP/1.1 100 ")
+            if asks_for_body:
+                head = await reader.readuntil(b"\r\n\r\n")
             fields = head.decode("latin-1").lower().split("\r\n")
             headers = dict(line.split(": ", 1) for line in fields[1:] if line)
             length = int(headers.get("content-length", "0"))
@@ -270,7 +273,8 @@ async def _exchange(
     status = int(fields[0].split()[1])
     outcome.statuses[str(status)] += 1
     needs_no_key = status == 200 and (body in open_bodies or (not body and length in map(len, open_bodies)))
-    if not needs_no_key and status not in (400, 401, 403, 404, 405):
+    # A refusal comes before anything of the body is read.
+    if not needs_no_key and (asks_for_body or status not in (400, 401, 403, 404, 405)):
         outcome.allowed.append(f"{request[:300]!r}: {status} {body[:100]!r}")
     return headers.get("connection") != "close"
 
