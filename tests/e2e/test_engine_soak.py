@@ -24,7 +24,8 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(*SHORT, frozenset(MODELS), SEED),
+        # test_engine_ends.py and test_engine_processes.py kill engines one at a time.
+        pytest.param(Plan(*SHORT, frozenset(MODELS), SEED), marks=pytest.mark.nightly),
         pytest.param(
             Plan(*LONG, frozenset(MODELS), SEED), marks=(pytest.mark.nightly, pytest.mark.timeout(LONG_TIMEOUT_S))
         ),

@@ -93,7 +93,8 @@ def test_interrupted_run_resumes(images: Path, tmp_path: Path, number: signal.Si
     check_output(output, images)
 
 
-@pytest.mark.extended
+# test_process.py interrupts a server that compiles.
+@pytest.mark.nightly
 def test_interrupt_while_compiling_ends_run(tmp_path: Path) -> None:
     """The code takes 10 seconds and more, and is not made before the end."""
     source, code, config = tmp_path / "texts.jsonl", tmp_path / "code", tmp_path / "config.toml"

@@ -43,6 +43,7 @@ HOLD_CHAT = """kept => {
     const body = new ReadableStream({
       start(controller) { options.signal.addEventListener("abort", () => controller.error(options.signal.reason)); },
       async pull(controller) {
+        window.failChat = () => controller.error(new TypeError("network error"));
         if (events === kept) return new Promise(() => {});
         const { value } = await reader.read();
         let end = 0;

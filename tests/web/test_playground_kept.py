@@ -250,6 +250,22 @@ def test_text_that_runs_is_kept_as_stopped(tab: Tab) -> None:
     assert page.evaluate("localStorage.length") == 0
 
 
+def test_error_behind_leaving_is_not_kept(tab: Tab) -> None:
+    page = tab.page
+    page.evaluate(HOLD_CHAT, 8)
+    page.get_by_label("Max tokens").fill("400")
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.locator(".pg-token").nth(3)).to_be_visible()
+    page.evaluate("""async () => {
+      dispatchEvent(new Event("pagehide"));
+      failChat();
+      await new Promise((resolve) => setTimeout(resolve, 200));
+    }""")
+    assert "network error" not in page.evaluate("JSON.stringify(localStorage)")
+    page.reload()
+    expect(page.locator(".pg-figures")).to_contain_text("stopped by you")
+
+
 def test_other_tab_shows_new_conversation(tab: Tab, playground: RunningServer) -> None:
     other = tab.page.context.new_page()
     other.goto(f"{playground.url}/#/playground/writer")

@@ -60,6 +60,8 @@ export function useChat(name, contextOf, models) {
     const requests = sides.filter(([side]) => isAsked(side)).map(([side, model]) => requestOf(side, model, before, turn));
     setSent(requests[0]);
     const ended = await start(requests);
+    // The browser ends the requests of a page that it leaves: their error is no part of the text.
+    if (hasLeft.current) return;
     const answered = { ...turn, texts: { ...turn.texts, ...ended } };
     setTurns((all) => all.map((each) => (each === turn ? answered : each)));
     keep([...before, answered]);
@@ -68,7 +70,7 @@ export function useChat(name, contextOf, models) {
     const { [side]: dropped, ...others } = turns[at].texts;
     ask(turns.slice(0, at), { ...turns[at], texts: others }, (each) => each === side);
   };
-  useBeforeUnload(() => { if (isRunning) keep([...turns.slice(0, -1), { ...current, texts: { ...current.texts, ...texts } }]); });
+  const hasLeft = useBeforeUnload(() => { if (isRunning) keep([...turns.slice(0, -1), { ...current, texts: { ...current.texts, ...texts } }]); });
 
   const show = (conversation) => {
     clear();
@@ -102,15 +104,19 @@ export function useChat(name, contextOf, models) {
   };
 }
 
-/** Call the newest `task` before the browser leaves the page. */
+/** Call the newest `task` before the browser leaves the page; return a reference to whether it has left. */
 function useBeforeUnload(task) {
   const newest = useRef(task);
+  const hasLeft = useRef(false);
   newest.current = task;
   useEffect(() => {
-    const leave = () => newest.current();
+    const leave = () => { newest.current(); hasLeft.current = true; };
+    const comeBack = () => { hasLeft.current = false; };
     addEventListener("pagehide", leave);
-    return () => removeEventListener("pagehide", leave);
+    addEventListener("pageshow", comeBack);
+    return () => { removeEventListener("pagehide", leave); removeEventListener("pageshow", comeBack); };
   }, []);
+  return hasLeft;
 }
 
 /** Return the second model of a kept conversation if the server still has it. */

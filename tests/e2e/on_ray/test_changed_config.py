@@ -11,7 +11,7 @@ from tests.e2e.on_ray.load import RetriedLoad
 from tests.e2e.server import wait_until
 from tests.support.models.onnx_graphs import save, scaled
 
-pytestmark = [pytest.mark.ray, pytest.mark.extended]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 SETTINGS = "[performance]\nintra_op_threads = 1\n"
 PAUSE_S = 0.05

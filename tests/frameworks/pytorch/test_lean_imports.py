@@ -132,6 +132,7 @@ def test_models_run_without_unused_parts(tmp_path: Path) -> None:
     run(LOAD, save_embedder(tmp_path / "encoder"), save_causal_model(tmp_path / "generator"))
 
 
+@pytest.mark.nightly
 def test_unused_parts_are_imported_when_used(tmp_path: Path) -> None:
     """Each use has a process of its own, with a copy of the imported framework."""
     encoder = save_embedder(tmp_path / "encoder")
