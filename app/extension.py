@@ -31,22 +31,6 @@ class ServerParts:
     views: "Views"
 
 
-def _add_no_commands(_: Any) -> None:
-    return
-
-
-def _no_routes() -> "Sequence[Route]":
-    return ()
-
-
-def _no_routers(_: ServerParts) -> "Sequence[APIRouter]":
-    return ()
-
-
-def _no_access() -> "Mapping[str, Mapping[str, Access]]":
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """The parts that an extension adds; a field that is left out adds nothing.
@@ -57,10 +41,10 @@ class Extension:
     `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py.
     """
 
-    add_commands: Callable[[Any], None] = _add_no_commands
-    routes: "Callable[[], Sequence[Route]]" = _no_routes
-    routers: "Callable[[ServerParts], Sequence[APIRouter]]" = _no_routers
-    access: "Callable[[], Mapping[str, Mapping[str, Access]]]" = _no_access
+    add_commands: Callable[[Any], None] = lambda _: None
+    routes: "Callable[[], Sequence[Route]]" = tuple
+    routers: "Callable[[ServerParts], Sequence[APIRouter]]" = lambda _: ()
+    access: "Callable[[], Mapping[str, Mapping[str, Access]]]" = dict
 
 
 @cache

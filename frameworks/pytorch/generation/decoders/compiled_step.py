@@ -163,7 +163,7 @@ class CompiledStep:
 
     def _prepare_adapters(self, piece: "Sequence[_Rows]") -> Any:
         """Write the adapters of the rows to the table. Return what has addresses in it."""
-        has_adapters = self.adapters.are_set
+        has_adapters = bool(self.adapters.present)
         for rows in piece:
             has_adapters = has_adapters or rows.sequence.request.adapter_id != 0
         if not has_adapters:

@@ -42,9 +42,8 @@ class CompiledAdapters:
         # Replaced, never changed: a step keeps those that it began with.
         self._adapters: Mapping[int, CompiledAdapter] = {}
         self._address = 0
-        self._present: list[int] = []
-        self.are_set = False
-        """Whether the table has the adapters of the last step, which the next one replaces."""
+        self.present: list[int] = []
+        """The adapters whose weights the table has, of the last step; the next one replaces them."""
         self._low = np.empty((0, 0, 0), dtype=np.float32)
         self._runs: list[Table] = []
         # Of all rows, and of the rows with logits: behind the attention of the last layer no others are left.
@@ -85,9 +84,9 @@ class CompiledAdapters:
         """
         present = sorted({number for number in numbers if number})
         adapters = [self._adapters[number] for number in present]
-        if present != self._present:
+        if present != self.present:
             self._set_adapters(adapters)
-            self._present, self.are_set = present, bool(present)
+            self.present = present
         if present:
             by_number = dict(zip(present, adapters, strict=True))
             of_products = ((~self._of_selected, counts), (self._of_selected, logit_counts))
