@@ -12,7 +12,7 @@ from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
-from app.inference.search.collections import Collections
+from extensions.search.operations.collections import Collections
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.devices import DeviceManager
 from frameworks.models.versions.slot import ModelState

@@ -1,7 +1,7 @@
 """Load config.toml, environment variables and flags into settings, or report every issue with its line."""
 
 from app.config.auth_settings import AuthSettings, TenantSettings
-from app.config.collection_settings import CollectionEntry
+from extensions.search.settings import CollectionEntry
 from app.config.environment import API_KEY_VARIABLE, CONFIG_VARIABLE
 from app.config.issues import ConfigError, ConfigIssue, IssueKind
 from app.config.loading import (

@@ -21,7 +21,7 @@ from app.config.checks import (
     check_tls,
     validate,
 )
-from app.config.collection_settings import CollectionEntry, check_collections
+from extensions.search.settings import CollectionEntry, check_collections
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.pipelines import check_pipelines

@@ -1,10 +1,10 @@
 """Register the operations of a pipeline."""
 
 from app.inference.pipeline import Pipeline
-from app.inference.search.collections import Collections
-from app.inference.search.operations import CollectionOperations, Deletes, Searches, Upserts
-from app.inference.search.requests import DeleteRequest, SearchRequest, UpsertRequest
-from app.inference.search.similarity import Similarities, SimilarityRequest
+from extensions.search.operations.collections import Collections
+from extensions.search.operations.operations import CollectionOperations, Deletes, Searches, Upserts
+from extensions.search.operations.requests import DeleteRequest, SearchRequest, UpsertRequest
+from extensions.search.operations.similarity import Similarities, SimilarityRequest
 from frameworks.models.residency.subrequests import SubRequests
 
 

@@ -15,7 +15,7 @@ from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView
-from app.inference.search.collections import Collections
+from extensions.search.operations.collections import Collections
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.inference.unnamed_model import UnnamedModel

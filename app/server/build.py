@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from app.admin.collections import CollectionsApi
+from extensions.search.api import CollectionsApi
 from app.admin.health import HealthApi
 from app.admin.metrics.api import MetricsApi, StatsSources
 from app.admin.metrics.process_parts import ProcessParts
@@ -29,7 +29,7 @@ from app.auth.permissions import HttpAccess
 from app.auth.quotas import limits_by_tenant
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
-from app.config.collection_settings import COLLECTIONS_FOLDER
+from extensions.search.settings import COLLECTIONS_FOLDER
 from app.extension import ServerParts, extensions, http_access
 from app.http.app import Lifespan, build_admin, build_app
 from app.http.endpoint import Endpoint
@@ -41,8 +41,8 @@ from app.inference.model_view import ManagedModelView
 from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import CacheUse, ResponseCache
-from app.inference.search.collections import Collections, ConfiguredCollection
-from app.inference.search.files import CollectionFiles
+from extensions.search.operations.collections import Collections, ConfiguredCollection
+from extensions.search.operations.files import CollectionFiles
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
@@ -59,7 +59,7 @@ from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTE
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
-from app.protocols.search.routes import ROUTES as SEARCH_ROUTES
+from extensions.search.protocol.routes import ROUTES as SEARCH_ROUTES
 from app.protocols.shared.routes import RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys

@@ -42,8 +42,8 @@ from app.server.monitoring import build_live
 from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker
-from app.workers.collections.collections import CollectionServer
-from app.workers.collections.created import CreatedSender
+from extensions.search.workers.collections import CollectionServer
+from extensions.search.workers.created import CreatedSender
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender

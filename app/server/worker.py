@@ -54,8 +54,8 @@ from app.server.keys import open_keys
 from app.server.manager import build_loader
 from app.server.monitoring import WorkerRoutes
 from app.server.reload import Reload, reload_when_told
-from app.workers.collections.collections import RemoteCollections
-from app.workers.collections.created import CreatedReceiver
+from extensions.search.workers.collections import RemoteCollections
+from extensions.search.workers.created import CreatedReceiver
 from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from frameworks.collections.contract import NamedCollections
+from extensions.search.collections.contract import NamedCollections
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from frameworks.collections.contract import NamedCollections
+from extensions.search.collections.contract import NamedCollections
 from frameworks.core.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, Run

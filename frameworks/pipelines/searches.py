@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 import structlog
 
-from frameworks.collections.contract import MAX_TOP_K, Hit, NamedCollections
-from frameworks.collections.filters import Filter, parse_filter
+from extensions.search.collections.contract import MAX_TOP_K, Hit, NamedCollections
+from frameworks.core.filters import Filter, parse_filter
 from frameworks.core.errors import (
     Draining,
     FieldError,

@@ -22,7 +22,7 @@ import app.protocols.shared.errors as wire_errors
 from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
-from app.config.collection_settings import CollectionEntry
+from extensions.search.settings import CollectionEntry
 from app.config.loading import Settings
 from app.config.ray_settings import RayGroupSettings
 from app.extension import http_access

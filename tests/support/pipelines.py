@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.collections.contract import NamedCollections
+from extensions.search.collections.contract import NamedCollections
 from frameworks.core.settings.pipelines import PipelineEntry
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
-from app.admin.metrics.collections import collection_families
+from extensions.search.metrics import collection_families
 from app.admin.metrics.families import Family, by_tenant, counter, gauge, time_histogram
 from app.admin.metrics.formats import OPEN_METRICS, Collector, Labelled, metrics_page
 from app.admin.metrics.models import (
@@ -22,10 +22,10 @@ from app.auth.key_store import KeyStore
 from app.auth.quotas import TenantLimits
 from app.http.listener.clocks import Connections
 from app.inference.response_cache import CacheUse
-from app.inference.search.collections import Collections
+from extensions.search.operations.collections import Collections
 from app.observability.process_counts import ProcessCounts
 from app.observability.worker_counts import WorkerCounts
-from frameworks.collections.contract import CollectionInfo
+from extensions.search.collections.contract import CollectionInfo
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.engine.process.client import process_registry
 from frameworks.models.residency.ledger import HOST, MemoryLedger

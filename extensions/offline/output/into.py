@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from extensions.offline.columns import to_values
 from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
-from frameworks.collections.contract import Collection, Record, Vectors
+from extensions.search.collections.contract import Collection, Record, Vectors
 from frameworks.core.errors import RoundhouseError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LocalSink:
 @asynccontextmanager
 async def open_sink(loaded: "LoadedSettings", name: str) -> AsyncIterator[LocalSink]:
     """Open a collection of the settings, which no server may have open. Raises WrongCommand, RunFailed."""
-    from frameworks.collections.collection import open_collection
+    from extensions.search.collections.collection import open_collection
 
     entry = next((each for each in loaded.settings.collections if each.name == name), None)
     if entry is None:

@@ -56,7 +56,7 @@ class Holding:
 class MemoryLedger:
     """Reserve memory for each version that is loaded, being loaded or being unloaded, and for collections.
 
-    Owned by the event loop. Implements Reservations of frameworks/collections/memory_grant.py.
+    Owned by the event loop. Implements Reservations of extensions/search/collections/memory_grant.py.
     """
 
     def __init__(

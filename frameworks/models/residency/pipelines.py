@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from frameworks.collections.contract import NamedCollections
+from extensions.search.collections.contract import NamedCollections
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.errors import EvictionNeeded, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameworks.collections.collection import open_collection
-from frameworks.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric, Record
+from extensions.search.collections.collection import open_collection
+from extensions.search.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric, Record
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, ModelLoading, Overloaded, RoundhouseError
 from frameworks.core.timings import Timings
 from frameworks.types import TensorType

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.collections.collection import EmbeddedCollection, open_collection
-from frameworks.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState, Record, Vectors
-from frameworks.collections.scan.block_matmul import compiled_kernels
+from extensions.search.collections.collection import EmbeddedCollection, open_collection
+from extensions.search.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState, Record, Vectors
+from extensions.search.collections.scan.block_matmul import compiled_kernels
 from tools.bench.extensions.search_data import (
     BATCHES,
     CALLERS,

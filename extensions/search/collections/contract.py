@@ -1,0 +1,239 @@
+"""Define what a collection offers: its records, searches, errors, and the protocol that the server calls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from frameworks.core.filters import Filter
+from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory
+
+Vectors = npt.NDArray[np.float32]
+MetadataValue = str | int | float | bool | None | list[str]
+Metadata = dict[str, MetadataValue]
+"""Values by key. A filter treats None as an absent key. Numbers are compared as float64."""
+
+MAX_ID_BYTES = 512
+MAX_METADATA_KEYS = 64
+"""Different keys within one collection."""
+MAX_METADATA_BYTES = 65_536
+"""Of one record, as JSON."""
+MAX_TOP_K = 10_000
+MAX_DIMENSIONS = 65_536
+MAX_NUMBER = 1e15
+"""Of a vector: the squares of larger ones do not fit in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRecords:
+    """Checked records of different ids. `vectors`: float32 [n, d], as they were sent. `encoded`: metadata as JSON."""
+
+    ids: list[str]
+    vectors: Vectors
+    texts: list[str | None]
+    metadata: list[Metadata]
+    encoded: list[bytes]
+
+
+class Metric(StrEnum):
+    """The similarity metric of a collection. A higher score is always a better hit.
+
+    COSINE: the cosine of their angle, -1 to 1; a vector of zeros scores 0. DOT: their inner product.
+    EUCLID: the negative of their Euclidean distance, at most 0, as sentence-transformers scores it.
+    """
+
+    COSINE = "cosine"
+    DOT = "dot"
+    EUCLID = "euclid"
+
+
+class CollectionInUse(ModelFailed):
+    """Another process has the collection open. A collection has one process."""
+
+
+class CollectionFailed(ModelFailed):
+    """The disk refused a read or a write of the collection; nothing that was acknowledged is lost."""
+
+
+class InvalidCollection(InvalidModel):
+    """The files are damaged, or do not match the configured dimensions and metric."""
+
+    def __init__(self, message: str) -> None:
+        """`message`: without paths; callers get it."""
+        super().__init__(message, message)
+
+
+class StorageFull(OutOfMemory):
+    """The disk is full: no part of the write was applied. Searches and deletes go on."""
+
+
+class CollectionFull(OutOfMemory):
+    """The collection would have more rows than `max_rows`; no part of the write was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSettings:
+    """One collection. `folder`: holds its files, created at the first open. `dimensions`: of every vector.
+
+    `index_rows`: an index is built from this many rows on; None: never. `index_recall`: the share of the exact hits
+    that the index must find, measured after each build; below it searches stay exact. `max_rows`: an upsert beyond it
+    is refused; None: no limit. `max_waiting`: queries that wait for a search, and changes that wait for a commit;
+    further ones are refused. `threads`: CPUs of one search.
+    """
+
+    name: str
+    folder: Path
+    dimensions: int
+    metric: Metric = Metric.COSINE
+    index_rows: int | None = 200_000
+    index_recall: float = 0.95
+    max_rows: int | None = None
+    max_waiting: int = 1024
+    threads: int = 1
+
+    @property
+    def owner(self) -> str:
+        """The owner of its memory, for messages."""
+        return f'collection "{self.name}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a collection. `vector`: float32 [dimensions], as it was upserted; None where it was not asked."""
+
+    id: str
+    vector: Vectors | None = None
+    text: str | None = None
+    metadata: Metadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A record that a search found, and its score. `vector`: as it was upserted; None where it was not asked."""
+
+    id: str
+    score: float
+    text: str | None
+    metadata: Metadata
+    vector: Vectors | None = None
+
+
+class IndexState(StrEnum):
+    """NONE: too few rows. BUILDING: searches are exact meanwhile. READY: searches use it.
+
+    MISSED: its recall was below the setting, or it was no faster; searches stay exact. FAILED: its build failed.
+    """
+
+    NONE = "none"
+    BUILDING = "building"
+    READY = "ready"
+    MISSED = "missed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """The IVF index of a collection. `recall`: measured after the build, 0 to 1.
+
+    `lists`, `probed`: the inverted lists, and those that a search probes (nprobe); 0 without an index.
+    `unindexed_rows`: newer than the index; every search scores them. `reason`: why there is no index, if it failed.
+    """
+
+    state: IndexState
+    recall: float | None = None
+    lists: int = 0
+    probed: int = 0
+    unindexed_rows: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    """The state of a collection. `memory_bytes`: vectors, filter columns and index. `disk_bytes`: of its files.
+
+    `searches`, `batches`: since the open; a batch is one GEMM for the queries that were queued together.
+    `waiting`: queued queries.
+    """
+
+    name: str
+    rows: int
+    dimensions: int
+    metric: Metric
+    memory_bytes: int
+    disk_bytes: int
+    index: IndexInfo
+    metadata_keys: tuple[str, ...]
+    searches: int
+    batches: int
+    waiting: int
+
+
+class ServedCollection(Protocol):
+    """A collection that this process or another one of the server has open. Owned by the event loop.
+
+    Each method raises Draining after `close`, Overloaded where too much waits, CollectionFailed if the disk fails.
+    A cancelled call does not disturb those that share its batch; a cancelled upsert may still be committed.
+    """
+
+    settings: CollectionSettings
+
+    async def search(
+        self,
+        vectors: Vectors,
+        top_k: int,
+        *,
+        where: Filter | None = None,
+        include_vectors: bool = False,
+        exact: bool = False,
+    ) -> list[list[Hit]]:
+        """Return up to `top_k` hits for each row of `vectors` (float32 [n, dimensions]), the best first.
+
+        Equal scores are ordered by age, the oldest record first. `exact`: do not use the index. The search sees every
+        upsert that was acknowledged before it was called. Raises InvalidInput (`top_k`, `vector`).
+        """
+
+    async def upsert(self, records: Sequence[Record]) -> int:
+        """Insert records, or replace those of the same ids as a whole; return how many. Durable when it returns.
+
+        All or none of them are applied. Of a repeated id the last one counts. Raises InvalidInput
+        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull; OutOfMemory where the budget has no
+        room, even without idle models.
+        """
+
+    async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
+        """Delete the records of `ids`, or those that match `where`, and return how many there were. Durable."""
+
+
+class Collection(ServedCollection, Protocol):
+    """A collection that is open in this process. All methods are called on the event loop that opened it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in memory now: vectors, filter columns and index."""
+
+    async def upsert_checked(self, records: CheckedRecords) -> int:
+        """As `upsert`, of records that were checked in another process."""
+
+    async def get(self, ids: Sequence[str], *, include_vectors: bool = False) -> list[Record | None]:
+        """Return the records of `ids` in this order; None for those that do not exist."""
+
+    async def info(self) -> CollectionInfo:
+        """Return the state of the collection."""
+
+    async def close(self) -> None:
+        """Answer the calls that wait, stop the index build, close the files and release the lock."""
+
+
+class NamedCollections(Protocol):
+    """The collections of the server by name, for steps of pipelines. The configuration authorises these steps."""
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Collection → dimensions of its vectors. All configured collections, open or not."""
+
+    def opened(self, name: str) -> ServedCollection:
+        """Return an open collection. Raises ModelFailed and ModelLoading for one that is not open."""
