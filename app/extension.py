@@ -4,56 +4,77 @@ The core imports no extension: it finds each by the name of its folder. The pack
 `__init__.py` imports nothing but this module; the functions of an Extension import what they need when they are called.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from frameworks.core.extensions import found_extensions
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-    from app.admin.views import Views
+    from app.admin.extension_part import ExtensionPart
     from app.auth.permissions import Access
-    from app.config import Settings
+    from app.config import LoadedSettings
+    from app.config.tables import ConfigTable
+    from app.inference.pipeline import Pipeline
     from app.protocols.shared.routes import Route
+    from frameworks.core.vector_search import LocalCollections
+    from frameworks.models.residency.ledger import MemoryLedger
+    from frameworks.models.residency.subrequests import SubRequests
+    from frameworks.replicas.control import ControlLink, Workers
 
-PACKAGE = "extensions"
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    """The process in which an extension opens its part: a single server, a supervisor or a worker.
 
-@dataclass(frozen=True, slots=True)
-class ServerParts:
-    """The parts of a server that the routes of an extension use."""
+    `models`: runs models for a part of a request. `ledger`: None in a worker. `workers`: only of a supervisor.
+    `link`: to the supervisor, not yet open; only of a worker. `keeps_files`: whether what is created at run time is
+    kept for the next start. `offers`: what extensions give to the core and to each other, by its class.
+    """
 
-    settings: "Settings"
-    views: "Views"
+    loaded: "LoadedSettings"
+    pipeline: "Pipeline"
+    models: "SubRequests"
+    ledger: "MemoryLedger | None" = None
+    workers: "Workers | None" = None
+    link: "ControlLink | None" = None
+    keeps_files: bool = True
+    offers: dict[type[Any], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """The parts that an extension adds; a field that is left out adds nothing.
 
+    `tables()`: tables of config.toml.
     `add_commands(commands)`: adds commands to the command line, by `app.cli.parser.add_command(commands, …)`.
     `routes()`: inference routes with their codecs; requests find them after those of the core.
-    `routers(parts)`: routes that describe or change the server.
+    `open(process)`: its part in one process of a server; None: this process has none. Operations, routes that describe
+    or change the server, metrics, start and stop are those of the part.
     `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py.
+    `messages()`: classes of messages to a worker, and from a worker, beside those of app/workers/messages.py. Each has
+    a name that no other message has.
+    `local_collections(loaded)`: opens collections of the settings without a server.
     """
 
+    tables: "Callable[[], Sequence[ConfigTable]]" = tuple
     add_commands: Callable[[Any], None] = lambda _: None
     routes: "Callable[[], Sequence[Route]]" = tuple
-    routers: "Callable[[ServerParts], Sequence[APIRouter]]" = lambda _: ()
+    open: "Callable[[ServerProcess], ExtensionPart | None]" = lambda _: None
     access: "Callable[[], Mapping[str, Mapping[str, Access]]]" = dict
+    messages: "Callable[[], tuple[Iterable[type[Any]], Iterable[type[Any]]]]" = lambda: ((), ())
+    local_collections: "Callable[[LoadedSettings], LocalCollections] | None" = None
 
 
-@cache
 def extensions() -> tuple[Extension, ...]:
     """Return the extensions of this installation in the order of their names; none if it has no such folder."""
-    found = find_spec(PACKAGE)
-    folders = None if found is None else found.submodule_search_locations
-    names = sorted(each.name for each in iter_modules(folders)) if folders else []
-    return tuple(import_module(f"{PACKAGE}.{name}").EXTENSION for name in names)
+    return cast("tuple[Extension, ...]", found_extensions())
+
+
+def open_parts(process: ServerProcess) -> "tuple[ExtensionPart, ...]":
+    """Open the parts of all extensions in a process, in the order of their names."""
+    parts = [extension.open(process) for extension in extensions()]
+    return tuple(part for part in parts if part is not None)
 
 
 def http_access() -> "Mapping[str, Mapping[str, Access]]":

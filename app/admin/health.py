@@ -1,18 +1,19 @@
 """Route /health (for people), /health/live (for process supervisors) and /health/ready (for load balancers)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, create_model
 
+from app.admin.extension_part import ExtensionPart
 from app.admin.progress import WorkDescription, visible_works
 from app.admin.views import Views
 from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
-from extensions.search.operations.collections import Collections
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.devices import DeviceManager
 from frameworks.models.versions.slot import ModelState
@@ -36,7 +37,6 @@ class Health(ResponseBody):
 
     status: str
     models: dict[str, str]
-    collections: dict[str, str] | None = Field(None, description="opening, ready or failed; only where there are any.")
     progress: list[WorkDescription] = Field(description="Long work that runs now, the oldest first.")
     metrics: dict[str, float]
     devices: list[DeviceDescription]
@@ -56,7 +56,7 @@ class HealthApi:
         devices: DeviceManager,
         lifecycle: ServerLifecycle,
         memory_bytes: Callable[[], int] = resident_bytes,
-        collections: Collections | None = None,
+        parts: Sequence[ExtensionPart] = (),
         connections: Connections | None = None,
     ) -> None:
         """`memory_bytes`: returns the memory of the server. It is called in a thread."""
@@ -64,14 +64,14 @@ class HealthApi:
         self._devices = devices
         self._memory_bytes = memory_bytes
         self._lifecycle = lifecycle
-        self._collections = Collections() if collections is None else collections
+        self._parts = parts
         self._connections = Connections(ConnectionBounds()) if connections is None else connections
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
         add = router.add_api_route
         add("/health", self.health, methods=["GET"], summary="State of the server",
-            responses=describe_responses(Health))  # fmt: skip
+            responses=describe_responses(_with_parts(self._parts)))  # fmt: skip
         add("/health/live", self.live, methods=["GET"], summary="Whether the process is alive")
         add("/health/ready", self.ready, methods=["GET"], summary="Whether the server is ready",
             responses={503: {"description": "The server loads start-up models, or it drains."}})  # fmt: skip
@@ -85,16 +85,16 @@ class HealthApi:
         await counts.refresh()
         slots = models.slots
         states = {slot.name: slot.state.value for slot in slots}
-        collections = self._collections.states(models.principal)
+        others = {part.health_key: part.states(models.principal) for part in self._parts if part.health_key}
         status = self._lifecycle.status(slots)
-        if status == "healthy" and "failed" in collections.values():
+        if status == "healthy" and any("failed" in each.values() for each in others.values()):
             status = "degraded"
         requests = list(counts.requests())
         return json_response(
             {
                 "status": status,
                 "models": states,
-                **({"collections": collections} if collections else {}),
+                **{key: each for key, each in others.items() if each},
                 "progress": visible_works(models),
                 "metrics": {
                     "requests_total": sum(count for _, count in requests),
@@ -132,3 +132,13 @@ class HealthApi:
             named = [name for name in pending if models.get(name) is not None]
             return json_response({"status": self._lifecycle.status(), "waits_for": named}, 503)
         return json_response({"status": "ready"})
+
+
+def _with_parts(parts: Sequence[ExtensionPart]) -> type[Health]:
+    """Return Health with the states of the parts of extensions, each only where there are any."""
+    added: dict[str, Any] = {
+        part.health_key: (dict[str, str] | None, Field(None, description=part.health_description))
+        for part in parts
+        if part.health_key
+    }
+    return create_model("Health", __base__=Health, __doc__=Health.__doc__, **added)

@@ -1,7 +1,6 @@
 """Load config.toml, environment variables and flags into settings, or report every issue with its line."""
 
 from app.config.auth_settings import AuthSettings, TenantSettings
-from extensions.search.settings import CollectionEntry
 from app.config.environment import API_KEY_VARIABLE, CONFIG_VARIABLE
 from app.config.issues import ConfigError, ConfigIssue, IssueKind
 from app.config.loading import (
@@ -13,6 +12,7 @@ from app.config.loading import (
     check_file,
     load_settings,
     parse_model_entry,
+    settings_class,
 )
 from app.config.ray_settings import RayGroupSettings, RaySettings
 
@@ -21,7 +21,6 @@ __all__ = [
     "CONFIG_VARIABLE",
     "AuthSettings",
     "CacheSettings",
-    "CollectionEntry",
     "ConfigError",
     "ConfigIssue",
     "IssueKind",
@@ -35,4 +34,5 @@ __all__ = [
     "check_file",
     "load_settings",
     "parse_model_entry",
+    "settings_class",
 ]

@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import structlog
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, create_model
 
 from app.config.auth_settings import AuthSettings
 from app.config.checks import (
@@ -21,13 +22,13 @@ from app.config.checks import (
     check_tls,
     validate,
 )
-from extensions.search.settings import CollectionEntry, check_collections
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.pipelines import check_pipelines
 from app.config.ray_groups import check_replica_groups
 from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
+from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
 from frameworks.core.cpus import usable_cpus
@@ -45,6 +46,8 @@ from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.sizes import Bytes
 
 log = structlog.get_logger(__name__)
+
+_Table = TypeVar("_Table")
 
 _MAX_WORKERS = 256
 
@@ -171,7 +174,7 @@ class CacheSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """All settings of config.toml."""
+    """The settings of config.toml; `settings_class` has those of the extensions too."""
 
     model_config = SETTINGS_RULES
 
@@ -184,9 +187,20 @@ class Settings(BaseModel):
     logging: LoggingSettings = LoggingSettings()
     auth: AuthSettings = AuthSettings()
     ray: RaySettings = RaySettings()
-    collections: Annotated[tuple[CollectionEntry, ...], Field(strict=False)] = ()
     pipelines: Annotated[tuple[PipelineEntry, ...], Field(strict=False)] = ()
     """Pipelines, one table each."""
+
+    def table(self, name: str, default: _Table) -> _Table:
+        """Return the table of an extension; `default` in settings that were made without it."""
+        found: _Table = getattr(self, name, default)
+        return found
+
+
+@cache
+def settings_class() -> type[Settings]:
+    """Return Settings with the tables of the extensions."""
+    tables: dict[str, Any] = {each.name: (each.annotation, each.default) for each in extension_tables()}
+    return create_model("Settings", __base__=Settings, __doc__="All settings of config.toml.", **tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +245,7 @@ def load_settings(
     Raises ConfigError with all errors of all three. The models' paths are not checked.
     """
     source = _read(file, environ, overrides)
-    settings = validate(Settings, source, all_settings=Settings)
+    settings = validate(settings_class(), source, all_settings=settings_class())
     issues = source.sorted_issues()
     errors = [issue for issue in issues if issue.is_error]
     if settings is None or errors:
@@ -243,8 +257,8 @@ def load_settings(
 def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...]:
     """Return the errors and warnings of load_settings for a config file, and those of its paths."""
     source = _read(file, environ, _NOTHING)
-    settings = validate(Settings, source, all_settings=Settings)
-    loaded = LoadedSettings(settings or Settings(), _base_dir(file))
+    settings = validate(settings_class(), source, all_settings=settings_class())
+    loaded = LoadedSettings(settings or settings_class()(), _base_dir(file))
     check_paths(source, loaded.resolve)
     check_sources(source)
     check_input_values(source, loaded.resolve)
@@ -270,7 +284,7 @@ def parse_model_entry(
         raise ConfigError(source.issues)
     source.rename_deprecated_keys((), source.document, entry_type.deprecated_keys)
     check_isolation(source, (), source.document, isolation)
-    entry = validate(entry_type, source, all_settings=Settings)
+    entry = validate(entry_type, source, all_settings=settings_class())
     errors = [issue for issue in source.issues if issue.is_error]
     if entry is None or errors:
         raise ConfigError(errors)
@@ -283,9 +297,9 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
     source = Source("no config file" if file is None else str(file))
     if file is not None:
         read_toml(file, source)
-    read_environment(environ, Settings, source)
+    read_environment(environ, settings_class(), source)
     for key, value in overrides.items():
-        location, annotation = find_setting(Settings, key.split("."))
+        location, annotation = find_setting(settings_class(), key.split("."))
         place = Place("command line")
         if not location:
             source.issues.append(ConfigIssue(place.origin, None, key, "unknown key", "unknown_key"))
@@ -302,8 +316,9 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
     check_replica_groups(source)
-    check_collections(source)
     check_pipelines(source)
+    for table in extension_tables():
+        table.check(source)
     return source
 
 

@@ -168,7 +168,7 @@ class Endpoint:
             exchange.codec = codec
             context = self._pipeline.admit(record)
             try:
-                if route.target.model is not None or route.target.collection is not None:
+                if route.target.model is not None or route.target.resource is not None:
                     self._check_available(context, route.target)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 lead_bytes = codec.lead_bytes if encoding is None else 0
@@ -215,11 +215,11 @@ class Endpoint:
         exchange.open_compressed(target, inflate, send)
 
     def _check_available(self, context: RequestContext, target: Target) -> None:
-        """Raise what keeps the model or the collection of the path from answering, before the body is read."""
+        """Raise what keeps the model or the resource of the path from answering, before the body is read."""
         if target.model is not None:
             context.check_available(target.model, target.version)
-        elif target.collection is not None:
-            self._pipeline.collections.check(context.record, target.collection)
+        elif target.resource is not None:
+            self._pipeline.resources[target.kind](context.record, target.resource)
 
     async def _complete_body(
         self,
@@ -244,7 +244,7 @@ class Endpoint:
             if len(body) > UNCOUNTED_BYTES:
                 hold.grow(len(body))
             return bytes(lead_bytes) + body if lead_bytes else body
-        names_model = target.model is None and target.collection is None and encoding is None
+        names_model = target.model is None and target.resource is None and encoding is None
         early_reject = partial(_early_reject, context) if names_model else None
         fast_path = exchange.record.fast_path
         permit, model = context.permit, target.model

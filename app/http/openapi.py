@@ -17,6 +17,7 @@ from app.protocols.shared.routes import Route, RouteTable
 _NOT_OF_INFERENCE = {
     "adapter_exists",
     "collection_exists",
+    "collection_not_found",
     "model_exists",
     "not_found",
     "not_supported",
@@ -129,7 +130,7 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
         "requestBody": {"required": True, "content": requests},
         "responses": {
             "200": {"description": "The result.", "content": responses},
-            **_errors([described.error, *(each.error for each in others)], route.path),
+            **_errors([described.error, *(each.error for each in others)], described.codes),
         },
     }
     names = re.findall(r"\{(\w+)\}", route.path)
@@ -151,12 +152,12 @@ def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(bodies: list[type[BaseModel]], path: str) -> dict[str, Any]:
+def _errors(bodies: list[type[BaseModel]], codes: frozenset[str]) -> dict[str, Any]:
     """Return the error responses of an inference route by status, described by their codes.
 
-    `bodies`: of the requests that share the path.
+    `bodies`: of the requests that share the path. `codes`: of these routes, beside those of every inference route.
     """
-    others = _NOT_OF_INFERENCE if "{collection}" in path else _NOT_OF_INFERENCE | {"collection_not_found"}
+    others = _NOT_OF_INFERENCE - codes
     by_status = {
         status: [code for code in codes if code not in others] for status, codes in sorted(ERROR_CODES.items())
     }

@@ -15,7 +15,6 @@ from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView
-from extensions.search.operations.collections import Collections
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.inference.unnamed_model import UnnamedModel
@@ -67,7 +66,7 @@ class DecodedRequest(Protocol):
 
 
 class Operation(Protocol):
-    """Answer the requests of one class that are for no model of their own, such as a search in a collection."""
+    """Answer the requests of one class that are for no model of their own, such as a search."""
 
     async def __call__(self, context: RequestContext, request: Any) -> Any:
         """Return the answer, which the exchange encodes. Cancelled at the deadline, or if the client disconnects."""
@@ -146,7 +145,8 @@ class Pipeline:
         self.bounds = bounds
         self._service = service
         self._shadowing = shadowing
-        self.collections = Collections()
+        self.resources: dict[str, Callable[[RequestRecord, str], None]] = {}
+        """What paths name beside models, by kind: checks a name before the body is read, and notes it on the record."""
         self.operations: dict[type[Any], Operation] = {}
         """The operations by the class of their requests; filled when the server is built."""
         self._at_close: list[Callable[[], None]] = []

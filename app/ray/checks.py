@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from app.config import ConfigError, ConfigIssue, LoadedSettings
+from app.config.tables import extension_tables
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.entry_values import names_several_devices
 
@@ -23,12 +24,9 @@ def _issues(loaded: LoadedSettings) -> Iterator[ConfigIssue]:
         yield _issue("server.port", "expected a port that is free on each node, got 0; set one")
     if server.workers != 1:
         yield _issue("server.workers", f"expected 1 on Ray, got {server.workers}; set ray.ingress_replicas")
-    if loaded.settings.collections:
-        message = (
-            "expected none on Ray, where no process owns their files; serve them with `roundhouse serve` beside Ray, "
-            "and send it the vectors of POST /v1/embeddings"
-        )
-        yield _issue("collections", message)
+    for each in extension_tables():
+        if each.refused_on_ray and loaded.settings.table(each.name, each.default):
+            yield _issue(each.name, each.refused_on_ray)
     for table, entries in model_tables(loaded).items():
         for index, entry in enumerate(entries):
             if names_several_devices(entry.device):

@@ -79,7 +79,7 @@ class Ingress:
             starter=starter,
             labels=labels,
             attach=lambda manager: starter.attach(manager.residency),
-            keeps_collections=False,
+            keeps_files=False,
         )
         self._server = build(
             loaded,

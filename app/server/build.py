@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from extensions.search.api import CollectionsApi
+from app.admin.extension_part import ExtensionPart, ServerParts
 from app.admin.health import HealthApi
 from app.admin.metrics.api import MetricsApi, StatsSources
 from app.admin.metrics.process_parts import ProcessParts
@@ -29,8 +29,7 @@ from app.auth.permissions import HttpAccess
 from app.auth.quotas import limits_by_tenant
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
-from extensions.search.settings import COLLECTIONS_FOLDER
-from app.extension import ServerParts, extensions, http_access
+from app.extension import ServerProcess, extensions, http_access, open_parts
 from app.http.app import Lifespan, build_admin, build_app
 from app.http.endpoint import Endpoint
 from app.http.listener.clocks import ConnectionBounds, Connections
@@ -38,11 +37,8 @@ from app.http.page.files import WebSite
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
-from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import CacheUse, ResponseCache
-from extensions.search.operations.collections import Collections, ConfiguredCollection
-from extensions.search.operations.files import CollectionFiles
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
@@ -59,7 +55,6 @@ from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTE
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
-from extensions.search.protocol.routes import ROUTES as SEARCH_ROUTES
 from app.protocols.shared.routes import RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
@@ -68,8 +63,8 @@ from app.server.monitoring import Live, Shown, build_live
 from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
+from frameworks.core.vector_search import NamedCollections
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.residency.ledger import MemoryLedger
 from frameworks.models.residency.starters import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
@@ -100,14 +95,14 @@ class Server:
 class Host:
     """Where the server runs. `probe`: finds the devices; None: those of this machine. `starter`: starts the models that
     run outside of this process; None: in engine processes. `labels`: of each metric. `attach`: called with the manager.
-    `keeps_collections`: whether collections can be created, and are opened again at the next start.
+    `keeps_files`: whether what is created at run time is kept for the next start.
     """
 
     probe: DeviceProbe | None = None
     starter: Starter | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     attach: Callable[[MLFrameworkManager], None] = lambda _: None
-    keeps_collections: bool = True
+    keeps_files: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The parts that run requests, from the manager up to the pipeline."""
+    """The parts that run requests, from the manager up to the pipeline. `parts`: of the extensions."""
 
     manager: MLFrameworkManager
     pool: TensorPool
@@ -131,6 +126,7 @@ class Inference:
     shadowing: ShadowTraffic
     pipeline: Pipeline
     lifecycle: ServerLifecycle
+    parts: tuple[ExtensionPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +220,17 @@ def build_inference(
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     bounds = build_bounds(settings, byte_limit, limits)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    files = CollectionFiles(loaded.resolve(COLLECTIONS_FOLDER)) if host.keeps_collections else None
-    collections = build_collections(loaded, manager.residency.ledger, files)
-    add_operations(pipeline, manager.parts, collections)
-    manager.pipelines.collections = collections
-    return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
-
-
-def build_collections(
-    loaded: LoadedSettings, budget: MemoryLedger | None = None, files: CollectionFiles | None = None
-) -> Collections:
-    """Return the collections of the settings; none is open. `budget`: of the memory of those that are opened here.
-    `files`: of those that are created at run time, in this process.
-    """
-    entries = loaded.settings.collections
-    return Collections((ConfiguredCollection(each, loaded.resolve(each.folder)) for each in entries), budget, files)
+    process = ServerProcess(
+        loaded=loaded,
+        pipeline=pipeline,
+        models=manager.parts,
+        ledger=manager.residency.ledger,
+        workers=None if sharing is None else sharing.workers,
+        keeps_files=host.keeps_files,
+    )
+    parts = open_parts(process)
+    manager.pipelines.collections = process.offers.get(NamedCollections)
+    return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle, parts)
 
 
 def build_bounds(settings: Settings, byte_limit: ByteLimit, limits: SharedLimits | None = None) -> Bounds:
@@ -293,7 +285,7 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes() -> RouteTable:
     infer_routes = open_inference_routes()
-    core = (*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *SEARCH_ROUTES, *GENERATE_ROUTES, *PREDICT_ROUTES)
+    core = (*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES, *PREDICT_ROUTES)
     others = [route for extension in extensions() for route in extension.routes()]
     return RouteTable([*core, *others], HttpAccess(http_access()))
 
@@ -321,8 +313,9 @@ def build_routers(
         counting.process_counts,
         counting.workers,
         counting.labels,
-        pipeline.collections,
+        [part.families for part in inference.parts],
     )
+    server = ServerParts(loaded.settings, views, lifecycle)
     return [
         PagesApi().router(),
         ModelsApi(views, lifecycle, paths, max_body_bytes, partial(source_framework, loaded), isolation).router(),
@@ -330,10 +323,9 @@ def build_routers(
         AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
         OpenAiModelsApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
-        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, pipeline.collections, connections).router(),
+        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, inference.parts, connections).router(),
         MetricsApi(sources, views).router(),
-        CollectionsApi(pipeline.collections, views, lifecycle, max_body_bytes).router(),
-        *(router for extension in extensions() for router in extension.routers(ServerParts(loaded.settings, views))),
+        *(router for part in inference.parts for router in part.routers(server)),
     ]
 
 
@@ -368,7 +360,8 @@ def build_lifespan(
             # Only the ledger: an instance that was abandoned may still compute in its leases.
             stack.callback(monitors.integrity.check, manager.residency.ledger.check_integrity)
             await stack.enter_async_context(manager)
-            await stack.enter_async_context(pipeline.collections.running())
+            for part in inference.parts:
+                await stack.enter_async_context(part.running())
             await stack.enter_async_context(background_task(monitors.integrity.run()))
             stack.push_async_callback(inference.shadowing.close)
             await stack.enter_async_context(background_task(manager.load_registered()))

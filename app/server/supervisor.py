@@ -42,8 +42,6 @@ from app.server.monitoring import build_live
 from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker
-from extensions.search.workers.collections import CollectionServer
-from extensions.search.workers.created import CreatedSender
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender
@@ -164,19 +162,18 @@ class _Supervisor:
         connections, sharing = self._connections, self._sharing
         observer = Observer(self._inherited.log_requests, settings.logging.slow_ms)
         inference = build_inference(loaded, observer, Host(), connections.byte_limit, sharing)
-        created = CreatedSender(self._workers, inference.pipeline.collections)  # a worker has them before its models
         publisher = Publisher(inference.manager, self._workers)
         monitors = build_monitors(inference, observer)
         counting = build_counting(inference, monitors, connections, self._keys, sharing)
         SharedNonces(self._workers)
         SharedFailures(self._workers)
-        self._workers.on_connect(CollectionServer(inference.pipeline.collections).serve)
         status = StatusSender(self._workers, inference.lifecycle)
         hangup = self._hangup_reload()
 
         async def applied() -> None:
             await publisher.applied()
-            await created.applied()
+            for part in inference.parts:
+                await part.applied()
             await status.applied()
 
         live = build_live(shown_of(inference, counting), inference.pipeline, self._keys, {}, self._workers)

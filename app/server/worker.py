@@ -21,9 +21,9 @@ from app.auth.authenticator import Authenticator
 from app.auth.failed_key_limit import Slowdown
 from app.auth.key_store import KeyStore
 from app.config import LoadedSettings
+from app.extension import ServerProcess, open_parts
 from app.http.app import build_app
 from app.http.page.files import WebSite
-from app.inference.operations import add_operations
 from app.inference.pipeline import Pipeline
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
@@ -37,7 +37,6 @@ from app.observability.traces.tracing import close_tracer, open_tracer
 from app.server.build import (
     Monitors,
     build_bounds,
-    build_collections,
     build_routes,
     management_methods,
 )
@@ -54,12 +53,10 @@ from app.server.keys import open_keys
 from app.server.manager import build_loader
 from app.server.monitoring import WorkerRoutes
 from app.server.reload import Reload, reload_when_told
-from extensions.search.workers.collections import RemoteCollections
-from extensions.search.workers.created import CreatedReceiver
 from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
-from app.workers.messages import DrainWorker, ToWorker, WorkerReady
+from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.shared.failures import WorkerFailures
 from app.workers.shared.nonces import WorkerNonces
 from app.workers.sockets import HttpSockets
@@ -67,6 +64,7 @@ from app.workers.tallies.sender import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.vector_search import NamedCollections
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
@@ -126,7 +124,7 @@ def run_worker(inherited: Inherited, number: int, control: socket.socket, descri
 async def _serve(
     inherited: Inherited, number: int, listener: socket.socket, control: socket.socket, descriptors: socket.socket
 ) -> None:
-    link = ControlLink(number, ToWorker)
+    link = ControlLink(number, messages_to_worker())
     worker = _Worker(inherited, link)
     server = _WorkerServer(worker.config(), worker.lifecycle, listener)
     link.handle(DrainWorker, server.drain)
@@ -191,11 +189,9 @@ class _Worker:
         self._shadowing = ShadowTraffic(service, self._observer.shadow_outcomes)
         bounds = build_bounds(settings, self._connections.byte_limit, inherited.limits)
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
-        collections = build_collections(loaded)
-        collections.connect(RemoteCollections(link).connect)
-        CreatedReceiver(link, collections)
-        add_operations(self._pipeline, self._replica.parts, collections)
-        self._replica.pipelines.collections = collections
+        process = ServerProcess(loaded=loaded, pipeline=self._pipeline, models=self._replica.parts, link=link)
+        open_parts(process)
+        self._replica.pipelines.collections = process.offers.get(NamedCollections)
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(

@@ -1,9 +1,14 @@
 """Define the messages about requests between the supervisor and its workers, beside those about models."""
 
+from functools import reduce
+from operator import or_
+from typing import Any
+
 from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
 from app.observability.recent_requests import FinishedRequest
+from frameworks.core.extensions import found_extensions
 from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
 from frameworks.engine.process.wire.serialization import PlainTenant
 from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
@@ -249,47 +254,6 @@ class FinishedRequests(Reply, frozen=True):
     requests: list[FinishedRequest]
 
 
-class CollectionCallPart(EngineMessage, frozen=True):
-    """The next part of the call `id`, which follows."""
-
-    id: int
-    content: bytes
-
-
-class CollectionCall(ControlRequest, frozen=True):
-    """Search or change a collection. Answered by CollectionAnswer.
-
-    `content`: the last part of the bytes of `encode_call`; those before it are CollectionCallParts.
-    """
-
-    collection: str
-    content: bytes
-
-
-class CollectionAnswerPart(EngineMessage, frozen=True):
-    """The next part of the answer to the call `id`, which follows."""
-
-    id: int
-    content: bytes
-
-
-class CollectionAnswer(Reply, frozen=True):
-    """`count`: of changed records. `content`: the last part of the bytes of `encode_hits`; "" after a change."""
-
-    count: int
-    content: bytes = b""
-
-
-class CreatedCollections(ControlRequest, frozen=True):
-    """The collections that were created at run time, as JSON of their entries. Answered by CollectionsNoted."""
-
-    entries: list[bytes]
-
-
-class CollectionsNoted(Reply, frozen=True):
-    """Requests of the worker find these collections from now on."""
-
-
 class CheckLoop(ControlRequest, frozen=True):
     """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
 
@@ -314,9 +278,6 @@ ToWorker = (
     | FeedOpened
     | FeedContent
     | CollectRequests
-    | CollectionAnswerPart
-    | CollectionAnswer
-    | CreatedCollections
 )
 FromWorker = (
     ModelsFromWorker
@@ -335,7 +296,19 @@ FromWorker = (
     | OpenFeed
     | CloseFeed
     | FinishedRequests
-    | CollectionCallPart
-    | CollectionCall
-    | CollectionsNoted
 )
+
+
+def messages_to_worker() -> object:
+    """Return the union of all messages to a worker, with those of the extensions."""
+    return _union(ToWorker, 0)
+
+
+def messages_from_worker() -> object:
+    """Return the union of all messages from a worker, with those of the extensions."""
+    return _union(FromWorker, 1)
+
+
+def _union(of_core: Any, direction: int) -> Any:
+    kinds = [kind for extension in found_extensions() for kind in extension.messages()[direction]]
+    return reduce(or_, kinds, of_core)

@@ -11,7 +11,7 @@ import structlog
 
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
-from app.workers.messages import DrainWorker, FromWorker, WorkerReady
+from app.workers.messages import DrainWorker, WorkerReady, messages_from_worker
 from app.workers.restart_backoff import RestartBackoff
 from app.workers.sockets import HttpSockets
 from frameworks.engine.process.exit_reason import ExitReason
@@ -147,7 +147,7 @@ class Supervision:
         except OSError as error:
             self.ended(worker.number, 0, error.errno or errno.EMFILE)
             return
-        link = worker.link = ControlLink(worker.number, FromWorker)
+        link = worker.link = ControlLink(worker.number, messages_from_worker())
         link.handle(WorkerReady, lambda _: self._ready(worker))
         with theirs, other:
             await self._links.connect(link, control, group)

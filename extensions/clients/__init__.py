@@ -8,11 +8,10 @@ Manual: docs/responses-api.md, docs/messages-api.md, docs/ollama.md, docs/text-c
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.extension import Extension, ServerParts
+from app.extension import Extension, ServerProcess
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
+    from app.admin.extension_part import ExtensionPart
     from app.auth.permissions import Access
     from app.protocols.shared.routes import Route
 
@@ -32,11 +31,10 @@ def _routes() -> "Sequence[Route]":
     return (*RESPONSES_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
 
 
-def _routers(parts: ServerParts) -> "Sequence[APIRouter]":
-    from extensions.clients.ollama.models import OllamaApi
-    from extensions.clients.tei.info import TeiApi
+def _open(_: ServerProcess) -> "ExtensionPart":
+    from extensions.clients.part import ClientsPart
 
-    return (OllamaApi(parts.views, parts.settings.server.max_body_bytes).router(), TeiApi(parts.views).router())
+    return ClientsPart()
 
 
 def _access() -> "Mapping[str, Mapping[str, Access]]":
@@ -45,4 +43,4 @@ def _access() -> "Mapping[str, Mapping[str, Access]]":
     return HTTP_ACCESS
 
 
-EXTENSION = Extension(routes=_routes, routers=_routers, access=_access)
+EXTENSION = Extension(routes=_routes, open=_open, access=_access)

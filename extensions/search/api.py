@@ -8,16 +8,16 @@ from pydantic import Field
 from app.admin.bodies import describe_body, read_object
 from app.admin.views import Views
 from app.auth.principal import Principal
-from extensions.search.settings import COLLECTION_NAME, CollectionEntry
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
-from extensions.search.operations.collections import Collections
-from extensions.search.protocol.codec import SearchErrorResponse
 from app.protocols.shared import bodies
 from app.protocols.shared.bodies import Body, ResponseBody
 from app.protocols.shared.errors import NotSupported
 from extensions.search.collections.contract import MAX_DIMENSIONS, CollectionInfo
+from extensions.search.operations.collections import Collections
+from extensions.search.protocol.codec import SearchErrorResponse
+from extensions.search.settings import COLLECTION_NAME, CollectionEntry
 from frameworks.core.errors import RecordNotFound
 
 _Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from app.config.issues import format_value, nearest
+from app.config.loading import Settings
 from app.config.source import Source, names_of
+from app.config.tables import ConfigTable
 from extensions.search.collections.contract import MAX_DIMENSIONS, CollectionSettings, Metric
 from frameworks.core.settings.entries import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
@@ -65,6 +67,11 @@ class CollectionEntry(BaseModel):
         )
 
 
+def entries_of(settings: Settings) -> tuple[CollectionEntry, ...]:
+    """Return the collections of the settings."""
+    return settings.table("collections", ())
+
+
 def check_collections(source: Source) -> None:
     """Add an issue for each collection with the name or path of another one, and for each model that is not in the
     document.
@@ -93,3 +100,13 @@ def _check_models(source: Source, tables: list[dict[str, object]]) -> None:
             hint = f'did you mean "{near}"?' if near else "add it to the models, or remove this key"
             message = f"expected the name of a model, got {format_value(name)}; {hint}"
             source.add_issue(("collections", index, "model"), message, "invalid")
+
+
+TABLE = ConfigTable(
+    "collections",
+    Annotated[tuple[CollectionEntry, ...], Field(strict=False)],
+    (),
+    check_collections,
+    "expected none on Ray, where no process owns their files; serve them with `roundhouse serve` beside Ray, and send "
+    "it the vectors of POST /v1/embeddings",
+)

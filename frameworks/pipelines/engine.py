@@ -7,10 +7,10 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from extensions.search.collections.contract import NamedCollections
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
+from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run, TokenTimes
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.encoded import read_encoded

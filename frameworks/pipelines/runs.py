@@ -12,9 +12,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from extensions.search.collections.contract import NamedCollections
 from frameworks.core.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.core.timings import Timings
+from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
 from frameworks.pipelines.checker import Typed
 from frameworks.pipelines.kinds import Values

@@ -6,8 +6,6 @@ from typing import ClassVar
 import numpy as np
 import structlog
 
-from extensions.search.collections.contract import MAX_TOP_K, Hit, NamedCollections
-from frameworks.core.filters import Filter, parse_filter
 from frameworks.core.errors import (
     Draining,
     FieldError,
@@ -17,7 +15,9 @@ from frameworks.core.errors import (
     Overloaded,
     RoundhouseError,
 )
+from frameworks.core.filters import Filter, parse_filter
 from frameworks.core.settings.pipelines import StepEntry
+from frameworks.core.vector_search import MAX_TOP_K, Hit, NamedCollections
 from frameworks.pipelines.kinds import TEXTS, Kind, Values
 from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.types import Array, TensorType

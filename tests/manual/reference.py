@@ -22,10 +22,10 @@ import app.protocols.shared.errors as wire_errors
 from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
-from extensions.search.settings import CollectionEntry
-from app.config.loading import Settings
+from app.config.loading import settings_class
 from app.config.ray_settings import RayGroupSettings
 from app.extension import http_access
+from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
@@ -65,7 +65,7 @@ _LARGEST_COUNT = 2**31 - 1
 def configuration() -> str:
     """Return one table for each table of config.toml, from the settings classes and the docstrings of their fields."""
     tables: list[tuple[str, type[BaseModel], set[str]]] = []
-    for name, field in Settings.model_fields.items():
+    for name, field in settings_class().model_fields.items():
         if name == "collections":
             tables.append(("[[collections]]", CollectionEntry, set()))
             continue

@@ -3,14 +3,14 @@
 import asyncio
 import socket
 
-from app.workers.messages import FromWorker, ToWorker
+from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.engine.process.wire.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 
 
 async def open_links(number: int = 0) -> tuple[ControlLink, ControlLink]:
     """Return the link at the supervisor and that of the worker."""
-    ours, theirs = ControlLink(number, FromWorker), ControlLink(number, ToWorker)
+    ours, theirs = ControlLink(number, messages_from_worker()), ControlLink(number, messages_to_worker())
     await open_both(ours, theirs)
     return ours, theirs
 
@@ -23,7 +23,7 @@ async def open_both(ours: ControlLink, theirs: ControlLink) -> None:
 
 async def connect(workers: Workers, worker: ControlLink) -> ControlLink:
     """Connect a worker, and return its link at the supervisor."""
-    ours = ControlLink(worker.number, FromWorker)
+    ours = ControlLink(worker.number, messages_from_worker())
     (one, other), (first, second) = socket.socketpair(), socket_pair()
     await worker.open(other, second)
     await workers.connect(ours, one, first)

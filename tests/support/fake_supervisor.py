@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from app.workers.messages import FromWorker, ToWorker
+from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.messages import EngineMessage
@@ -118,7 +118,7 @@ async def supervised(
     registry: Registry | None = None, drain_timeout_s: float = HANGS_AFTER_S
 ) -> AsyncIterator[tuple[FakeSupervisor, ReplicaManager]]:
     """Connect a replica, whose models run in this process, to a supervisor. After the block it is closed."""
-    ours, theirs = ControlLink(0, FromWorker), ControlLink(0, ToWorker)
+    ours, theirs = ControlLink(0, messages_from_worker()), ControlLink(0, messages_to_worker())
     made = registry or FakeRegistry()
     loader = Loader({"fake": lambda: made}, DeviceManager(FakeProbe()))
     replica = ReplicaManager(theirs, loader, PerformanceSettings(max_batch_size=4), SchedulingSettings())

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from extensions.search.collections.contract import NamedCollections
 from frameworks.core.settings.pipelines import PipelineEntry
 from frameworks.core.timings import Timings
+from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
 from frameworks.pipelines.checker import Typed, check_pipeline
 from frameworks.pipelines.engine import PipelineEngine

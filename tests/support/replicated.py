@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
@@ -37,7 +37,7 @@ class Replica:
     """A worker without a server."""
 
     def __init__(self, number: int, loader: Loader) -> None:
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.models = ReplicaManager(self.link, loader, PERFORMANCE, SCHEDULING)
 
     async def ask(self, x: int = 1, name: str = "m") -> int:

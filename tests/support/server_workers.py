@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
@@ -27,7 +27,7 @@ class Replica(Generic[AnyRegistry]):
     def __init__(self, number: int, registry: AnyRegistry) -> None:
         self.registry = registry
         self.loader = Loader({"fake": lambda: registry}, DeviceManager(FakeProbe()))
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.models = ReplicaManager(self.link, self.loader, PerformanceSettings(), SchedulingSettings())
         self.is_alive = True
 
@@ -53,7 +53,7 @@ class ServerWorkers:
 
     async def join(self, number: int) -> ReplicaManager:
         """Connect a worker, and wait until it has the state of all models."""
-        link = self._links[number] = ControlLink(number, ToWorker)
+        link = self._links[number] = ControlLink(number, messages_to_worker())
         registry = self._registry_of[number] = self._make_registry()
         self.registries.append(registry)
         loader = Loader({"fake": lambda: registry, "onnx": lambda: registry}, DeviceManager(FakeProbe()))

@@ -1,12 +1,11 @@
 """Serve GET /metrics: convert the plain counters that the key may see to Prometheus families at each scrape."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
-from extensions.search.metrics import collection_families
 from app.admin.metrics.families import Family, by_tenant, counter, gauge, time_histogram
 from app.admin.metrics.formats import OPEN_METRICS, Collector, Labelled, metrics_page
 from app.admin.metrics.models import (
@@ -22,10 +21,8 @@ from app.auth.key_store import KeyStore
 from app.auth.quotas import TenantLimits
 from app.http.listener.clocks import Connections
 from app.inference.response_cache import CacheUse
-from extensions.search.operations.collections import Collections
 from app.observability.process_counts import ProcessCounts
 from app.observability.worker_counts import WorkerCounts
-from extensions.search.collections.contract import CollectionInfo
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.engine.process.client import process_registry
 from frameworks.models.residency.ledger import HOST, MemoryLedger
@@ -38,7 +35,7 @@ _WORKER_ENDS = ("exit_status", "sigabrt", "sigkill", "sigsegv")
 class StatsSources:
     """The parts of the server that hold statistics. `request_limit`: of the whole server. `tenants`: the limits of
     those that have any, by name. `process_counts`: returns those of all processes that answer requests.
-    `labels`: of each sample beside its own.
+    `labels`: of each sample beside its own. `added`: return the families of extensions.
     """
 
     devices: DeviceManager
@@ -51,7 +48,7 @@ class StatsSources:
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
     labels: Mapping[str, str] = field(default_factory=dict)
-    collections: Collections = field(default_factory=Collections)
+    added: Sequence[Callable[[View], Awaitable[Iterable[Family]]]] = ()
 
 
 class MetricsApi:
@@ -81,8 +78,8 @@ class MetricsApi:
         devices = await asyncio.to_thread(self._sources.devices.devices)
         view = self._views.for_request(request)
         await view.counts.refresh()
-        infos = await self._sources.collections.infos(request.scope["record"].principal)
-        collector: Collector = _Collector(self._sources, view, devices, infos)
+        added = [family for families in self._sources.added for family in await families(view)]
+        collector: Collector = _Collector(self._sources, view, devices, added)
         if self._sources.labels:
             collector = Labelled(collector, self._sources.labels)
         page = metrics_page(collector, request.headers.getlist("accept"))
@@ -92,15 +89,13 @@ class MetricsApi:
 class _Collector:
     """Stand in for prometheus_client's registry: `collect` yields the families with their current values."""
 
-    def __init__(
-        self, sources: StatsSources, view: View, devices: list[Device], collections: Sequence[CollectionInfo]
-    ) -> None:
+    def __init__(self, sources: StatsSources, view: View, devices: list[Device], added: Sequence[Family]) -> None:
         self._sources = sources
         self._counts = view.counts
         self._process = sources.process_counts()
         self._slots = view.models.slots
         self._devices = devices
-        self._collections = collections
+        self._added = added
 
     def collect(self) -> Iterator[Family]:
         counts, slots = self._counts, self._slots
@@ -115,7 +110,7 @@ class _Collector:
         yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
         yield from self._cache()
-        yield from collection_families(self._collections, counts)
+        yield from self._added
         yield from self._machine()
         if counts.are_of_server:
             yield from self._shared()

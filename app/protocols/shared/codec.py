@@ -36,11 +36,12 @@ _ELEMENTS_PER_LOGPROB = 32
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that the path names; None if the body names it. `collection`: that of the path."""
+    """The model that the path names; None if the body names it. `kind`, `resource`: of another path parameter."""
 
     model: str | None = None
     version: str | None = None
-    collection: str | None = None
+    kind: str = ""
+    resource: str | None = None
 
 
 class AnswerContext(NamedTuple):

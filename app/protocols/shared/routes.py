@@ -17,7 +17,8 @@ class RouteDescription(NamedTuple):
     """Describe a route for the OpenAPI document.
 
     `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
-    parts of `multipart/form-data`, which bodies may be beside JSON and images; None where they are not.
+    parts of `multipart/form-data`, which bodies may be beside JSON and images; None where they are not. `codes`: of
+    errors that only this route has.
     """
 
     tag: str
@@ -28,10 +29,12 @@ class RouteDescription(NamedTuple):
     streams: bool = False
     in_bytes: bool = False
     form: type[BaseModel] | None = None
+    codes: frozenset[str] = frozenset()
 
 
 class Route(NamedTuple):
-    """A POST route. `path`: as `compile_path` reads it; `{name}`, `{version}` and `{collection}` give the Target.
+    """A POST route. `path`: as `compile_path` reads it; `{name}` and `{version}` give the model of the Target, another
+    parameter its resource.
 
     `others`: the methods of this path that the admin application answers. `field`: a body with this field is for this
     route, any other body for the routes of the same path before it.
@@ -106,8 +109,9 @@ class RouteTable:
             match = pattern.fullmatch(path)
             if match is not None:
                 named = match.groupdict()
-                target = Target(named.get("name"), named.get("version"), named.get("collection"))
-                return ResolvedRoute(route.codec, target, route.others)
+                model, version = named.pop("name", None), named.pop("version", None)
+                kind, resource = next(iter(named.items()), ("", None))
+                return ResolvedRoute(route.codec, Target(model, version, kind, resource), route.others)
         return None
 
 

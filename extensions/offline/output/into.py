@@ -13,10 +13,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from app.extension import extensions
 from extensions.offline.columns import to_values
 from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
-from extensions.search.collections.contract import Collection, Record, Vectors
 from frameworks.core.errors import RoundhouseError
+from frameworks.core.vector_search import Record, Vectors, WritableCollection
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -125,8 +126,8 @@ class RemoteSink:
 class LocalSink:
     """A collection that this process has opened."""
 
-    def __init__(self, collection: Collection) -> None:
-        self.name = collection.settings.name
+    def __init__(self, name: str, collection: WritableCollection) -> None:
+        self.name = name
         self._collection = collection
 
     async def upsert(self, records: list[Record]) -> None:
@@ -139,19 +140,20 @@ class LocalSink:
 @asynccontextmanager
 async def open_sink(loaded: "LoadedSettings", name: str) -> AsyncIterator[LocalSink]:
     """Open a collection of the settings, which no server may have open. Raises WrongCommand, RunFailed."""
-    from extensions.search.collections.collection import open_collection
-
-    entry = next((each for each in loaded.settings.collections if each.name == name), None)
-    if entry is None:
-        known = ", ".join(each.name for each in loaded.settings.collections) or "none"
+    found = next((each.local_collections for each in extensions() if each.local_collections is not None), None)
+    if found is None:
+        raise WrongCommand("--into: expected an installation with extensions/search, got none; say --url for a server")
+    collections = found(loaded)
+    if name not in collections.names:
+        known = ", ".join(collections.names) or "none"
         raise WrongCommand(
             f'--into: expected a collection of --config, which has {known}, got "{name}"; or say --url for a server'
         )
     try:
-        collection = await open_collection(entry.at(loaded.resolve(entry.folder)))
+        collection = await collections.open(name)
     except RoundhouseError as error:
         raise RunFailed(f"--into: {error.message}; say --url if a server has it open") from error
     try:
-        yield LocalSink(collection)
+        yield LocalSink(name, collection)
     finally:
         await collection.close()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from extensions.search.collections.contract import CollectionSettings, Hit, Vectors
-from frameworks.core.filters import Filter
+from extensions.search.collections.contract import CollectionSettings
 from extensions.search.collections.index.inverted_lists import InvertedLists
 from extensions.search.collections.index.maintenance import Index
 from extensions.search.collections.scan.exact_scan import Scan
@@ -18,6 +17,8 @@ from extensions.search.collections.scan.top_k import TopK, Values
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import Part, Segments, Snapshot, normalized
 from extensions.search.collections.store.sqlite_store import Reader, Rows, disk_errors
+from frameworks.core.filters import Filter
+from frameworks.core.vector_search import Hit, Vectors
 
 MAX_SELECTED_SHARE = 0.05
 """Share of the rows. If a filter matches no more, only the matching rows are gathered and scored."""

@@ -9,16 +9,7 @@ import orjson
 
 from extensions.search.collections.batch_search import Search, Searcher
 from extensions.search.collections.batch_worker import BatchWorker, QueueLimit
-from extensions.search.collections.contract import (
-    CheckedRecords,
-    Collection,
-    CollectionInfo,
-    CollectionSettings,
-    Hit,
-    Record,
-    Vectors,
-)
-from frameworks.core.filters import Filter
+from extensions.search.collections.contract import CheckedRecords, Collection, CollectionInfo, CollectionSettings
 from extensions.search.collections.index import index_file
 from extensions.search.collections.index.maintenance import Grants, Maintainer
 from extensions.search.collections.index.memory_estimates import MemoryGrowth, row_bytes
@@ -30,7 +21,9 @@ from extensions.search.collections.store.sqlite_store import Reader, Store, disk
 from extensions.search.collections.transactions import Change, ChangeWriter, Delete
 from extensions.search.collections.validation import checked_id, checked_queries, checked_records
 from frameworks.core.errors import Draining
+from frameworks.core.filters import Filter
 from frameworks.core.progress import Work, working
+from frameworks.core.vector_search import Hit, Record, Vectors
 
 T = TypeVar("T")
 

@@ -1,28 +1,20 @@
 """Define what a collection offers: its records, searches, errors, and the protocol that the server calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from frameworks.core.filters import Filter
 from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory
-
-Vectors = npt.NDArray[np.float32]
-MetadataValue = str | int | float | bool | None | list[str]
-Metadata = dict[str, MetadataValue]
-"""Values by key. A filter treats None as an absent key. Numbers are compared as float64."""
+from frameworks.core.filters import Filter
+from frameworks.core.vector_search import Metadata, Record, Searchable, Vectors
 
 MAX_ID_BYTES = 512
 MAX_METADATA_KEYS = 64
 """Different keys within one collection."""
 MAX_METADATA_BYTES = 65_536
 """Of one record, as JSON."""
-MAX_TOP_K = 10_000
 MAX_DIMENSIONS = 65_536
 MAX_NUMBER = 1e15
 """Of a vector: the squares of larger ones do not fit in float32."""
@@ -101,27 +93,6 @@ class CollectionSettings:
         return f'collection "{self.name}"'
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a collection. `vector`: float32 [dimensions], as it was upserted; None where it was not asked."""
-
-    id: str
-    vector: Vectors | None = None
-    text: str | None = None
-    metadata: Metadata | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A record that a search found, and its score. `vector`: as it was upserted; None where it was not asked."""
-
-    id: str
-    score: float
-    text: str | None
-    metadata: Metadata
-    vector: Vectors | None = None
-
-
 class IndexState(StrEnum):
     """NONE: too few rows. BUILDING: searches are exact meanwhile. READY: searches use it.
 
@@ -172,7 +143,7 @@ class CollectionInfo:
     waiting: int
 
 
-class ServedCollection(Protocol):
+class ServedCollection(Searchable, Protocol):
     """A collection that this process or another one of the server has open. Owned by the event loop.
 
     Each method raises Draining after `close`, Overloaded where too much waits, CollectionFailed if the disk fails.
@@ -180,21 +151,6 @@ class ServedCollection(Protocol):
     """
 
     settings: CollectionSettings
-
-    async def search(
-        self,
-        vectors: Vectors,
-        top_k: int,
-        *,
-        where: Filter | None = None,
-        include_vectors: bool = False,
-        exact: bool = False,
-    ) -> list[list[Hit]]:
-        """Return up to `top_k` hits for each row of `vectors` (float32 [n, dimensions]), the best first.
-
-        Equal scores are ordered by age, the oldest record first. `exact`: do not use the index. The search sees every
-        upsert that was acknowledged before it was called. Raises InvalidInput (`top_k`, `vector`).
-        """
 
     async def upsert(self, records: Sequence[Record]) -> int:
         """Insert records, or replace those of the same ids as a whole; return how many. Durable when it returns.
@@ -226,14 +182,3 @@ class Collection(ServedCollection, Protocol):
 
     async def close(self) -> None:
         """Answer the calls that wait, stop the index build, close the files and release the lock."""
-
-
-class NamedCollections(Protocol):
-    """The collections of the server by name, for steps of pipelines. The configuration authorises these steps."""
-
-    @property
-    def dimensions(self) -> Mapping[str, int]:
-        """Collection → dimensions of its vectors. All configured collections, open or not."""
-
-    def opened(self, name: str) -> ServedCollection:
-        """Return an open collection. Raises ModelFailed and ModelLoading for one that is not open."""

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
+from frameworks.core.vector_search import Vectors
 
 _BLOCK_SCORES = 1 << 20
 

@@ -13,13 +13,13 @@ from extensions.search.collections.contract import (
     CollectionSettings,
     StorageFull,
 )
-from frameworks.core.filters import Filter
 from extensions.search.collections.index.maintenance import Maintainer
 from extensions.search.collections.index.memory_estimates import MemoryGrowth
 from extensions.search.collections.memory_grant import Grant, MemoryNeeded
 from extensions.search.collections.store.segments import Deletion, Locks, Segments, Snapshot, normalized
 from extensions.search.collections.store.sqlite_store import Store, disk_errors
 from frameworks.core.errors import InvalidInput, OutOfMemory
+from frameworks.core.filters import Filter
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,11 @@ from extensions.search.collections.contract import (
     MAX_METADATA_BYTES,
     MAX_METADATA_KEYS,
     MAX_NUMBER,
-    MAX_TOP_K,
     CheckedRecords,
-    Metadata,
-    Record,
-    Vectors,
 )
-from frameworks.core.filters import MAX_KEY_CHARACTERS
 from frameworks.core.errors import InvalidInput
+from frameworks.core.filters import MAX_KEY_CHARACTERS
+from frameworks.core.vector_search import MAX_TOP_K, Metadata, Record, Vectors
 
 
 def checked_records(records: Sequence[Record], dimensions: int) -> CheckedRecords:

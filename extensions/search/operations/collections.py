@@ -12,8 +12,6 @@ import structlog
 
 from app.auth.errors import Forbidden
 from app.auth.principal import Principal
-from extensions.search.settings import CollectionEntry
-from extensions.search.operations.files import MAX_CREATED, CollectionFiles
 from app.observability.metrics import RequestRecord
 from extensions.search.collections.contract import (
     Collection,
@@ -23,6 +21,8 @@ from extensions.search.collections.contract import (
     ServedCollection,
 )
 from extensions.search.collections.memory_grant import Reservations
+from extensions.search.operations.files import MAX_CREATED, CollectionFiles
+from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import (
     CollectionExists,
     CollectionNotFound,

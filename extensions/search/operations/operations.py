@@ -8,6 +8,7 @@ import numpy as np
 
 from app.auth.errors import Forbidden
 from app.inference.context import RequestContext
+from extensions.search.collections.contract import ServedCollection
 from extensions.search.operations.collections import Collections
 from extensions.search.operations.requests import (
     ChangeAnswer,
@@ -20,8 +21,8 @@ from extensions.search.operations.requests import (
     UpsertRequest,
 )
 from extensions.search.operations.text_vectors import Contents, FieldOf, embed
-from extensions.search.collections.contract import Hit, Record, ServedCollection
 from frameworks.core.errors import FieldError, InvalidInput, ModelFailed
+from frameworks.core.vector_search import Hit, Record
 from frameworks.images.spec import ImageRequest
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.types import EmbedAnswer, ModelSpec, PairRequest, ScoreAnswer, TextRequest

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from extensions.search.collections.contract import Hit, Metadata, Vectors
-from frameworks.core.filters import Filter
 from frameworks.core.errors import FieldError
+from frameworks.core.filters import Filter
+from frameworks.core.vector_search import Hit, Metadata, Vectors
 
 _PART = re.compile(r"records\[(\d+)\]\.(id|text|vector|metadata)(.*)", re.DOTALL)
 _LISTS = {"id": "ids", "text": "texts", "vector": "vectors"}

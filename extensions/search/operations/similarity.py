@@ -12,11 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from app.inference.context import RequestContext
-from extensions.search.operations.text_vectors import embed
 from app.inference.unnamed_model import UnnamedModel
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.similarity import Comparison, Nearest, Stopped, all_scores, nearest
+from extensions.search.operations.text_vectors import embed
 from frameworks.core.errors import InvalidInput
+from frameworks.core.vector_search import Vectors
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import TextRequest

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from extensions.search.protocol.codec import SearchBody
 from app.protocols.shared.bodies import ResponseBody
-from extensions.search.collections.contract import MAX_ID_BYTES, MAX_TOP_K
+from extensions.search.collections.contract import MAX_ID_BYTES
+from extensions.search.protocol.codec import SearchBody
+from frameworks.core.vector_search import MAX_TOP_K
 
 MAX_QUERIES = 1024
 MAX_RECORDS = 10_000

@@ -5,6 +5,10 @@ from typing import Any
 import orjson
 
 from app.inference.pipeline import FindSpec
+from app.protocols.shared.bodies import got
+from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
+from app.protocols.shared.json.body import Document, Node
+from app.protocols.shared.json.output import list_to_json
 from extensions.search.operations.requests import (
     ChangeAnswer,
     DeleteRequest,
@@ -29,12 +33,8 @@ from extensions.search.protocol.reading import (
     read_options,
     read_vector_or_vectors,
 )
-from app.protocols.shared.bodies import got
-from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
-from app.protocols.shared.json.body import Document, Node
-from app.protocols.shared.json.output import list_to_json
-from frameworks.core.filters import Filter, parse_filter
 from frameworks.core.errors import InvalidInput
+from frameworks.core.filters import Filter, parse_filter
 from frameworks.types import DEFAULT_PRIORITY
 
 _ELEMENTS_PER_HIT = 16
@@ -160,8 +160,8 @@ def _read_filter(document: Document, fields: Fields) -> Filter | None:
 
 
 def named(target: Target) -> str:
-    assert target.collection is not None
-    return target.collection
+    assert target.resource is not None
+    return target.resource
 
 
 SEARCH_CODEC = SearchCollectionCodec()

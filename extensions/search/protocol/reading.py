@@ -5,14 +5,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from extensions.search.protocol.images import read_image_object
 from app.protocols.shared.bodies import Body, read_body
 from app.protocols.shared.fields.images import check_num_images
 from app.protocols.shared.json.body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
 from app.protocols.shared.json.reading import read_document
 from app.protocols.shared.json.tensors import narrow
-from extensions.search.collections.contract import MAX_DIMENSIONS, Vectors
+from extensions.search.collections.contract import MAX_DIMENSIONS
+from extensions.search.protocol.images import read_image_object
 from frameworks.core.errors import InvalidInput
+from frameworks.core.vector_search import Vectors
 
 Options = TypeVar("Options", bound=Body)
 Decoded = TypeVar("Decoded")

@@ -2,19 +2,21 @@
 
 from pydantic import BaseModel
 
+from app.protocols.shared.codec import Codec
+from app.protocols.shared.routes import Route, RouteDescription
 from extensions.search.protocol import bodies
 from extensions.search.protocol.codec import SearchErrorResponse
 from extensions.search.protocol.collections import DELETE_CODEC, SEARCH_CODEC
 from extensions.search.protocol.similarity import SIMILARITY_CODEC, SimilarityBody, SimilarityResponse
 from extensions.search.protocol.upserts import UPSERT_CODEC
-from app.protocols.shared.codec import Codec
-from app.protocols.shared.routes import Route, RouteDescription
 
 _COLLECTION = "/v1/collections/{collection}"
 
 
 def _route(path: str, codec: Codec, summary: str, request: type[BaseModel], response: type[BaseModel]) -> Route:
-    return Route(path, codec, RouteDescription("search", summary, request, response, SearchErrorResponse))
+    codes = frozenset({"collection_not_found"} if path.startswith(_COLLECTION) else ())
+    description = RouteDescription("search", summary, request, response, SearchErrorResponse, codes=codes)
+    return Route(path, codec, description)
 
 
 ROUTES = (

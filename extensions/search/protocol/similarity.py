@@ -7,18 +7,19 @@ import orjson
 from pydantic import Field
 
 from app.inference.pipeline import FindSpec
-from extensions.search.operations.similarity import SimilarityAnswer, SimilarityRequest
 from app.inference.unnamed_model import UnnamedModel
-from extensions.search.protocol.codec import OperationRequest, SearchBody, SearchCodec
-from extensions.search.protocol.reading import Fields, read_object, read_options, read_texts_or_vectors
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
 from app.protocols.shared.fields.texts import MAX_TEXTS, Truncate
 from app.protocols.shared.json.body import Document
 from app.protocols.shared.json.output import array_to_json, list_to_json
-from extensions.search.collections.contract import MAX_TOP_K, Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.similarity import Nearest
+from extensions.search.operations.similarity import SimilarityAnswer, SimilarityRequest
+from extensions.search.protocol.codec import OperationRequest, SearchBody, SearchCodec
+from extensions.search.protocol.reading import Fields, read_object, read_options, read_texts_or_vectors
 from frameworks.core.errors import InvalidInput
+from frameworks.core.vector_search import MAX_TOP_K, Vectors
 from frameworks.types import DEFAULT_PRIORITY
 
 MetricName = Literal["cosine", "dot", "euclid"]

@@ -6,17 +6,17 @@ from typing import Any
 import orjson
 
 from app.inference.pipeline import FindSpec
+from app.protocols.shared.bodies import got
+from app.protocols.shared.codec import AnswerContext, Target
+from app.protocols.shared.json.body import Document, Node, describe_type
 from extensions.search.operations.requests import ChangeAnswer, GivenRecord, UpsertRequest
 from extensions.search.protocol.bodies import MAX_RECORDS, UpsertCollection, UpsertRecord
 from extensions.search.protocol.codec import OperationRequest, SearchBody, SearchCodec
 from extensions.search.protocol.collections import named, with_options
 from extensions.search.protocol.images import read_image
 from extensions.search.protocol.reading import Fields, read_object, read_options, read_vector, read_vectors
-from app.protocols.shared.bodies import got
-from app.protocols.shared.codec import AnswerContext, Target
-from app.protocols.shared.json.body import Document, Node, describe_type
-from extensions.search.collections.contract import Vectors
 from frameworks.core.errors import InvalidInput
+from frameworks.core.vector_search import Vectors
 
 _COLUMNS = ("ids", "vectors", "texts", "metadata")
 

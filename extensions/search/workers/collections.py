@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from app.workers.forwarding import SupervisorLost
+from extensions.search.collections.contract import CheckedRecords, CollectionSettings
+from extensions.search.collections.validation import checked_queries, checked_records
 from extensions.search.operations.collections import Collections
 from extensions.search.workers.calls import (
     Call,
@@ -20,11 +23,14 @@ from extensions.search.workers.calls import (
     vectors_of,
     where_of,
 )
-from app.workers.forwarding import SupervisorLost
-from app.workers.messages import CollectionAnswer, CollectionAnswerPart, CollectionCall, CollectionCallPart
-from extensions.search.collections.contract import CheckedRecords, CollectionSettings, Hit, Record, Vectors
+from extensions.search.workers.messages import (
+    CollectionAnswer,
+    CollectionAnswerPart,
+    CollectionCall,
+    CollectionCallPart,
+)
 from frameworks.core.filters import Filter
-from extensions.search.collections.validation import checked_queries, checked_records
+from frameworks.core.vector_search import Hit, Record, Vectors
 from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink
 

@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import suppress
 
-from extensions.search.settings import CollectionEntry
 from extensions.search.operations.collections import Collections
-from app.workers.messages import CollectionsNoted, CreatedCollections
+from extensions.search.settings import CollectionEntry
+from extensions.search.workers.messages import CollectionsNoted, CreatedCollections
 from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 

@@ -2,10 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from extensions.search.collections.contract import NamedCollections
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.errors import EvictionNeeded, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
+from frameworks.core.vector_search import NamedCollections
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot

@@ -27,7 +27,7 @@ from app.server.build import Host, build, build_routes
 from app.server.http_server import origin_rules
 from app.server.keys import open_keys
 from app.workers.forwarding import AdminServer, ForwardedAdmin
-from app.workers.messages import FromWorker, ToWorker
+from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.control_links import open_both
@@ -52,7 +52,7 @@ class Links:
 
 def make_links(number: int = 0) -> Links:
     """Return the ends of a worker with this number."""
-    return Links(ControlLink(number, FromWorker), ControlLink(number, ToWorker))
+    return Links(ControlLink(number, messages_from_worker()), ControlLink(number, messages_to_worker()))
 
 
 @dataclass(frozen=True, slots=True)

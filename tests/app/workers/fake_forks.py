@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer, WorkerEvents
-from app.workers.messages import DrainWorker, ToWorker, WorkerReady
+from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.sockets import HttpSockets, listen_for_workers
 from app.workers.supervision import Supervision
 from frameworks.replicas.control import ControlLink, Workers
@@ -25,7 +25,7 @@ class FakeWorker:
         self.ends_by_order = True
         """Whether it ends when it is drained."""
         self.is_alive = True
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
 
     def serve(self) -> None:
         """Report that the worker accepts connections."""

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.workers.messages import FromWorker, ToWorker
+from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.engine.process.wire.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 from tests.support.loops import settle
@@ -20,7 +20,7 @@ class Links:
 
     async def connect(self, number: int = 0) -> ControlLink:
         """Connect a new worker; return its end."""
-        ours, theirs = ControlLink(number, FromWorker), ControlLink(number, ToWorker)
+        ours, theirs = ControlLink(number, messages_from_worker()), ControlLink(number, messages_to_worker())
         (one, other), (first, second) = socket.socketpair(), socket_pair()
         await theirs.open(other, second)
         await self._workers.connect(ours, one, first)

@@ -8,7 +8,7 @@ from app.auth.principal import Principal
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import Histogram, RequestTallies
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from app.workers.tallies.merged import MergedTallies
 from app.workers.tallies.sender import TalliesSender
 from app.workers.tallies.tallies import WorkerTallies
@@ -83,7 +83,7 @@ class Worker:
     """The worker's end: its counts, and the link that reports them."""
 
     def __init__(self, number: int, process: ProcessCounts | None = None) -> None:
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.observer = Observer("none", 1000)
         self.slots: list[FakeSlot] = []
         self.process = process or ProcessCounts()

@@ -7,7 +7,7 @@ from app.admin.monitoring.sampling import Opened, Reader
 from app.auth.principal import Principal, Scope
 from app.observability.metrics import Observer
 from app.workers.event_relay import FeedServer, MergedRequests, RemoteFeeds, RequestsSender
-from app.workers.messages import CollectRequests, FinishedRequests, ToWorker
+from app.workers.messages import CollectRequests, FinishedRequests, messages_to_worker
 from frameworks.core.tenants import Tenant
 from frameworks.replicas.control import ControlLink, Workers
 from tests.app.admin.monitoring.observed import OPERATOR, FakeReader, observe
@@ -38,7 +38,7 @@ class FakeFeeds:
 
 class Worker:
     def __init__(self, number: int) -> None:
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.feeds = RemoteFeeds(self.link)
         self.observer = Observer("none", 1000, worker=number)
         RequestsSender(self.link, self.observer.recent)

@@ -7,7 +7,7 @@ import pytest
 from app.inference.lifecycle import Lifecycle
 from app.workers import lifecycle as workers_lifecycle
 from app.workers.lifecycle import StatusSender, WorkerLifecycle
-from app.workers.messages import ServerStatus, StatusNoted, ToWorker
+from app.workers.messages import ServerStatus, StatusNoted, messages_to_worker
 from frameworks.core.errors import Draining
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Reply
@@ -31,7 +31,7 @@ class Supervisor:
         self.links: list[ControlLink] = []
 
     async def connect(self, number: int) -> WorkerLifecycle:
-        link = ControlLink(number, ToWorker)
+        link = ControlLink(number, messages_to_worker())
         lifecycle = WorkerLifecycle(link)
         self.links += [link, await connect(self.workers, link)]
         return lifecycle
@@ -80,7 +80,7 @@ async def test_change_is_found_without_request(monkeypatch: pytest.MonkeyPatch) 
 @in_loop
 async def test_same_readiness_is_not_sent_again() -> None:
     supervisor = Supervisor()
-    link = ControlLink(0, ToWorker)
+    link = ControlLink(0, messages_to_worker())
     received: list[bool] = []
 
     async def note(status: ServerStatus) -> Reply:
@@ -99,7 +99,7 @@ async def test_same_readiness_is_not_sent_again() -> None:
 @in_loop
 async def test_lost_worker_holds_no_answer_back() -> None:
     supervisor = Supervisor()
-    silent, never = ControlLink(0, ToWorker), asyncio.Event()
+    silent, never = ControlLink(0, messages_to_worker()), asyncio.Event()
 
     async def hang(status: ServerStatus) -> Reply:
         await never.wait()

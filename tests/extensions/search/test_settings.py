@@ -7,6 +7,7 @@ import pytest
 from app.config import ConfigError, check_file, load_settings
 from app.ray.checks import check_for_ray
 from extensions.search.collections.contract import Metric
+from extensions.search.settings import entries_of
 
 ENTRY = '[[collections]]\nname = "docs"\ndimensions = 4\n'
 
@@ -24,7 +25,7 @@ def load(folder: Path, text: str) -> list[str]:
 def test_defaults_and_folder_of_collection(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(ENTRY + '[[collections]]\nname = "b"\ndimensions = 2\npath = "./other"\n')
     loaded = load_settings(tmp_path / "config.toml", {})
-    first, second = loaded.settings.collections
+    first, second = entries_of(loaded.settings)
     settings = first.at(loaded.resolve(first.folder))
     assert settings.folder == tmp_path / "collections" / "docs"
     assert (settings.dimensions, settings.metric, settings.index_rows) == (4, Metric.COSINE, 200_000)
@@ -33,7 +34,7 @@ def test_defaults_and_folder_of_collection(tmp_path: Path) -> None:
 
 def test_index_rows_zero_means_never(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(ENTRY + "index_rows = 0\nmax_rows = 9\n")
-    (entry,) = load_settings(tmp_path / "config.toml", {}).settings.collections
+    (entry,) = entries_of(load_settings(tmp_path / "config.toml", {}).settings)
     settings = entry.at(tmp_path)
     assert (settings.index_rows, settings.max_rows) == (None, 9)
 
@@ -41,7 +42,7 @@ def test_index_rows_zero_means_never(tmp_path: Path) -> None:
 def test_environment_sets_key_of_collection(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(ENTRY)
     loaded = load_settings(tmp_path / "config.toml", {"ROUNDHOUSE_COLLECTIONS__0__THREADS": "3"})
-    assert loaded.settings.collections[0].threads == 3
+    assert entries_of(loaded.settings)[0].threads == 3
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_model_of_collection_may_be_alias(tmp_path: Path) -> None:
     for name in ("org/minilm", "short"):
         file = tmp_path / "config.toml"
         file.write_text(f'{text}{ENTRY}model = "{name}"\n', encoding="utf-8")
-        assert load_settings(file, {}).settings.collections[0].model == name
+        assert entries_of(load_settings(file, {}).settings)[0].model == name
 
 
 def test_deployment_on_ray_refuses_collections(tmp_path: Path) -> None:

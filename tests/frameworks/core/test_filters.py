@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, parse_filter
 from frameworks.core.errors import InvalidInput, RequestError, UnknownField
+from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, parse_filter
 
 
 @pytest.mark.parametrize(

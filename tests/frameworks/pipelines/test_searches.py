@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric, Record
+from extensions.search.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, ModelLoading, Overloaded, RoundhouseError
 from frameworks.core.timings import Timings
+from frameworks.core.vector_search import Record
 from frameworks.types import TensorType
 from tests.support.loops import in_loop
 from tests.support.pipelines import NumpyParts, ask, call, checked, engine_of, faults_of, pipeline, search, tensor_spec

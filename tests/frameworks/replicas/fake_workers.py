@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from frameworks.core.errors import ModelFailed, ModelNotFound, ModelUnavailable
 from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.engine.process.wire.serialization import error_to_plain
@@ -42,7 +42,7 @@ class FakeWorker:
     """A worker in the event loop of the test. `is_held`: messages wait until the test allows them."""
 
     def __init__(self, number: int = 0) -> None:
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.is_held = False
         self.fails = 0
         """Number of Prepares that fail next."""

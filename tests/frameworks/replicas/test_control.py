@@ -11,12 +11,12 @@ from app.workers.messages import (
     DrainWorker,
     FailedKeyNoted,
     ForgetModel,
-    FromWorker,
     NoteFailedKey,
     Tallies,
     TalliesReport,
-    ToWorker,
     WorkerReady,
+    messages_from_worker,
+    messages_to_worker,
 )
 from frameworks.core.errors import InvalidInput, ModelNotFound
 from frameworks.engine.process.wire.messages import ChannelLost
@@ -36,14 +36,14 @@ async def tallies(question: CollectTallies) -> Reply:
 
 
 def worker_link(number: int, answer: Any = tallies) -> ControlLink:
-    link = ControlLink(number, ToWorker)
+    link = ControlLink(number, messages_to_worker())
     link.answer(CollectTallies, answer)
     return link
 
 
 @in_both_loops
 async def test_messages_are_handled_in_order() -> None:
-    ours, theirs = ControlLink(0, FromWorker), ControlLink(0, ToWorker)
+    ours, theirs = ControlLink(0, messages_from_worker()), ControlLink(0, messages_to_worker())
     received: list[object] = []
     theirs.handle(ForgetModel, received.append)
     theirs.handle(DrainWorker, received.append)

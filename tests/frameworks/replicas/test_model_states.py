@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import msgpack
 
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.replicas.control import ControlLink
@@ -23,7 +23,7 @@ async def test_path_without_text_reaches_workers() -> None:
     path = Path(os.fsdecode(b"/models/odd\xff.onnx"))
     async with make_manager(FakeRegistry()) as manager:
         slot = manager.register("fake", OnnxModelEntry(name="odd", path=Path("odd")), path)
-        state = state_of(slot, pickle.dumps(slot.entry), Peer(ControlLink(0, ToWorker)))
+        state = state_of(slot, pickle.dumps(slot.entry), Peer(ControlLink(0, messages_to_worker())))
         received = msgpack.decode(msgpack.encode(state), type=ModelState)
         identities = Identities(PerformanceSettings(), SchedulingSettings(), SharedDevices(), EngineThreads())
         found = identities.slot_of(received)

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from app.workers.messages import ToWorker
+from app.workers.messages import messages_to_worker
 from frameworks.core.errors import OutOfMemory, Overloaded
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
@@ -33,7 +33,7 @@ async def test_workers_share_bound_of_model() -> None:
     shared = SharedLimits(2, [])
     async with make_manager(FakeRegistry(), shared_limits=shared) as manager:
         slots = [register(manager, name, max_concurrent_requests=2) for name in "mn"]
-        peer = Peer(ControlLink(0, ToWorker))
+        peer = Peer(ControlLink(0, messages_to_worker()))
         workers = [published(slots[0], shared, worker, peer) for worker in range(2)]
         server = RequestLimit("the server", None, None)
         for worker in workers:

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from extensions.search.collections.contract import Vectors
+from frameworks.core.vector_search import Vectors
 
 ROWS, DIMENSIONS, TOP_K, CALLERS = int(os.environ.get("BENCH_VECTORS") or 1_000_000), 384, 10, 16
 BATCHES = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from extensions.search.collections.contract import Vectors
+from frameworks.core.vector_search import Vectors
 from tools.bench.extensions.search_data import BATCHES, CALLERS, DIMENSIONS, TOP_K, cpu_ratio, in_rounds
 from tools.bench.shared.load import closed_loop, request_of
 from tools.bench.shared.servers import RunningServer, roundhouse

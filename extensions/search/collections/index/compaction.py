@@ -4,12 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.index.kmeans import Check
 from extensions.search.collections.store.metadata_columns import Column, Columns
-from extensions.search.collections.store.segments import MAX_SEGMENT_ROWS, NOT_DELETED, Part, Positions, Segment, Snapshot
+from extensions.search.collections.store.segments import (
+    MAX_SEGMENT_ROWS,
+    NOT_DELETED,
+    Part,
+    Positions,
+    Segment,
+    Snapshot,
+)
 from extensions.search.collections.store.sqlite_store import Rows
 from frameworks.core.progress import phase, step
+from frameworks.core.vector_search import Vectors
 
 
 class LiveRows:

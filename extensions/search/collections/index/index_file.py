@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from extensions.search.collections.contract import Vectors
 from extensions.search.collections.index.kmeans import Labels
 from extensions.search.collections.store.sqlite_store import Rows
+from frameworks.core.vector_search import Vectors
 
 log = structlog.get_logger(__name__)
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.scan.exact_scan import QueryBlock, eligible_rows
 from extensions.search.collections.scan.scoring import EligibleRows
 from extensions.search.collections.scan.top_k import TopK
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import MAX_SEGMENT_ROWS, Part, Positions
+from frameworks.core.vector_search import Vectors
 
 CALIBRATED_TOP_K = (10, 100)
 """The values of top k for which recall is measured; searches for a larger k are exact."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.scan.block_matmul import BlockMatmul
 from frameworks.core.progress import phase, step
+from frameworks.core.vector_search import Vectors
 
 SAMPLED_PER_LIST = 64
 _ITERATIONS = 8

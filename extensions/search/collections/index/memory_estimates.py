@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from extensions.search.collections.contract import CollectionSettings, Metadata, MetadataValue, Metric
+from extensions.search.collections.contract import CollectionSettings, Metric
 from extensions.search.collections.index.kmeans import SAMPLED_PER_LIST, number_of_lists
 from extensions.search.collections.store.metadata_columns import Column, Columns, Schema, bytes_of_value
 from extensions.search.collections.store.segments import Segment, Segments, Snapshot, next_capacity
+from frameworks.core.vector_search import Metadata, MetadataValue
 
 _CODE_BYTES, _NUMBER_BYTES = 4, 8
 _ROW_NUMBER_BYTES = 8

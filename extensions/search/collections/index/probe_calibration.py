@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.index.inverted_lists import CALIBRATED_TOP_K, InvertedLists
 from extensions.search.collections.index.kmeans import Check
 from extensions.search.collections.scan.exact_scan import Scan
 from extensions.search.collections.scan.top_k import TopK
 from extensions.search.collections.store.segments import Part, Positions
 from frameworks.core.progress import phase, step
+from frameworks.core.vector_search import Vectors
 
 HELD_OUT_QUERIES = 256
 _MIN_PROBED_SHARE = 0.01

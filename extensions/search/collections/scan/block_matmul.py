@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from extensions.search.collections.contract import Vectors
+from frameworks.core.vector_search import Vectors
 
 if TYPE_CHECKING:
     from extensions.search.collections.scan.compiled_gemm import Kernels

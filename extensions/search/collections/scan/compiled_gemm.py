@@ -13,8 +13,8 @@ import numpy as np
 from numba import types
 from numba.core.registry import cpu_target
 
-from extensions.search.collections.contract import Vectors
 from extensions.search.collections.scan.gemm_tiles import QUERIES, tile
+from frameworks.core.vector_search import Vectors
 
 _WIDE_ROWS, _NARROW_ROWS = 8, 6
 """Rows of a GEMM tile: its accumulators fit in the registers of AVX-512, and of smaller CPUs."""

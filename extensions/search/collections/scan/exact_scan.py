@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.scan.block_matmul import QUERY_BLOCK
 from extensions.search.collections.scan.scoring import Candidates, EligibleRows, make_kernel
 from extensions.search.collections.scan.top_k import POSITION_BITS, TopK
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import Part, Positions, Segment
 from extensions.search.collections.store.sqlite_store import Rows
+from frameworks.core.vector_search import Vectors
 
 _FIRST_ROWS = 256
 _SHARED_BYTES = 2 * 1024 * 1024

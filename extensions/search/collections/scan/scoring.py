@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.scan.block_matmul import GEMV_QUERIES, QUERY_BLOCK, BlockMatmul, compiled_kernels
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import Positions, Segment
+from frameworks.core.vector_search import Vectors
 
 if TYPE_CHECKING:
     from extensions.search.collections.scan.compiled_gemm import Kernels

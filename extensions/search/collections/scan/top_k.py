@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.store.segments import Positions, Segment
 from extensions.search.collections.store.sqlite_store import Rows
+from frameworks.core.vector_search import Vectors
 
 Values = npt.NDArray[np.float32]
 SPARE_ROWS = 8

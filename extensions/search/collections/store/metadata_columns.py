@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from extensions.search.collections.contract import Metadata
 from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, Scalar
+from frameworks.core.vector_search import Metadata
 
 Mask = npt.NDArray[np.bool_]
 _BYTES_OF_VALUE = 160

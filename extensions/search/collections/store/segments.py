@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from extensions.search.collections.contract import Metadata, Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.store.metadata_columns import Columns, Schema
 from extensions.search.collections.store.sqlite_store import Rows
+from frameworks.core.vector_search import Metadata, Vectors
 
 NOT_DELETED = np.iinfo(np.int64).max
 MAX_SEGMENT_ROWS = 32_768

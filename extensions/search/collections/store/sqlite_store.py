@@ -21,10 +21,9 @@ from extensions.search.collections.contract import (
     CollectionInUse,
     CollectionSettings,
     InvalidCollection,
-    Metadata,
     StorageFull,
-    Vectors,
 )
+from frameworks.core.vector_search import Metadata, Vectors
 
 FORMAT = "1"
 FILE = "records.sqlite"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.observability.metrics import Observer
 from app.observability.process_counts import ProcessCounts
-from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport, ToWorker
+from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport, messages_to_worker
 from app.workers.tallies.tallies import WorkerTallies
 from frameworks.core.timings import Timings
 from frameworks.models.versions.slot import ModelSlot
@@ -184,7 +184,7 @@ class ByHand:
     """A worker that reports when the test says so. `questions`: not answered yet."""
 
     def __init__(self, number: int = 0) -> None:
-        self.link = ControlLink(number, ToWorker)
+        self.link = ControlLink(number, messages_to_worker())
         self.questions: list[CollectTallies] = []
         self.forgets: list[ForgetModel] = []
         self.link.handle(CollectTallies, self.questions.append)

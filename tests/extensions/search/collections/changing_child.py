@@ -1,7 +1,8 @@
 """A process that upserts, replaces and deletes records while its index is compacted, until it is killed.
 
-`python -m tests.extensions.search.collections.changing_child FOLDER FIRST`: batch n has the ids "n-0" … "n-6". Before each
-change it prints `begin BATCH VERSION`, and after it `done BATCH VERSION`. Version 0 means that the batch is deleted.
+`python -m tests.extensions.search.collections.changing_child FOLDER FIRST`: batch n has the ids "n-0" … "n-6". Before
+each change it prints `begin BATCH VERSION`, and after it `done BATCH VERSION`. Version 0 means that the batch
+is deleted.
 """
 
 import asyncio
@@ -12,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, Metadata, Record, Vectors
-from frameworks.core.filters import AnyOf
+from extensions.search.collections.contract import Collection
 from extensions.search.collections.index import maintenance
+from frameworks.core.filters import AnyOf
+from frameworks.core.vector_search import Metadata, Record, Vectors
 from tests.extensions.search.collections.model import settings_of
 
 DIMENSIONS = 16

@@ -8,16 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import (
-    Collection,
-    CollectionSettings,
-    Metadata,
-    MetadataValue,
-    Metric,
-    Record,
-    Vectors,
-)
+from extensions.search.collections.contract import Collection, CollectionSettings, Metric
 from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, Scalar
+from frameworks.core.vector_search import Metadata, MetadataValue, Record, Vectors
 
 T = TypeVar("T")
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extensions.search.collections.contract import CollectionSettings, Hit, Metadata, Metric, Record, Vectors
+from extensions.search.collections.contract import CollectionSettings, Metric
 from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range
+from frameworks.core.vector_search import Hit, Metadata, Record, Vectors
 from tests.extensions.search.collections.model import Opened, expected_scores, matches, settings_of
 
 _DIMENSIONS = 5

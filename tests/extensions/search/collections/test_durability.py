@@ -19,13 +19,13 @@ from extensions.search.collections.contract import (
     CollectionInUse,
     InvalidCollection,
     Metric,
-    Record,
     StorageFull,
 )
-from frameworks.core.filters import parse_filter
 from extensions.search.collections.store.segments import Segments
 from extensions.search.collections.store.sqlite_store import FILE
 from frameworks.core.errors import OutOfMemory
+from frameworks.core.filters import parse_filter
+from frameworks.core.vector_search import Record
 from tests.extensions.search.collections import writing_child
 from tests.extensions.search.collections.model import Opened, random_vectors, records_of, settings_of
 from tests.extensions.search.collections.writing_child import BATCH, DIMENSIONS, records_of_batch, vector_of

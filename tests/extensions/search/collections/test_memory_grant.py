@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, IndexState, Metadata, Metric, Record
+from extensions.search.collections.contract import Collection, IndexState, Metric
 from extensions.search.collections.index import maintenance
 from extensions.search.collections.index.memory_estimates import MemoryGrowth
 from extensions.search.collections.store.metadata_columns import Schema
 from extensions.search.collections.store.segments import Segments
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import OutOfMemory
+from frameworks.core.vector_search import Metadata, Record
 from frameworks.models.residency.ledger import MemoryLedger
 from memory.budget import Budget
 from tests.extensions.search.collections.model import random_vectors, records_of, settings_of

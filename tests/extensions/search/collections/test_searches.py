@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from extensions.search.collections.contract import CollectionFull, Hit, Metric, Record
-from frameworks.core.filters import parse_filter
+from extensions.search.collections.contract import CollectionFull, Metric
 from extensions.search.collections.scan import block_matmul, scoring
 from frameworks.core.errors import Draining, InvalidInput, Overloaded
+from frameworks.core.filters import parse_filter
+from frameworks.core.vector_search import Hit, Record
 from tests.extensions.search.collections.model import Opened, random_vectors, records_of, settings_of
 
 

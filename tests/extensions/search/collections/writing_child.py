@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Record, Vectors
+from frameworks.core.vector_search import Record, Vectors
 from tests.extensions.search.collections.model import settings_of
 
 DIMENSIONS = 16

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import pytest
 
 from app.auth.principal import ANONYMOUS
-from extensions.search.settings import CollectionEntry
-from extensions.search.operations.collections import Collections, ConfiguredCollection
 from extensions.search.collections import collection
+from extensions.search.operations.collections import Collections, ConfiguredCollection
+from extensions.search.settings import CollectionEntry
 from tests.support.loops import in_loop, soon, task
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from app.auth.errors import Forbidden
 from app.auth.principal import ANONYMOUS, Principal
-from extensions.search.settings import CollectionEntry
 from extensions.search.operations import collections as module
 from extensions.search.operations.collections import Collections, ConfiguredCollection
 from extensions.search.operations.files import CollectionFiles
+from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import CollectionExists, CollectionNotFound, Draining, InvalidInput
 from frameworks.core.tenants import Tenant
 from tests.support.loops import in_loop

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.protocols.shared.codec import Target
+from app.protocols.shared.errors import InvalidJson
+from extensions.search.collections.contract import Metric
 from extensions.search.operations.requests import DeleteRequest, SearchRequest, UpsertRequest
 from extensions.search.operations.similarity import SimilarityRequest
 from extensions.search.protocol.collections import DELETE_CODEC, SEARCH_CODEC
 from extensions.search.protocol.similarity import SIMILARITY_CODEC
 from extensions.search.protocol.upserts import UPSERT_CODEC
-from app.protocols.shared.codec import Target
-from app.protocols.shared.errors import InvalidJson
-from extensions.search.collections.contract import Metric
-from frameworks.core.filters import AnyOf
 from frameworks.core.errors import InvalidInput, UnknownField
+from frameworks.core.filters import AnyOf
 
 CODECS: dict[str, Any] = {
     "similarity": SIMILARITY_CODEC,
@@ -54,7 +54,9 @@ VALUES = st.recursive(
 
 def decode(name: str, body: object) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return CODECS[name].decode(content, Target(collection="docs"), lambda *_: pytest.fail("no model is needed"))
+    return CODECS[name].decode(
+        content, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
+    )
 
 
 def test_search_is_read_with_all_options() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from extensions.search.protocol.collections import DELETE_CODEC, SEARCH_CODEC
-from extensions.search.protocol.upserts import UPSERT_CODEC
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import InvalidJson
-from extensions.search.collections.contract import Record
 from extensions.search.collections.validation import checked_records
+from extensions.search.protocol.collections import DELETE_CODEC, SEARCH_CODEC
+from extensions.search.protocol.upserts import UPSERT_CODEC
 from frameworks.core.errors import FieldError, InvalidInput
+from frameworks.core.vector_search import Record
 from tests.extensions.search.collections.model import random_vectors
 
 CODECS: dict[str, Any] = {"search": SEARCH_CODEC, "upsert": UPSERT_CODEC, "delete": DELETE_CODEC}
@@ -51,7 +51,9 @@ LARGE = {
 
 
 def decode(name: str, body: bytes) -> Any:
-    return CODECS[name].decode(body, Target(collection="docs"), lambda *_: pytest.fail("no model is needed"))
+    return CODECS[name].decode(
+        body, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
+    )
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

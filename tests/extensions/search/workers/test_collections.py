@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from app.auth.principal import ANONYMOUS
-from extensions.search.settings import CollectionEntry
+from app.workers.forwarding import SupervisorLost
+from extensions.search.collections.contract import Collection, ServedCollection
 from extensions.search.operations.collections import Collections, ConfiguredCollection
+from extensions.search.settings import CollectionEntry
 from extensions.search.workers import collections as remote
 from extensions.search.workers.collections import CollectionServer, RemoteCollections
-from app.workers.forwarding import SupervisorLost
-from extensions.search.collections.contract import Collection, Metadata, Record, ServedCollection
-from frameworks.core.filters import parse_filter
 from frameworks.core.errors import InvalidInput, ModelFailed, ModelLoading, OutOfMemory
+from frameworks.core.filters import parse_filter
+from frameworks.core.vector_search import Metadata, Record
 from frameworks.replicas.control import ControlLink
 from tests.extensions.search.collections.model import random_vectors, records_of
 from tests.support.control_links import open_links

@@ -3,19 +3,19 @@
 from pathlib import Path
 
 from app.auth.principal import ANONYMOUS
-from extensions.search.settings import CollectionEntry
+from app.workers.messages import messages_to_worker
 from extensions.search.operations.collections import Collections
 from extensions.search.operations.files import CollectionFiles
+from extensions.search.settings import CollectionEntry
 from extensions.search.workers.collections import RemoteCollections
 from extensions.search.workers.created import CreatedReceiver, CreatedSender
-from app.workers.messages import ToWorker
 from frameworks.replicas.control import ControlLink, Workers
 from tests.support.control_links import connect
 from tests.support.loops import in_loop
 
 
 async def join(workers: Workers, number: int) -> tuple[ControlLink, Collections]:
-    link, collections = ControlLink(number, ToWorker), Collections()
+    link, collections = ControlLink(number, messages_to_worker()), Collections()
     collections.connect(RemoteCollections(link).connect)
     CreatedReceiver(link, collections)
     await connect(workers, link)

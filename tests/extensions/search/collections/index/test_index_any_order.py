@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from extensions.search.collections.contract import CollectionSettings, Hit, Vectors
-from frameworks.core.filters import Filter
+from extensions.search.collections.contract import CollectionSettings
 from extensions.search.collections.index import compaction, inverted_lists, maintenance
 from extensions.search.collections.store import segments
+from frameworks.core.filters import Filter
+from frameworks.core.vector_search import Hit, Vectors
 from tests.extensions.search.collections.model import expected_scores, matches, settings_of
 from tests.extensions.search.collections.test_any_order import Machine
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extensions.search.collections.contract import Hit, IndexInfo, IndexState, Metric, Record, Vectors
-from frameworks.core.filters import parse_filter
+from extensions.search.collections.contract import IndexInfo, IndexState, Metric
 from extensions.search.collections.index import compaction, index_file, inverted_lists, maintenance
 from extensions.search.collections.store import segments
+from frameworks.core.filters import parse_filter
 from frameworks.core.progress import states
+from frameworks.core.vector_search import Hit, Record, Vectors
 from tests.extensions.search.collections.model import Opened, expected_scores, settings_of
 from tests.support.works import ended_phases
 

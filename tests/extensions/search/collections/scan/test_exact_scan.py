@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from extensions.search.collections.contract import Metric, Vectors
+from extensions.search.collections.contract import Metric
 from extensions.search.collections.scan import block_matmul, exact_scan, scoring
 from extensions.search.collections.scan.top_k import TopK, exact_scores
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import NOT_DELETED, Part, Positions, Segment, normalized
+from frameworks.core.vector_search import Vectors
 
 pytestmark = pytest.mark.isa
 
