@@ -1,4 +1,4 @@
-"""What an extension runs in one process of a server: as the start, `/health`, `/metrics` and the routes use it."""
+"""Define the part of an extension in one process of a server, for the start, `/health`, `/metrics` and the routes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext

@@ -146,7 +146,7 @@ class Pipeline:
         self._service = service
         self._shadowing = shadowing
         self.resources: dict[str, Callable[[RequestRecord, str], None]] = {}
-        """What paths name beside models, by kind: checks a name before the body is read, and notes it on the record."""
+        """By kind of a resource that paths name beside models: check a name before the body is read, and record it."""
         self.operations: dict[type[Any], Operation] = {}
         """The operations by the class of their requests; filled when the server is built."""
         self._at_close: list[Callable[[], None]] = []

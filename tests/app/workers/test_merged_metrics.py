@@ -1,7 +1,7 @@
 """Test the page of metrics of a server with several workers: how each family is merged, and one server's page."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
 from app.admin.metrics.api import MetricsApi, StatsSources
-from app.admin.views import Views
+from app.admin.metrics.families import Family
+from app.admin.views import View, Views
 from app.auth.key_store import KeyStore, StoredKey
 from app.auth.quotas import TenantLimits
 from app.config.auth_settings import AuthSettings, TenantSettings
@@ -23,6 +24,7 @@ from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
 from app.observability.worker_counts import WorkerCounts
+from extensions.search.metrics import collection_families
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -116,6 +118,11 @@ class CacheSize:
     evictions: int
 
 
+async def added_families(view: View) -> Iterable[Family]:
+    """Return the families of extensions, for a server without collections."""
+    return collection_families([], view.counts)
+
+
 class Pages:
     """The models of a process and its other sources. `number`: that of all counts, which differ from other numbers'."""
 
@@ -143,7 +150,15 @@ class Pages:
         tenant.places.own_inflight = number
         cache = CacheSize(number, number)
         self._sources = partial(
-            StatsSources, manager.devices, manager.residency.ledger, limit, cache, connections, keys, {"a": tenant}
+            StatsSources,
+            manager.devices,
+            manager.residency.ledger,
+            limit,
+            cache,
+            connections,
+            keys,
+            {"a": tenant},
+            added=[added_families],
         )
 
     async def page(self, tallies: RequestTallies, process_counts: Callable[[], ProcessCounts]) -> Page:
