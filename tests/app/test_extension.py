@@ -61,6 +61,91 @@ def test_folder_adds_command(tmp_path: Path) -> None:
     assert shown == "hello\n"
 
 
+PART = """
+from app.admin.extension_part import ExtensionPart
+from app.admin.metrics.families import gauge
+from app.http.responses import json_response
+from contextlib import asynccontextmanager
+from fastapi import APIRouter
+
+class Part(ExtensionPart):
+    health_key, health_description = "greetings", "The state of each greeting."
+
+    def __init__(self, process):
+        self.texts = process.loaded.settings.table("greetings", ())
+        self.is_running = False
+
+    @asynccontextmanager
+    async def running(self):
+        self.is_running = True
+        yield
+        print("stopped")
+
+    def routers(self, parts):
+        router = APIRouter()
+        router.add_api_route("/greet", self.greet, methods=["GET"])
+        return (router,)
+
+    async def greet(self):
+        return json_response({"texts": self.texts, "is_running": self.is_running})
+
+    def states(self, principal):
+        return {text: "failed" for text in self.texts}
+
+    async def families(self, view):
+        return (gauge("greetings", "Greetings.", [], [([], len(self.texts))]),)
+"""
+PACKAGE_WITH_PART = """
+from app.extension import Extension
+
+def tables():
+    from typing import Annotated
+    from pydantic import Field
+    from app.config.tables import ConfigTable
+    return (ConfigTable("greetings", Annotated[tuple[str, ...], Field(strict=False)], ()),)
+
+def access():
+    from app.auth.permissions import READ
+    return {"/greet": {"GET": READ}}
+
+def open_part(process):
+    from extensions.greeting.part import Part
+    return Part(process)
+
+EXTENSION = Extension(tables=tables, open=open_part, access=access)
+"""
+ASK = """
+from pathlib import Path
+from starlette.testclient import TestClient
+from app.config import load_settings
+from app.server.build import build
+server = build(load_settings(None, {}, {"server.grpc_port": 0, "greetings": '["hi", "hello"]'}), "none")
+async def app(scope, receive, send):
+    await server.app(scope, receive, send)
+with TestClient(app, base_url="http://localhost") as client:
+    print(client.get("/greet").text)
+    print(client.get("/health").json()["greetings"], client.get("/health").json()["status"])
+    print([line for line in client.get("/metrics").text.splitlines() if line.startswith("roundhouse_greetings")])
+    print("greetings" in client.get("/openapi.json").json()["components"]["schemas"]["Health"]["properties"])
+"""
+
+
+def test_part_adds_table_route_state_and_metric(tmp_path: Path) -> None:
+    package = tmp_path / "extensions" / "greeting"
+    package.mkdir(parents=True)
+    (tmp_path / "extensions" / "__init__.py").touch()
+    (package / "__init__.py").write_text(PACKAGE_WITH_PART)
+    (package / "part.py").write_text(PART)
+    shown = run(copy_of_core(tmp_path), f"exec({ASK!r})").splitlines()
+    assert shown[-5:] == [  # behind the lines of the log
+        '{"texts":["hi","hello"],"is_running":true}',
+        "{'hi': 'failed', 'hello': 'failed'} degraded",
+        "['roundhouse_greetings 2.0']",
+        "True",
+        "stopped",
+    ]
+
+
 def test_permissions_of_extensions_join_those_of_core(monkeypatch: pytest.MonkeyPatch) -> None:
     added = Extension(access=lambda: {"/": {"POST": INFER}, "/greet": {"GET": READ}})
     monkeypatch.setattr(extension, "extensions", lambda: (added,))
