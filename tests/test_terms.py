@@ -15,10 +15,12 @@ from tests.test_language import ROOT, _comments, _strings, checked_files
 FINISHED = (
     *("frameworks/pytorch/compiled", "frameworks/pytorch/compiling", "frameworks/pytorch/int8_choice.py"),
     *("frameworks/pytorch/int8_matmul.py", "frameworks/pytorch/kernels.py", "frameworks/pytorch/openmp.py"),
-    "frameworks/pytorch/quantize.py",
+    *("frameworks/pytorch/quantize.py", "extensions/search"),
 )
 
 ASKED = {
+    "extensions/search/collections/index": "k-means|inverted list|index|recall",
+    "extensions/search/collections/scan": "GEMM|top-k|matmul",
     "frameworks/pytorch/compiled/amx": "GEMM|AMX",
     "frameworks/pytorch/compiled/attention": "softmax|KV cache",
     "frameworks/pytorch/compiled/decoder_step": "GEMM|KV cache|RMSNorm|block table",
@@ -54,7 +56,7 @@ REPLACED_NAMES = frozenset({"dots", "numbers", "place", "places", "room", "share
 MIN_DOCUMENTED = 0.9
 
 _COMPILED = frozenset({"compiled", "strict_math", "inlined", "inlined_early", "llvm_function"})
-_ARRAY = re.compile(r"\b(?:Tensor|ndarray|NDArray|Floats|Integers|Bytes)\b")
+_ARRAY = re.compile(r"\b(?:Tensor|ndarray|NDArray|Floats|Integers|Bytes|Vectors|Positions|Mask)\b")
 _SHAPE_OR_DTYPE = re.compile(r"\[[^\]]+\]|\bb?float(?:16|32|64)\b|\bu?int(?:4|8|16|32|64)\b|\bdtypes?\b|\b16-bit\b")
 
 

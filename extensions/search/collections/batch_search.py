@@ -117,7 +117,7 @@ class Searcher:
             if selection is not None and share <= MAX_SELECTED_SHARE:
                 few.setdefault(id(selection), (selection, []))[1].append(top)
                 continue
-            # For top k hits after a filter, the index must find about top k / share hits before it.
+            # For top-k hits after a filter, the index must find about top-k / share hits before it.
             nprobe = None if lists is None or search.is_exact else lists.nprobe(search.top_k / share)
             if nprobe is None:
                 rest.append(query)

@@ -1,4 +1,4 @@
-"""Compute pairwise scores of two lists of vectors: the whole matrix, or the top k of each row."""
+"""Compute pairwise scores of two lists of vectors: the whole matrix, or the top-k of each row."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """The top k scores of each row, the highest first. `indices`: int64 [n, k]. `scores`: float32 [n, k]."""
+    """The top-k scores of each row, the highest first. `indices`: int64 [n, k]. `scores`: float32 [n, k]."""
 
     indices: npt.NDArray[np.int64]
     scores: Vectors

@@ -54,10 +54,10 @@ class SearchCollectionCodec(SearchCodec):
         return read_object(body, SearchCollection, lambda document, fields: _read_search(name, document, fields))
 
     def is_long_to_write(self, decoded: OperationRequest, answer: SearchAnswer) -> bool:
-        numbers = sum(
+        elements = sum(
             each.hit.vector.size for hits in answer.hits for each in hits[:1] if each.hit.vector is not None
         ) * max(map(len, answer.hits), default=0)
-        return numbers + _ELEMENTS_PER_HIT * sum(map(len, answer.hits)) >= LONG_ELEMENTS
+        return elements + _ELEMENTS_PER_HIT * sum(map(len, answer.hits)) >= LONG_ELEMENTS
 
     def encode(self, decoded: OperationRequest, answer: SearchAnswer, context: AnswerContext) -> bytes:
         request: SearchRequest = decoded.request

@@ -63,7 +63,7 @@ def read_vector_or_vectors(
 ) -> tuple[list[str] | list[bytes] | Vectors, bool]:
     """Return texts, images or vectors, and whether the array is a list of them. Raises InvalidInput."""
     try:
-        numbers, shape = _numbers(document, node, field)
+        values, shape = _numbers(document, node, field)
     except _NotNumbers:
         items = document.items(node)
         if document.is_object(items[0]):
@@ -77,7 +77,7 @@ def read_vector_or_vectors(
     if len(shape) == 2 and shape[0] > max_items:
         raise InvalidInput(field, f"expected 1 to {max_items} vectors, got {shape[0]}")
     _check_dimensions(shape[-1], field)
-    return numbers.reshape(-1, shape[-1]), len(shape) == 2
+    return values.reshape(-1, shape[-1]), len(shape) == 2
 
 
 def _image_of(document: Document, node: Node, field: str) -> bytes:
@@ -97,34 +97,34 @@ def _checked_texts(texts: list[Any], field: str, max_texts: int) -> list[str]:
 
 def read_vectors(document: Document, node: Node, field: str, max_vectors: int) -> Vectors:
     """Return 1 to `max_vectors` vectors of equal length, float32 [n, dimensions]. Raises InvalidInput."""
-    numbers, shape = _numbers(document, node, field)
+    values, shape = _numbers(document, node, field)
     if len(shape) != 2:
         raise InvalidInput(field, f"expected a list of vectors, got {len(shape)} levels of lists")
     if not 1 <= shape[0] <= max_vectors:
         raise InvalidInput(field, f"expected 1 to {max_vectors} vectors, got {shape[0]}")
     _check_dimensions(shape[1], field)
-    return numbers.reshape(shape)
+    return values.reshape(shape)
 
 
 def read_vector(document: Document, node: Node, field: str) -> Vectors:
     """Return one vector, float32 [dimensions]. Raises InvalidInput."""
-    numbers, shape = _numbers(document, node, field)
+    values, shape = _numbers(document, node, field)
     if len(shape) != 1:
         raise InvalidInput(field, "expected a list of numbers, got a list of lists; send one vector")
     _check_dimensions(shape[0], field)
-    return numbers
+    return values
 
 
 def _numbers(document: Document, node: Node, field: str) -> tuple[Vectors, tuple[int, ...]]:
     if not document.is_array(node):
         raise InvalidInput(field, f"expected numbers in lists, got {describe_value(node)}")
     try:
-        numbers, shape = document.numbers(node, "float")
+        values, shape = document.numbers(node, "float")
     except RaggedArray as error:
         raise InvalidInput(field, f"expected vectors of equal length, got a ragged array: {error}") from None
     except NonNumericArray as error:
         raise _NotNumbers(field, f"expected numbers, got {error}") from None
-    return narrow(numbers, "float32", field).astype(np.float32, copy=False), shape
+    return narrow(values, "float32", field).astype(np.float32, copy=False), shape
 
 
 def _check_dimensions(dimensions: int, field: str) -> None:

@@ -57,7 +57,7 @@ class LiveRows:
 
     def _column(self, key: str, offsets: Positions) -> Column:
         found = [(part, part.segment.columns.get(key, Column())) for part in self._parts]
-        codes = numbers = None
+        codes = floats = None
         if any(column.codes is not None for _, column in found):
             codes = np.concatenate(
                 [
@@ -65,21 +65,21 @@ class LiveRows:
                     for part, column in found
                 ]
             )[offsets]
-        if any(column.numbers is not None for _, column in found):
-            numbers = np.concatenate(
+        if any(column.floats is not None for _, column in found):
+            floats = np.concatenate(
                 [
-                    np.full(part.count, np.nan) if column.numbers is None else column.numbers[: part.count]
+                    np.full(part.count, np.nan) if column.floats is None else column.floats[: part.count]
                     for part, column in found
                 ]
             )[offsets]
-        return Column(codes, numbers)
+        return Column(codes, floats)
 
 
 def compacted(live: LiveRows, order: Positions, dimensions: int, metric: Metric, check: Check) -> list[Segment]:
     """Return new segments with the live rows in this order, int64 [n]; each but the last has MAX_SEGMENT_ROWS rows."""
     columns = live.columns(order)
     segments: list[Segment] = []
-    phase("putting the rows in order", len(order), "rows")
+    phase("ordering the rows", len(order), "rows")
     for start in range(0, len(order), MAX_SEGMENT_ROWS):
         check()
         part = order[start : start + MAX_SEGMENT_ROWS]

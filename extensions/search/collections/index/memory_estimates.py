@@ -87,7 +87,7 @@ def row_bytes(dimensions: int, metric: Metric) -> int:
 
 
 def _kinds_of(columns: Columns) -> set[tuple[str, bool]]:
-    """Return the arrays that exist: key, and whether its numbers."""
+    """Return the arrays that exist: key, and whether its floats."""
     return {
         (key, is_number)
         for key, column in list(columns.items())
@@ -97,7 +97,7 @@ def _kinds_of(columns: Columns) -> set[tuple[str, bool]]:
 
 
 def _has(column: Column, is_number: bool) -> bool:
-    return (column.numbers if is_number else column.codes) is not None
+    return (column.floats if is_number else column.codes) is not None
 
 
 def _is_number(value: MetadataValue) -> bool:

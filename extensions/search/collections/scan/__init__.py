@@ -1,4 +1,4 @@
-"""Score rows against queries and keep the top k: exact search, and the inner loop of the IVF index.
+"""Score rows against queries and keep the top-k: exact search, and the inner loop of the IVF index.
 
 In: query vectors and segments. Out: row query_indices and scores, the best first. Begin with `exact_scan`.
 `scoring` computes the inner products by GEMM and applies the top-k threshold; `compiled_gemm` and `gemm_tiles` are

@@ -41,7 +41,7 @@ class Kernels:
     rows: int
 
     def multiply(self, rows: Vectors, queries: Vectors, out: Vectors) -> None:
-        """Write the inner products of rows [n, d] and queries [d, QUERIES] to `out`, float32 [n, QUERIES]."""
+        """Write the matmul of rows [n, d] and queries [d, QUERIES] to `out`, float32 [n, QUERIES]."""
         no_bias, no_masks = np.zeros(1, np.float32), np.empty((0, 0), np.bool_)
         thresholds, mask_of = np.full(QUERIES, np.nan, np.float32), np.full(QUERIES, -1)
         no_candidates = np.empty(self.rows * QUERIES, np.int64)

@@ -1,4 +1,4 @@
-"""Search exactly: score all rows of segments against blocks of 16 queries, and keep the top k rows of each query."""
+"""Search exactly: score all rows of segments against blocks of 16 queries, and keep the top-k rows of each query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class KeptCandidates(NamedTuple):
 
 
 class QueryBlock:
-    """Up to 16 queries that are scored against the same rows, and their top k rows so far. `finish` ends it."""
+    """Up to 16 queries that are scored against the same rows, and their top-k rows so far. `finish` ends it."""
 
     def __init__(self, best: Sequence[TopK], metric: Metric) -> None:
         self._best = best
@@ -45,7 +45,7 @@ class QueryBlock:
         self._rows_at_once = max(_FIRST_ROWS, 2 * int(self._capacities.max()))
         self._is_full = bool(np.isfinite(self._thresholds[: len(best)]).all())
         self._segments: list[Segment] = []
-        # The top k rows, sorted by query, then unmerged candidates. Both are merged once they are equally many.
+        # The top-k rows, sorted by query, then unmerged candidates. Both are merged once they are equally many.
         self._found: list[KeptCandidates] = []
         self._pending = 0
 
@@ -72,7 +72,7 @@ class QueryBlock:
             self._merge()
 
     def _pruned(self, found: Candidates) -> Candidates:
-        """Drop candidates that cannot be among the top k of this kernel call, where there are many."""
+        """Drop candidates that cannot be among the top-k of this kernel call, where there are many."""
         if len(found.values) <= 4 * self._total_capacity:
             return found
         is_kept = np.ones(len(found.values), dtype=np.bool_)
@@ -100,7 +100,7 @@ class QueryBlock:
         self._pending = 0
 
     def finish(self) -> None:
-        """Merge the top k rows into those of the queries."""
+        """Merge the top-k rows into those of the queries."""
         if not self._found:
             return
         self._merge()

@@ -1,4 +1,4 @@
-"""Keep the top k rows of one query: a bounded heap by score, which also gives the threshold for later rows."""
+"""Keep the top-k rows of one query: a bounded heap by score, which also gives the threshold for later rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

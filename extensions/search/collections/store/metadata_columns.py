@@ -68,24 +68,24 @@ def bytes_of_value(value: DictionaryValue) -> int:
 
 @dataclass(slots=True)
 class Column:
-    """One key in one segment. `codes`: uint32 [capacity], 0 for none. `numbers`: float64 [capacity], NaN for none.
+    """One key in one segment. `codes`: uint32 [capacity], 0 for none. `floats`: float64 [capacity], NaN for none.
 
     An array is absent until a row of the segment has such a value.
     """
 
     codes: npt.NDArray[np.uint32] | None = None
-    numbers: npt.NDArray[np.float64] | None = None
+    floats: npt.NDArray[np.float64] | None = None
 
     def take(self, positions: npt.NDArray[np.int64]) -> "Column":
         """Return the column of the rows at these positions, int64 [n]."""
         return Column(
             None if self.codes is None else self.codes[positions],
-            None if self.numbers is None else self.numbers[positions],
+            None if self.floats is None else self.floats[positions],
         )
 
     @property
     def memory_bytes(self) -> int:
-        return sum(each.nbytes for each in (self.codes, self.numbers) if each is not None)
+        return sum(each.nbytes for each in (self.codes, self.floats) if each is not None)
 
 
 Columns = dict[str, Column]
@@ -108,8 +108,8 @@ class Schema:
         for column in columns.values():
             if column.codes is not None:
                 column.codes[position] = 0
-            if column.numbers is not None:
-                column.numbers[position] = np.nan
+            if column.floats is not None:
+                column.floats[position] = np.nan
         for key, value in metadata.items():
             if value is not None:
                 self._write_value(columns.setdefault(key, Column()), key, capacity, position, value)
@@ -123,9 +123,9 @@ class Schema:
                 column.codes = np.zeros(capacity, dtype=np.uint32)
             column.codes[position] = dictionary.code(value)
         else:
-            if column.numbers is None:
-                column.numbers = np.full(capacity, np.nan)
-            column.numbers[position] = value
+            if column.floats is None:
+                column.floats = np.full(capacity, np.nan)
+            column.floats[position] = value
 
     def mask(self, where: Filter, columns: Columns, count: int) -> Mask:
         """Return which of the first `count` rows of a segment match, bool [count]."""
@@ -158,24 +158,24 @@ def _exists(column: Column, count: int) -> Mask:
     found = np.zeros(count, dtype=np.bool_)
     if column.codes is not None:
         found |= column.codes[:count] != 0
-    if column.numbers is not None:
-        found |= ~np.isnan(column.numbers[:count])
+    if column.floats is not None:
+        found |= ~np.isnan(column.floats[:count])
     return found
 
 
 def _in_range(where: Range, column: Column, count: int) -> Mask:
-    if column.numbers is None:
+    if column.floats is None:
         return np.zeros(count, dtype=np.bool_)
-    numbers = column.numbers[:count]
-    found = ~np.isnan(numbers)
+    floats = column.floats[:count]
+    found = ~np.isnan(floats)
     if where.above is not None:
-        found &= numbers > where.above
+        found &= floats > where.above
     if where.at_least is not None:
-        found &= numbers >= where.at_least
+        found &= floats >= where.at_least
     if where.below is not None:
-        found &= numbers < where.below
+        found &= floats < where.below
     if where.at_most is not None:
-        found &= numbers <= where.at_most
+        found &= floats <= where.at_most
     return found
 
 
@@ -191,10 +191,10 @@ def _equals(where: AnyOf, column: Column, dictionary: Dictionary, count: int) ->
             table = np.zeros(max(len(dictionary), *matching) + 1, dtype=np.bool_)
             table[matching] = True
             found |= table[codes]
-    if column.numbers is not None:
-        numbers = [value for value in where.values if isinstance(value, float) and not isinstance(value, bool)]
-        if len(numbers) == 1:
-            found |= column.numbers[:count] == numbers[0]
-        elif numbers:
-            found |= np.isin(column.numbers[:count], numbers)
+    if column.floats is not None:
+        floats = [value for value in where.values if isinstance(value, float) and not isinstance(value, bool)]
+        if len(floats) == 1:
+            found |= column.floats[:count] == floats[0]
+        elif floats:
+            found |= np.isin(column.floats[:count], floats)
     return found

@@ -60,7 +60,7 @@ def test_build_counts_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     opened.close()
     found = {each.what: (each.done, each.total) for each in ended if each.kind == "index"}
     assert found.pop("training the centroids") == (8, 8)
-    rows = ("comparing the rows with the centroids", "putting the rows in order", "measuring the recall")
+    rows = ("comparing the rows with the centroids", "ordering the rows", "measuring the recall")
     assert found == dict.fromkeys(rows, (1000, 1000))
     assert not states(lambda work: work.subject == "collection")
 
