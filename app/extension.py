@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from app.config.tables import ConfigTable
     from app.inference.pipeline import Pipeline
     from app.protocols.shared.routes import Route
+    from frameworks.core.addresses import Scheme, SourceAddress
     from frameworks.core.vector_search import LocalCollections
     from frameworks.models.residency.ledger import MemoryLedger
     from frameworks.models.residency.subrequests import SubRequests
     from frameworks.replicas.control import ControlLink, Workers
+    from frameworks.sources.contract import OpenRemote, Remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Extension:
     `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py.
     `messages()`: classes of messages to a worker, and from a worker, beside those of app/workers/messages.py. Each has
     a name that no other message has.
+    `sources()`: for each scheme of a model's address, the function that opens a remote; the core opens `hf` itself.
     `local_collections(loaded)`: opens collections of the settings without a server.
     """
 
@@ -63,6 +66,7 @@ class Extension:
     open: "Callable[[ServerProcess], ExtensionPart | None]" = lambda _: None
     access: "Callable[[], Mapping[str, Mapping[str, Access]]]" = dict
     messages: "Callable[[], tuple[Iterable[type[Any]], Iterable[type[Any]]]]" = lambda: ((), ())
+    sources: "Callable[[], Mapping[Scheme, OpenRemote]]" = dict
     local_collections: "Callable[[LoadedSettings], LocalCollections] | None" = None
 
 
@@ -75,6 +79,14 @@ def open_parts(process: ServerProcess) -> "tuple[ExtensionPart, ...]":
     """Open the parts of all extensions in a process, in the order of their names."""
     parts = [extension.open(process) for extension in extensions()]
     return tuple(part for part in parts if part is not None)
+
+
+def open_remote(address: "SourceAddress") -> "Remote":
+    """Open the source of an address, of the core or of an extension. Raises InvalidModel."""
+    from frameworks.sources import remotes
+
+    added = {scheme: open_added for each in extensions() for scheme, open_added in each.sources().items()}
+    return remotes.open_remote(address, added)
 
 
 def http_access() -> "Mapping[str, Mapping[str, Access]]":

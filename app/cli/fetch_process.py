@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.cli.download_bar import DownloadBar
+from app.extension import open_remote
 from app.observability.logs.logs import configure_logging
 from frameworks.core.addresses import parse_address
 from frameworks.core.errors import RoundhouseError
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     cache_dir, max_bytes, framework, address = arguments
     configure_logging("warning", "auto", sys.stderr)
-    download = _Download(SourceStore(Path(cache_dir), int(max_bytes)), address, framework)
+    download = _Download(SourceStore(Path(cache_dir), int(max_bytes), open_remote), address, framework)
     threading.Thread(target=_end_with_parent, args=(download,), daemon=True).start()
     answer = download.run()
     print(json.dumps(answer), flush=True)

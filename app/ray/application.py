@@ -8,6 +8,7 @@ from ray import serve
 
 from app.auth.keys import Key, environment_key
 from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, RayGroupSettings, load_settings
+from app.extension import open_remote
 from app.ray.checks import check_for_ray, for_ingress
 from app.ray.ingress import IngressConfig, ingress_deployment
 from app.server.keys import open_keys
@@ -108,4 +109,5 @@ def _replica_config(loaded: LoadedSettings, slot: ModelSlot) -> ReplicaConfig:
         versions,
         loaded.settings.logging.level,
         loaded.settings.models.max_download_bytes,
+        open_remote,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.config import LoadedSettings
+from app.extension import open_remote
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
@@ -82,7 +83,7 @@ def source_store(loaded: LoadedSettings) -> "SourceStore":
     from frameworks.sources.store import SourceStore
 
     models = loaded.settings.models
-    return SourceStore(loaded.resolve(models.cache_dir), models.max_download_bytes)
+    return SourceStore(loaded.resolve(models.cache_dir), models.max_download_bytes, open_remote)
 
 
 def build_loader(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> Loader:

@@ -1,8 +1,10 @@
 """Define what a source must offer: a list of its files, and their bytes from any offset."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from frameworks.core.addresses import SourceAddress
 
 Framework = Literal["onnx", "pytorch"]
 
@@ -57,3 +59,7 @@ class Remote(Protocol):
     def close(self) -> None:
         """Close the connections."""
         ...
+
+
+OpenRemote = Callable[[SourceAddress], Remote]
+"""Return the remote of an address; open no connection. Raises InvalidModel for invalid settings of the environment."""

@@ -4,7 +4,7 @@ import errno
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +14,16 @@ from filelock import FileLock, Timeout
 
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.contract import Framework, Remote, SourceChanged
+from frameworks.sources.contract import Framework, OpenRemote, SourceChanged
 from frameworks.sources.download import RETRY_DELAYS_S, Cancelled, Downloader, Progress, part_bytes
 from frameworks.sources.remotes import open_remote
 from frameworks.sources.served_files import Selection, listed_framework, select_files
 from frameworks.sources.store_folders import AddressFolder, StoredVersion, version_name
 from memory.sizes import format_size
 
-__all__ = ["Cancelled", "Fetched", "OpenRemote", "Progress", "SourceStore"]
+__all__ = ["Cancelled", "Fetched", "Progress", "SourceStore"]
 
 log = structlog.get_logger(__name__)
-
-OpenRemote = Callable[[SourceAddress], Remote]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _LISTINGS = 3

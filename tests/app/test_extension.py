@@ -10,6 +10,8 @@ import pytest
 from app import extension
 from app.auth.permissions import INFER, READ
 from app.extension import Extension, extensions, http_access
+from frameworks.core.addresses import SourceAddress, parse_address
+from frameworks.core.errors import InvalidModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,3 +161,17 @@ def test_second_permission_of_route_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(extension, "extensions", lambda: (added,))
     with pytest.raises(ValueError, match="/infer: expected one entry of POST, got two"):
         http_access()
+
+
+def test_scheme_of_extension_opens_its_remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[SourceAddress] = []
+    added = Extension(sources=lambda: {"https": opened.append})  # type: ignore[dict-item, return-value]
+    monkeypatch.setattr(extension, "extensions", lambda: (added,))
+    extension.open_remote(parse_address("https://host/m"))
+    assert [str(each) for each in opened] == ["https://host/m"]
+
+
+def test_scheme_without_extension_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "extensions", lambda: ())
+    with pytest.raises(InvalidModel, match="expected hf://, got https://"):
+        extension.open_remote(parse_address("https://host/m"))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from app.extension import open_remote
 from frameworks.core.addresses import SourceAddress, parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, Listing, Remote, RemoteFile
-from frameworks.sources.remotes import open_remote
 from frameworks.sources.store import Cancelled, Fetched, Progress, SourceStore
 from tests.support.s3_server import S3Server, running_s3
 from tests.support.web_server import WebServer, trusted_web_server
@@ -197,8 +197,8 @@ def test_download_resumes_after_kill(web: WebServer, tmp_path: Path) -> None:
     address = f"{web.url}/m/a.onnx"
     code = (
         "import sys; from pathlib import Path; from frameworks.core.addresses import parse_address; "
-        "from frameworks.sources.store import SourceStore; "
-        "SourceStore(Path(sys.argv[1]), 1 << 40).fetch(parse_address(sys.argv[2]), None)"
+        "from app.extension import open_remote; from frameworks.sources.store import SourceStore; "
+        "SourceStore(Path(sys.argv[1]), 1 << 40, open_remote).fetch(parse_address(sys.argv[2]), None)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache"), address]) as process:
         try:

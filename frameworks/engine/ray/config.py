@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.registries import RegistrySettings
 from frameworks.runtime import ModelEntry
+from frameworks.sources.contract import OpenRemote
+from frameworks.sources.remotes import open_remote
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     """A model and its settings. Paths are absolute, and exist on every node that may run a replica; of a model with an
-    address each node has the files in its own cache. `max_download_bytes`: of one version.
+    address each node has the files in its own cache. `max_download_bytes`: of one version. `open_remote`: a function of
+    a module that every node has.
 
     `versions`: name and path of each version that is loaded before the replica serves; empty for a model with
     `load = "lazy"`. Other versions are loaded when an ingress asks for them.
@@ -23,6 +26,7 @@ class ReplicaConfig:
     versions: tuple[tuple[str, str], ...] = ()
     log_level: str = "info"
     max_download_bytes: int = 20 * 1024**3
+    open_remote: OpenRemote = open_remote
 
     @property
     def name(self) -> str:

@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from app.extension import open_remote
 from frameworks.core.addresses import parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.buckets.opening import open_bucket
 from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.buckets.s3 import S3Bucket
 from frameworks.sources.contract import CHUNK_BYTES, RemoteFile, SourceChanged
@@ -169,7 +169,7 @@ def test_debug_log_holds_no_token(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-session")
     server.client.put_object(Bucket=bucket, Key="config.json", Body=b"{}")
-    remote = open_bucket(parse_address(f"s3://{bucket}"))
+    remote = open_remote(parse_address(f"s3://{bucket}"))
     assert len(remote.list_files().files) == 1
     remote.close()
     assert "GET /" in caplog.text  # the server's own lines

@@ -55,5 +55,5 @@ def _from_cache(config: ReplicaConfig) -> Fetch:
     # Its modules take 20 ms, which replicas of local models do not need.
     from frameworks.sources.store import SourceStore
 
-    store = SourceStore(config.settings.cache_dir, config.max_download_bytes)
+    store = SourceStore(config.settings.cache_dir, config.max_download_bytes, config.open_remote)
     return lambda address, framework: store.fetch(address, framework).folder
