@@ -28,25 +28,25 @@ _LOGGERS: Final = {
 
 
 def _open_bucket(address: "SourceAddress") -> "Remote":
-    from frameworks.sources.buckets.remote import BucketRemote
+    from extensions.sources.bucket_remote import BucketRemote
 
     for name, level in _LOGGERS.items():
         logging.getLogger(name).setLevel(level)
     if address.scheme == "s3":
-        from frameworks.sources.buckets.s3 import S3Bucket
+        from extensions.sources.s3 import S3Bucket
 
         return BucketRemote(address, S3Bucket)
     if address.scheme == "gs":
-        from frameworks.sources.buckets.gcs import GoogleBucket
+        from extensions.sources.gcs import GoogleBucket
 
         return BucketRemote(address, GoogleBucket)
-    from frameworks.sources.buckets.azure import AzureContainer
+    from extensions.sources.azure import AzureContainer
 
     return BucketRemote(address, AzureContainer)
 
 
 def _open_web(address: "SourceAddress") -> "Remote":
-    from frameworks.sources.web import WebRemote
+    from extensions.sources.web import WebRemote
 
     return WebRemote(address)
 

@@ -1,1 +1,1 @@
-"""Fetch models from hubs, buckets and web servers into `models.cache_dir`."""
+"""Fetch models from hubs into `models.cache_dir`, and from the sources that extensions add."""

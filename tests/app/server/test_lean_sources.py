@@ -15,8 +15,8 @@ from app.config import load_settings
 from app.server.build import build
 build(load_settings(None, {}, {"server.grpc_port": 0}), "none")
 packages = {"adlfs", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google.auth", "huggingface_hub", "ray", "s3fs"}
-names = ("buckets", "connections", "http_bytes", "http_exchange", "hub", "store", "web")
-ours = {f"frameworks.sources.{name}" for name in names}
+names = ("connections", "http_bytes", "http_exchange", "hub", "store")
+ours = {f"frameworks.sources.{name}" for name in names} | {"extensions.sources.bucket_remote", "extensions.sources.web"}
 sys.exit(", ".join((packages | ours) & set(sys.modules)) or 0)
 """
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from app.extension import open_remote
+from extensions.sources.bucket_remote import BucketRemote
+from extensions.sources.web import WebRemote
 from frameworks.core.addresses import parse_address
-from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.hub import HubRemote
-from frameworks.sources.web import WebRemote
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_remote_is_opened_without_request(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_import_of_sources_loads_no_package() -> None:
-    modules = ("buckets.remote", "buckets.s3", "buckets.gcs", "buckets.azure", "web")
-    imports = "; ".join(f"import frameworks.sources.{each}" for each in modules)
+    modules = ("bucket_remote", "s3", "gcs", "azure", "web")
+    imports = "; ".join(f"import extensions.sources.{each}" for each in modules)
     packages = {"fsspec", "s3fs", "gcsfs", "adlfs", "botocore", "aiohttp", "azure.core", "google.auth"}
     code = f"import sys; {imports}; print(sorted({packages} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from frameworks.core.addresses import SourceAddress
-from frameworks.sources.buckets.contract import (
+from extensions.sources.bucket_contract import (
     CONNECT_TIMEOUT_S,
     MAX_NAMES,
     REQUEST_TIMEOUT_S,
@@ -12,6 +11,7 @@ from frameworks.sources.buckets.contract import (
     Entry,
     Page,
 )
+from frameworks.core.addresses import SourceAddress
 from frameworks.sources.contract import RemoteFile
 
 

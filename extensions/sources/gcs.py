@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
+from extensions.sources.bucket_contract import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
 from frameworks.core.addresses import SourceAddress
-from frameworks.sources.buckets.contract import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
 from frameworks.sources.contract import RemoteFile
 
 

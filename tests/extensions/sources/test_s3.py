@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 
 from app.extension import open_remote
+from extensions.sources.bucket_remote import BucketRemote
+from extensions.sources.s3 import S3Bucket
 from frameworks.core.addresses import parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.buckets.remote import BucketRemote
-from frameworks.sources.buckets.s3 import S3Bucket
 from frameworks.sources.contract import CHUNK_BYTES, RemoteFile, SourceChanged
 from tests.support.s3_server import S3Server, running_s3
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from extensions.sources.bucket_contract import MAX_NAMES, Cause, Page
+from extensions.sources.bucket_remote import BucketRemote
 from frameworks.core.addresses import SourceAddress, parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.buckets.contract import MAX_NAMES, Cause, Page
-from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.contract import CHUNK_BYTES, RemoteFile, SourceChanged
 
 KIB_64 = 1 << 16

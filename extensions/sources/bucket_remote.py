@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from extensions.sources.bucket_contract import MAX_NAMES, REQUEST_TIMEOUT_S, Bucket, BytesChanged
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel, RoundhouseError, SourceUnavailable
-from frameworks.sources.buckets.contract import MAX_NAMES, REQUEST_TIMEOUT_S, Bucket, BytesChanged
 from frameworks.sources.contract import CHUNK_BYTES, Listing, RemoteFile, SourceChanged
 
 _MIN_RANGE_BYTES: Final = 1 << 16

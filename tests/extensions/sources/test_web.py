@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from extensions.sources.web import WebRemote
 from frameworks.core.addresses import parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import SourceChanged
-from frameworks.sources.web import WebRemote
 from tests.support.web_server import WebServer, trusted_web_server
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from extensions.sources.azure import AzureContainer
+from extensions.sources.bucket_contract import Bucket
+from extensions.sources.bucket_remote import BucketRemote
+from extensions.sources.gcs import GoogleBucket
 from frameworks.core.addresses import SourceAddress, parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.buckets.azure import AzureContainer
-from frameworks.sources.buckets.contract import Bucket
-from frameworks.sources.buckets.gcs import GoogleBucket
-from frameworks.sources.buckets.remote import BucketRemote
 from frameworks.sources.contract import CHUNK_BYTES, SourceChanged
 from tests.support.bucket_servers import BucketServer, running_azure, running_google
 
@@ -63,7 +63,7 @@ def test_listing_has_sizes_and_etags(server: BucketServer, open_remote: Opener) 
 
 def test_listing_follows_pages(server: BucketServer, open_remote: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gcs", "azure"):
-        monkeypatch.setattr(f"frameworks.sources.buckets.{module}.MAX_NAMES", 2)
+        monkeypatch.setattr(f"extensions.sources.{module}.MAX_NAMES", 2)
     for number in range(5):
         server.put(f"{number}", b"{}")
     assert len(open_remote("bucket").list_files().files) == 5

@@ -1,1 +1,0 @@
-"""Fetch models from buckets: S3, Google Cloud Storage and Azure Blob Storage."""
