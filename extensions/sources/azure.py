@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from extensions.sources.bucket_contract import CONNECT_TIMEOUT_S, MAX_NAMES, REQUEST_TIMEOUT_S, Cause, Entry, Page
+from extensions.sources.bucket_remote import CONNECT_TIMEOUT_S, MAX_NAMES, REQUEST_TIMEOUT_S, Cause, Entry, Page
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel
 from frameworks.sources.contract import RemoteFile

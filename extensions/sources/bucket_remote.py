@@ -1,15 +1,73 @@
-"""Fetch a model from a bucket: list its folders, and read its files in ranges."""
+"""Fetch a model from a bucket: list its folders, and read its files in ranges. `Bucket` is a service of buckets."""
 
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypeVar
 
-from extensions.sources.bucket_contract import MAX_NAMES, REQUEST_TIMEOUT_S, Bucket, BytesChanged
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel, RoundhouseError, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, Listing, RemoteFile, SourceChanged
+from frameworks.sources.served_files import MAX_MODULES, MODULE_FOLDER
+
+CONNECT_TIMEOUT_S: Final = 10
+REQUEST_TIMEOUT_S: Final = 60
+"""Maximum time of one request, with its answer."""
+MAX_NAMES: Final = 1000
+"""Maximum number of files and folders of a page of a listing; the services allow no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of the names directly below a folder of a bucket. `folders`: paths without `/` at their ends.
+
+    `next_token`: where the next page begins; None after the last page.
+    """
+
+    files: tuple[RemoteFile, ...]
+    folders: tuple[str, ...]
+    next_token: str | None
+
+
+Cause = Literal["settings", "credentials", "network"]
+"""Settings stay wrong until a user corrects them. Credentials may come from a service that cannot be reached."""
+
+
+class BytesChanged(Exception):
+    """The answer to a read has bytes of another content, or another number of bytes."""
+
+
+class Bucket(Protocol):
+    """One bucket. The coroutines run on the event loop of fsspec and raise the exceptions of its packages."""
+
+    remedy: str
+    """The environment variables that give access, for messages."""
+
+    async def list_page(self, prefix: str, token: str | None) -> Page:
+        """Return at most MAX_NAMES names directly below a prefix, which is empty or ends with `/`."""
+        ...
+
+    async def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop` of the content that has the file's etag. Raises BytesChanged."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+    def status(self, error: Exception) -> int | None:
+        """Return the HTTP status behind an exception; None where there was no answer."""
+        ...
+
+    def cause(self, error: Exception) -> Cause:
+        """Return the cause of an exception without a status."""
+        ...
+
+
+Entry = Mapping[str, Any]
+"""An entry of a listing, as a service returns it."""
+
 
 _MIN_RANGE_BYTES: Final = 1 << 16
 """Range of the slowest source: 64 KiB in REQUEST_TIMEOUT_S, about 1 KiB a second."""
@@ -17,8 +75,6 @@ _MAX_RANGE_BYTES: Final = 8 * CHUNK_BYTES
 _SHORT_S: Final = 0.5
 _LONG_S: Final = 2.0
 """The next range is larger after a request of less than _SHORT_S, and smaller after one of more than _LONG_S."""
-_MODULE_FOLDER: Final = re.compile(r"[0-9]{1,3}_[A-Za-z0-9_]{1,64}", re.ASCII)
-_MAX_FOLDERS: Final = 16
 _MAX_PAGES: Final = 20
 """Pages may have fewer names than were asked for."""
 
@@ -123,8 +179,8 @@ class BucketRemote:
         """Return the files of the folders of a sentence-transformers model, which modules.json describes."""
         if not any(file.name.rpartition("/")[2] == "modules.json" for file in files):
             return []
-        paths = [each for each in folders if _MODULE_FOLDER.fullmatch(each.rpartition("/")[2])]
-        return [file for path in paths[:_MAX_FOLDERS] for file in self._folder(path)[0]]
+        paths = [each for each in folders if MODULE_FOLDER.fullmatch(each.rpartition("/")[2])]
+        return [file for path in paths[:MAX_MODULES] for file in self._folder(path)[0]]
 
     def _folder(self, path: str) -> tuple[list[RemoteFile], list[str]]:
         names = self._list(path)

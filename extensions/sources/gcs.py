@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from extensions.sources.bucket_contract import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
+from extensions.sources.bucket_remote import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
 from frameworks.core.addresses import SourceAddress
 from frameworks.sources.contract import RemoteFile
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from extensions.sources.bucket_contract import (
+from extensions.sources.bucket_remote import (
     CONNECT_TIMEOUT_S,
     MAX_NAMES,
     REQUEST_TIMEOUT_S,

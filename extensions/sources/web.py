@@ -12,6 +12,7 @@ from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel
 from frameworks.sources.contract import Listing, RemoteFile
 from frameworks.sources.http_bytes import ABSENT, HttpBytes
+from frameworks.sources.served_files import INDEX, MAX_MODULES, MODULE_FOLDER, WEIGHTS
 
 _TEXT_FILES: Final = (
     "config.json",
@@ -33,17 +34,13 @@ _TEXT_FILES: Final = (
     "sentence_bert_config.json",
 )
 _MODULES: Final = "modules.json"
-_WEIGHTS: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
 _GRAPHS: Final = ("model.onnx", "onnx/model.onnx")
 _DATA_OF_FILE: Final = ("_data", ".data")
 _DATA_OF_STEM: Final = (".data", "_data", ".bin", ".weight", ".weights")
 """Ends of the names of a graph's external data, after its name and after its name without `.onnx`."""
 
 _SHARD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\.safetensors", re.ASCII)
-_MODULE: Final = re.compile(r"[0-9]{1,3}_[A-Za-z0-9_]{1,64}", re.ASCII)
 _MAX_SHARDS: Final = 1000
-_MAX_MODULES: Final = 16
 _MAX_JSON_BYTES: Final = 1 << 24
 _MAX_CONNECTIONS: Final = 8
 # Public buckets answer 403 for objects that do not exist.
@@ -66,7 +63,7 @@ class WebRemote:
         files = self._around(graph) if graph else self._below(self._address.path)
         if not files:
             raise InvalidModel(
-                f"{self._address}: expected {_WEIGHTS}, {_INDEX} or {_GRAPHS[0]} in the folder, got none; "
+                f"{self._address}: expected {WEIGHTS}, {INDEX} or {_GRAPHS[0]} in the folder, got none; "
                 "check the address and the right to read it"
             )
         return Listing(tuple(files))
@@ -80,10 +77,10 @@ class WebRemote:
         """Do nothing: each request has a connection of its own."""
 
     def _below(self, folder: str) -> list[RemoteFile]:
-        files = self._present(_join(folder, name) for name in (_WEIGHTS, _INDEX, *_GRAPHS))
+        files = self._present(_join(folder, name) for name in (WEIGHTS, INDEX, *_GRAPHS))
         names = {file.name for file in files}
-        if _join(folder, _WEIGHTS) not in names and _join(folder, _INDEX) in names:
-            files += self._present(_join(folder, name) for name in self._shards(_join(folder, _INDEX)))
+        if _join(folder, WEIGHTS) not in names and _join(folder, INDEX) in names:
+            files += self._present(_join(folder, name) for name in self._shards(_join(folder, INDEX)))
         for graph in _GRAPHS:
             if _join(folder, graph) in names:
                 files += self._external_data(_join(folder, graph))
@@ -110,7 +107,7 @@ class WebRemote:
         files = self._present(_join(folder, name) for name in _TEXT_FILES)
         if _join(folder, _MODULES) in {file.name for file in files}:
             for module in self._modules(_join(folder, _MODULES)):
-                names = (*_TEXT_FILES, _WEIGHTS) if module.startswith("0_") else ("config.json", _WEIGHTS)
+                names = (*_TEXT_FILES, WEIGHTS) if module.startswith("0_") else ("config.json", WEIGHTS)
                 files += self._present(_join(folder, f"{module}/{name}") for name in names)
         return files
 
@@ -127,9 +124,9 @@ class WebRemote:
     def _modules(self, name: str) -> list[str]:
         """Return the folders in modules.json, without those of other places."""
         content = self._json(name)
-        modules = content[:_MAX_MODULES] if isinstance(content, list) else []
+        modules = content[:MAX_MODULES] if isinstance(content, list) else []
         paths = [each.get("path") for each in modules if isinstance(each, dict)]
-        return [path for path in paths if isinstance(path, str) and _MODULE.fullmatch(path)]
+        return [path for path in paths if isinstance(path, str) and MODULE_FOLDER.fullmatch(path)]
 
     def _json(self, name: str) -> object:
         url = self._url(name)

@@ -19,8 +19,8 @@ MAX_FILES = 1000
 MAX_NAME_CHARACTERS = 512
 MAX_MODULES = 16
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _TEXT_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
     r"|preprocessor_config\.json|processor_config\.json|labels\.txt"
@@ -28,7 +28,7 @@ _TEXT_FILES = re.compile(
     r"|config_sentence_transformers\.json|sentence_[a-z]{1,32}_config\.json|[A-Za-z0-9_-]{1,64}\.jinja",
     re.ASCII,
 )
-_MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z0-9_]{1,64}", re.ASCII)
+MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z0-9_]{1,64}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}", re.ASCII)
 # Follows the name of a graph in the names of the files with its tensors.
 _DATA = re.compile(r"[._-](?:external[._-]?)?(?:data|weights?|bin)(?:[._-][0-9]{1,6})?", re.ASCII)
@@ -114,7 +114,7 @@ class _Files:
         if "modules.json" not in self.within(folder):
             return []
         names = sorted(basename(each) for each in self._by_folder if dirname(each) == folder)
-        modules = [each for each in names if _MODULE_FOLDER.fullmatch(each)]
+        modules = [each for each in names if MODULE_FOLDER.fullmatch(each)]
         if len(modules) > MAX_MODULES:
             raise InvalidModel(
                 f"{folder or 'modules.json'}: expected at most {MAX_MODULES} modules, got {len(modules)}"
@@ -141,13 +141,11 @@ def _is_safe(name: str) -> bool:
 
 def _framework(address: SourceAddress, files: _Files, folder: str) -> Framework:
     places = (folder, _join(folder, "0_Transformer"), _join(folder, "0_CLIPModel"))
-    if not address.graph and any(
-        _join(place, name) in files.by_name for place in places for name in (_WEIGHTS, _INDEX)
-    ):
+    if not address.graph and any(_join(place, name) in files.by_name for place in places for name in (WEIGHTS, INDEX)):
         return "pytorch"
     if any(name in files.by_name for name in _graphs(address, folder)):
         return "onnx"
-    expected = address.graph or f"{_WEIGHTS}, {_INDEX}, model.onnx or onnx/model.onnx"
+    expected = address.graph or f"{WEIGHTS}, {INDEX}, model.onnx or onnx/model.onnx"
     raise InvalidModel(f"{address}: expected {expected}, got {files.found(folder)}; {_CONVERT}")
 
 
@@ -166,7 +164,7 @@ def _pytorch(address: SourceAddress, files: _Files, folder: str, read: ReadSmall
         weights |= _weights(address, files, folder, module, read)
     if not weights:
         found = files.found(folder)
-        raise InvalidModel(f"{address}: expected {_WEIGHTS} or {_INDEX}, got {found}; {_CONVERT}")
+        raise InvalidModel(f"{address}: expected {WEIGHTS} or {INDEX}, got {found}; {_CONVERT}")
     return selected | weights
 
 
@@ -174,15 +172,15 @@ def _weights(address: SourceAddress, files: _Files, folder: str, module: str, re
     """Return the safetensors of one folder, as the loader chooses them: the single file, else the shards."""
     source = _join(folder, module)
     within = files.within(source)
-    single, index = within.get(_WEIGHTS), within.get(_INDEX)
+    single, index = within.get(WEIGHTS), within.get(INDEX)
     if single is not None:
-        return {_join(module, _WEIGHTS): single}
+        return {_join(module, WEIGHTS): single}
     if index is None:
         return {}
-    names = [_INDEX, *_shards(address, read(index))]
+    names = [INDEX, *_shards(address, read(index))]
     missing = [name for name in names if name not in within]
     if missing:
-        raise InvalidModel(f"{address}: expected the shards of {_INDEX}, got none of {', '.join(missing[:5])}")
+        raise InvalidModel(f"{address}: expected the shards of {INDEX}, got none of {', '.join(missing[:5])}")
     return {_join(module, name): within[name] for name in names}
 
 
@@ -191,11 +189,11 @@ def _shards(address: SourceAddress, index: bytes) -> list[str]:
         names = {str(name) for name in orjson.loads(index)["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidModel(
-            f"{address}: {_INDEX}: expected weight_map, an object of file names; upload it again"
+            f"{address}: {INDEX}: expected weight_map, an object of file names; upload it again"
         ) from None
     for name in names:
         if not _PART.fullmatch(name) or not name.endswith(".safetensors"):
-            raise InvalidModel(f"{address}: {_INDEX}: expected .safetensors shards beside it, got {name[:80]!r}")
+            raise InvalidModel(f"{address}: {INDEX}: expected .safetensors shards beside it, got {name[:80]!r}")
     return sorted(names)
 
 

@@ -165,7 +165,7 @@ def test_second_permission_of_route_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_scheme_of_extension_opens_its_remote(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[SourceAddress] = []
-    added = Extension(sources=lambda: {"https": opened.append})  # type: ignore[dict-item, return-value]
+    added = Extension(sources=lambda: {"https": opened.append})  # type: ignore[dict-item]
     monkeypatch.setattr(extension, "extensions", lambda: (added,))
     extension.open_remote(parse_address("https://host/m"))
     assert [str(each) for each in opened] == ["https://host/m"]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from extensions.sources.bucket_contract import MAX_NAMES, Cause, Page
-from extensions.sources.bucket_remote import BucketRemote
+from extensions.sources.bucket_remote import MAX_NAMES, BucketRemote, Cause, Page
 from frameworks.core.addresses import SourceAddress, parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, RemoteFile, SourceChanged

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from extensions.sources.azure import AzureContainer
-from extensions.sources.bucket_contract import Bucket
-from extensions.sources.bucket_remote import BucketRemote
+from extensions.sources.bucket_remote import Bucket, BucketRemote
 from extensions.sources.gcs import GoogleBucket
 from frameworks.core.addresses import SourceAddress, parse_address
 from frameworks.core.errors import InvalidModel, SourceUnavailable

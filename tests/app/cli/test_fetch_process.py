@@ -2,7 +2,7 @@
 
 import io
 
-from app.cli.download_bar import DownloadBar
+from app.cli.fetch_process import DownloadBar
 
 MIB = 1 << 20
 
