@@ -3,10 +3,8 @@
 import ipaddress
 import socket
 import ssl
-import threading
 from base64 import b64encode
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable
 from http.client import HTTPConnection
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -50,16 +48,11 @@ def is_loopback(parts: SplitResult) -> bool:
         return host == "localhost"
 
 
-class Trust:
-    """The certificate authorities of this machine, or of SSL_CERT_FILE; read once, when they are first needed."""
-
-    @cached_property
-    def context(self) -> ssl.SSLContext:
-        """Shared by threads."""
-        return ssl.create_default_context()
+Authorities = Callable[[], ssl.SSLContext]
+"""Return the context with the trusted certificate authorities; it is shared by the threads of a fetch."""
 
 
-def connect(parts: SplitResult, must_be_public: bool, trust: Trust) -> tuple[socket.socket, bool]:
+def connect(parts: SplitResult, must_be_public: bool, authorities: Authorities) -> tuple[socket.socket, bool]:
     """Return a connected socket, with TLS for https, and whether the host has a public address.
 
     `must_be_public`: refuse private addresses. Raises OSError, HTTPException, and InvalidModel for a refused address.
@@ -76,7 +69,12 @@ def connect(parts: SplitResult, must_be_public: bool, trust: Trust) -> tuple[soc
         is_public = _is_public(connected.getpeername()[0])
     if parts.scheme != "https":
         return connected, is_public
-    return _encrypted(connected, host, trust), is_public
+    try:
+        connected.settimeout(CONNECT_TIMEOUT_S)  # of the whole handshake
+        return authorities().wrap_socket(connected, server_hostname=host), is_public
+    except BaseException:
+        connected.close()
+        raise
 
 
 def _connect_to(parts: SplitResult, port: int, must_be_public: bool) -> socket.socket:
@@ -95,34 +93,6 @@ def _connect_to(parts: SplitResult, port: int, must_be_public: bool) -> socket.s
         else:
             return connected
     raise failure
-
-
-def _encrypted(connected: socket.socket, host: str, trust: Trust) -> socket.socket:
-    """Return the socket after a TLS handshake. An error closes it."""
-    try:
-        encrypted = ssl.create_default_context().wrap_socket(
-            connected, server_hostname=host, do_handshake_on_connect=False
-        )
-    except BaseException:
-        connected.close()
-        raise
-    # The socket's own timeout begins again with each byte.
-    deadline = threading.Timer(CONNECT_TIMEOUT_S, _abort, [encrypted])
-    deadline.daemon = True
-    deadline.start()
-    try:
-        encrypted.do_handshake()
-    except BaseException:
-        encrypted.close()
-        raise
-    finally:
-        deadline.cancel()
-    return encrypted
-
-
-def _abort(connected: socket.socket) -> None:
-    with suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _check_public(parts: SplitResult, is_public: bool, must_be_public: bool) -> None:

@@ -4,15 +4,17 @@ Each method tries once. The store repeats it after SourceUnavailable, with growi
 """
 
 import re
+import ssl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from http.client import HTTPException
 
 from frameworks.core.errors import InvalidModel
-from frameworks.sources.connections import Trust, shown
+from frameworks.sources.connections import Authorities, shown
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.http_exchange import WINDOW_S, Exchange, open_url, unavailable
 
@@ -54,7 +56,8 @@ class HttpBytes:
         self._advice = advice
         self._allows_plain = allows_plain
         self._window_s = window_s
-        self._trust = Trust()
+        # Loading them takes 36 ms: once for all requests of a fetch.
+        self._authorities: Authorities = cache(ssl.create_default_context)
 
     def head(self, url: str, absent: Collection[int] = ABSENT) -> Head | None:
         """Describe a file; None where the status is one of `absent`. Servers without HEAD are asked with GET."""
@@ -109,7 +112,7 @@ class HttpBytes:
 
     def _open(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> Exchange:
         sent = {**self._headers, **(headers or {})}
-        return open_url(method, url, sent, self._trust, self._allows_plain, self._window_s)
+        return open_url(method, url, sent, self._authorities, self._allows_plain, self._window_s)
 
     def _check_part(self, url: str, exchange: Exchange, size: int, offset: int, etag: str | None) -> int:
         """Return the bytes before `offset` that the response repeats: servers may ignore a range."""

@@ -8,12 +8,12 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from frameworks.core.errors import InvalidModel, SourceUnavailable
-from frameworks.sources.connections import Trust, connect, is_loopback, port_of, shown, split
+from frameworks.sources.connections import Authorities, connect, is_loopback, port_of, shown, split
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -59,7 +59,7 @@ def open_url(
     method: str,
     url: str,
     headers: Mapping[str, str],
-    trust: Trust,
+    authorities: Authorities,
     allows_plain: bool = False,
     window_s: float = WINDOW_S,
 ) -> Exchange:
@@ -74,7 +74,7 @@ def open_url(
         parts = split(url)
         own = headers if _place(parts) == _place(origin) else _without_secrets(headers)
         try:
-            connected, is_global = connect(parts, is_public, trust)
+            connected, is_global = connect(parts, is_public, authorities)
             exchange = _exchange(method, url, own, connected, window_s)
         except (OSError, HTTPException, UnicodeError) as error:
             raise unavailable(url, error) from error
@@ -125,6 +125,10 @@ class _TimedReader(io.RawIOBase):
         self._waited_s = 0.0
         self._window_bytes = 0
 
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return a buffered reader, as a socket does for HTTPResponse."""
+        return io.BufferedReader(self)
+
     def readable(self) -> bool:
         return True
 
@@ -156,31 +160,20 @@ class _TimedReader(io.RawIOBase):
         self._window_bytes = 0
 
 
-class _Wire:
-    """The part of a socket that http.client uses. The exchange closes the socket, http.client does not."""
-
-    def __init__(self, connected: socket.socket, reader: _TimedReader) -> None:
-        self.sendall = connected.sendall
-        self._reader = reader
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self._reader)
-
-    def close(self) -> None:
-        pass
-
-
 def _exchange(method: str, url: str, headers: Mapping[str, str], connected: socket.socket, window_s: float) -> Exchange:
     """Send the request and read the head of the response. An error closes the socket."""
     parts = urlsplit(url)
-    reader = _TimedReader(connected, window_s)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname or "", port_of(parts))
-    connection.sock = _Wire(connected, reader)
+    connection = HTTPConnection(parts.hostname or "", port_of(parts))
+    # Left out of the Host header. HTTPSConnection would load the authorities again.
+    connection.default_port = 443 if parts.scheme == "https" else 80
+    connection.sock = connected
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    reader = _TimedReader(connected, window_s)
     try:
         connection.request(method, target, headers={"User-Agent": "roundhouse", "Connection": "close", **headers})
-        return Exchange(url, connection.getresponse(), reader)
+        response = HTTPResponse(reader, method=method)  # type: ignore[arg-type]  # it takes `makefile` only
+        response.begin()
+        return Exchange(url, response, reader)
     except BaseException:
         connected.close()
         raise

@@ -2,6 +2,7 @@
 
 import collections
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -249,6 +250,21 @@ def test_https_reads_over_tls(tls: WebServer) -> None:
     assert tls.requests[0].headers["host"] == f"127.0.0.1:{tls.port}"
 
 
+def test_requests_share_certificate_authorities(tls: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def create() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        made[-1].load_default_certs()
+        return made[-1]
+
+    for name in ("create_default_context", "_create_default_https_context"):
+        monkeypatch.setattr(ssl, name, create)
+    bytes_of = HttpBytes()
+    assert [bytes_of.document(f"{tls.url}/a", len(CONTENT)) for _ in range(2)] == [CONTENT] * 2
+    assert len(made) == 1
+
+
 def test_unknown_certificate_raises_source_unavailable(tls: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     with pytest.raises(SourceUnavailable, match=r"not trusted .*; set SSL_CERT_FILE"):
@@ -265,7 +281,8 @@ def test_redirect_from_https_to_http_is_refused(tls: WebServer, web: WebServer, 
 
 def test_silent_handshake_raises_source_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.2)
-    with raw_server(b"", b"\x16", pause_s=0.05) as url, pytest.raises(SourceUnavailable):
+    # The head of a record, whose bytes then arrive one by one.
+    with raw_server(b"\x16\x03\x03\x3f\xff", b"\x02", pause_s=0.05) as url, pytest.raises(SourceUnavailable):
         HttpBytes().head(url.replace("http:", "https:"))
 
 
