@@ -72,15 +72,13 @@ class AzureContainer:
     async def close(self) -> None:
         """Keep the connections: the file system is shared."""
 
-    def status(self, error: Exception) -> int | None:
-        """Return the HTTP status of an exception of the Azure SDK."""
-        status = getattr(error, "status_code", None)
-        return status if isinstance(status, int) else None
-
-    def cause(self, error: Exception) -> Cause:
-        """Return the cause of an exception of the Azure SDK."""
+    def cause(self, error: Exception) -> int | Cause:
+        """Return the HTTP status or the cause of an exception of the Azure SDK."""
         from azure.core.exceptions import ClientAuthenticationError
 
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int):
+            return status
         if isinstance(error, ValueError):
             return "settings"
         return "credentials" if isinstance(error, ClientAuthenticationError) else "network"

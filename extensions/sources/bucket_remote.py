@@ -34,10 +34,6 @@ Cause = Literal["settings", "credentials", "network"]
 """Settings stay wrong until a user corrects them. Credentials may come from a service that cannot be reached."""
 
 
-class BytesChanged(Exception):
-    """The answer to a read has bytes of another content, or another number of bytes."""
-
-
 class Bucket(Protocol):
     """One bucket. The coroutines run on the event loop of fsspec and raise the exceptions of its packages."""
 
@@ -49,25 +45,20 @@ class Bucket(Protocol):
         ...
 
     async def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to `stop` of the content that has the file's etag. Raises BytesChanged."""
+        """Return the bytes from `start` to `stop` of the content that has the file's etag. Raises SourceChanged."""
         ...
 
     async def close(self) -> None:
         """Close the connections."""
         ...
 
-    def status(self, error: Exception) -> int | None:
-        """Return the HTTP status behind an exception; None where there was no answer."""
-        ...
-
-    def cause(self, error: Exception) -> Cause:
-        """Return the cause of an exception without a status."""
+    def cause(self, error: Exception) -> int | Cause:
+        """Return the HTTP status behind an exception, else its cause."""
         ...
 
 
 Entry = Mapping[str, Any]
 """An entry of a listing, as a service returns it."""
-
 
 _MIN_RANGE_BYTES: Final = 1 << 16
 """Range of the slowest source: 64 KiB in REQUEST_TIMEOUT_S, about 1 KiB a second."""
@@ -206,10 +197,7 @@ class BucketRemote:
         return (files, folders) if token is None and len(files) + len(folders) <= MAX_NAMES else None
 
     def _read_range(self, file: RemoteFile, start: int, stop: int) -> bytes:
-        try:
-            content = self._call(self._bucket.read, file, start, stop, is_read=True)
-        except BytesChanged:
-            raise SourceChanged(file.name) from None
+        content = self._call(self._bucket.read, file, start, stop, is_read=True)
         if len(content) != stop - start:
             raise self._unavailable(f"{len(content)} bytes of {stop - start}")
         return content
@@ -221,7 +209,7 @@ class BucketRemote:
         """
         try:
             return self._run(request, *arguments)
-        except BytesChanged:
+        except SourceChanged:
             raise
         except Exception as error:
             if is_read and isinstance(error, TimeoutError):
@@ -237,13 +225,12 @@ class BucketRemote:
 
     def _failure(self, error: Exception, *, is_read: bool) -> Exception:
         """Return the error of the domain. Texts of the packages may hold keys, so that none is repeated."""
-        status = self._bucket.status(error)
-        if status is None:
-            cause, got = self._bucket.cause(error), type(error).__name__
-            if cause == "network":
-                return self._unavailable(got)
-            kind = InvalidModel if cause == "settings" else SourceUnavailable
-            return kind(f"{self._address}: expected valid {cause}, got {got}; {self._bucket.remedy}")
+        status, got = self._bucket.cause(error), type(error).__name__
+        if status == "network":
+            return self._unavailable(got)
+        if isinstance(status, str):
+            kind = InvalidModel if status == "settings" else SourceUnavailable
+            return kind(f"{self._address}: expected valid {status}, got {got}; {self._bucket.remedy}")
         if is_read and status in (404, 412, 416):
             return SourceChanged(f"{self._address}")
         if status in (408, 429) or status >= 500:

@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from extensions.sources.bucket_remote import CONNECT_TIMEOUT_S, MAX_NAMES, BytesChanged, Cause, Entry, Page
+from extensions.sources.bucket_remote import CONNECT_TIMEOUT_S, MAX_NAMES, Cause, Entry, Page
 from frameworks.core.addresses import SourceAddress
-from frameworks.sources.contract import RemoteFile
+from frameworks.sources.contract import RemoteFile, SourceChanged
 
 
 class GoogleBucket:
@@ -34,7 +34,7 @@ class GoogleBucket:
         url = f"{self._system.url(f'{self._bucket}/{file.name}')}&generation={file.etag}"
         headers, content = await self._system._call("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
         if headers.get("X-Goog-Generation", file.etag) != file.etag or len(content) != stop - start:
-            raise BytesChanged
+            raise SourceChanged(file.name)
         return bytes(content)
 
     async def close(self) -> None:
@@ -42,22 +42,19 @@ class GoogleBucket:
         if self._system.session is not None:
             await self._system.session.close()
 
-    def status(self, error: Exception) -> int | None:
-        """Return the HTTP status behind an exception of gcsfs."""
+    def cause(self, error: Exception) -> int | Cause:
+        """Return the HTTP status behind an exception of gcsfs, or the cause of one of google.auth or aiohttp."""
         from gcsfs.retry import HttpError
+        from google.auth.exceptions import GoogleAuthError, TransportError
 
         if isinstance(error, FileNotFoundError):
             return 404
-        if isinstance(error, HttpError):
-            return int(error.code) if str(error.code).isdecimal() else None
+        if isinstance(error, HttpError) and str(error.code).isdecimal():
+            return int(error.code)
         if isinstance(error, ValueError):
             return 400
-        return 403 if type(error) is OSError and str(error).startswith("Forbidden") else None
-
-    def cause(self, error: Exception) -> Cause:
-        """Return the cause of an exception of google.auth or aiohttp."""
-        from google.auth.exceptions import GoogleAuthError, TransportError
-
+        if type(error) is OSError and str(error).startswith("Forbidden"):
+            return 403
         is_of_credentials = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
         return "credentials" if is_of_credentials else "network"
 

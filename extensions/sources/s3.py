@@ -6,13 +6,12 @@ from extensions.sources.bucket_remote import (
     CONNECT_TIMEOUT_S,
     MAX_NAMES,
     REQUEST_TIMEOUT_S,
-    BytesChanged,
     Cause,
     Entry,
     Page,
 )
 from frameworks.core.addresses import SourceAddress
-from frameworks.sources.contract import RemoteFile
+from frameworks.sources.contract import RemoteFile, SourceChanged
 
 
 class S3Bucket:
@@ -44,7 +43,7 @@ class S3Bucket:
         answer = await self._call("get_object", Key=file.name, Range=f"bytes={start}-{stop - 1}")
         async with answer["Body"] as body:
             if _etag(answer.get("ETag")) != file.etag or answer["ContentLength"] != stop - start:
-                raise BytesChanged
+                raise SourceChanged(file.name)
             pieces = []
             missing = stop - start
             while missing > 0 and (piece := await body.read(missing)):
@@ -56,16 +55,14 @@ class S3Bucket:
         """Close the connections."""
         await _close(self._system)
 
-    def status(self, error: Exception) -> int | None:
-        """Return the HTTP status behind an exception of s3fs, whose cause is an exception of botocore."""
-        response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-        return status if isinstance(status, int) else None
-
-    def cause(self, error: Exception) -> Cause:
-        """Return the cause of an exception of botocore, which has sent no request or got no answer."""
+    def cause(self, error: Exception) -> int | Cause:
+        """Return the HTTP status behind an exception of s3fs, or the cause of one of botocore without an answer."""
         from botocore import exceptions
 
+        response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+        if isinstance(status, int):
+            return status
         settings = (
             exceptions.ParamValidationError,
             exceptions.PartialCredentialsError,

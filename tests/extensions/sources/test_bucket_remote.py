@@ -60,11 +60,8 @@ class MemoryBucket:
     async def close(self) -> None:
         self.is_closed = True
 
-    def status(self, error: Exception) -> int | None:
-        return error.status if isinstance(error, Answered) else None
-
-    def cause(self, error: Exception) -> Cause:
-        return error.cause if isinstance(error, Answered) else "network"
+    def cause(self, error: Exception) -> int | Cause:
+        return (error.status or error.cause) if isinstance(error, Answered) else "network"
 
     def file(self, name: str) -> RemoteFile:
         return RemoteFile(name, self.files[name], "etag")
