@@ -14,8 +14,9 @@ from app.protocols.shared.tools import Tool, ToolMode, ToolUse, check_tools_size
 from extensions.clients.anthropic.codec import AnthropicCodec, AnthropicRequest, error_body
 from extensions.clients.anthropic.content import ContentBlocks, delta_of, whole_content
 from extensions.clients.anthropic.conversation import to_conversation
-from extensions.clients.anthropic.field_policy import COUNT_TOKENS, MESSAGES
 from extensions.clients.anthropic.requests import (
+    COUNT_TOKENS_POLICY,
+    MESSAGES_POLICY,
     AnyTool,
     ChosenTool,
     CountTokensRequest,
@@ -142,7 +143,7 @@ def _write_count(decoded: AnthropicRequest, answer: TokenizeAnswer, context: Ans
     return orjson.dumps({"input_tokens": len(answer.token_ids)})
 
 
-class _Stream:
+class _MessageStream:
     """As StreamWriter of app/protocols/shared/codec.py: the message without content, its blocks, and its end."""
 
     def __init__(self, decoded: AnthropicRequest, context: AnswerContext) -> None:
@@ -228,10 +229,10 @@ def _rename(field: str) -> str:
 
 
 MESSAGES_CODEC = AnthropicCodec(
-    "/v1/messages", ("generate",), MessagesRequest, _build, _write, MESSAGES, _Stream, _rename, _check_tools,
-    ignored=_ignored,
+    "/v1/messages", ("generate",), MessagesRequest, _build, _write, MESSAGES_POLICY, _MessageStream, _rename,
+    _check_tools, ignored=_ignored,
 )  # fmt: skip
 COUNT_TOKENS_CODEC = AnthropicCodec(
-    "/v1/messages/count_tokens", ("generate",), CountTokensRequest, _build_count, _write_count, COUNT_TOKENS,
+    "/v1/messages/count_tokens", ("generate",), CountTokensRequest, _build_count, _write_count, COUNT_TOKENS_POLICY,
     rename=_rename, check=_check_tools, ignored=_ignored,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Request bodies of Anthropic's API. Each class validates its body, and OpenAPI shows its schema.
 
-Not in these classes: the fields that `field_policy.py` refuses, and the rules between fields.
+Not in these classes: the fields that the policies refuse, and the rules between fields.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,10 +10,41 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from app.protocols.shared.bodies import MAX_INT32, Body, got
 from app.protocols.shared.body_codec import RequestBody
 from app.protocols.shared.fields.generation import MAX_STOPS, SamplingFields, StopString, Stream
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.tools import MAX_TOOLS
 from extensions.clients.anthropic.blocks import CacheControl, InputMessages, System
-from extensions.clients.anthropic.field_policy import TOOL
 from frameworks.core.errors import InvalidInput
+
+_RUNS_NO_TOOLS = "the server itself runs no tools: omit the field"
+
+_POLICY_OF_ALL = {
+    "mcp_servers": Refusal(_RUNS_NO_TOOLS, ([],)),
+    # No message is removed. A prompt that does not fit is refused.
+    "context_management": Ignored(neutral=({}, {"edits": []})),
+    "speed": Ignored(neutral=("standard",)),
+    # The key names the tenant.
+    "user_profile_id": Ignored(),
+    "workspace_id": Ignored(),
+}
+COUNT_TOKENS_POLICY = FieldPolicy(_POLICY_OF_ALL)
+MESSAGES_POLICY = FieldPolicy(
+    {
+        **_POLICY_OF_ALL,
+        "container": Refusal(_RUNS_NO_TOOLS),
+        "diagnostics": Ignored(),
+        "inference_geo": Ignored(),
+        # There is one tier, and `priority` for a position in the queue.
+        "service_tier": Ignored(neutral=("auto", "standard_only")),
+    }
+)
+TOOL_POLICY = FieldPolicy(
+    {
+        "allowed_callers": Refusal("only the model calls tools: omit the field", (["direct"],)),
+        "defer_loading": Refusal("the model gets all tools: omit the field", (False,)),
+        "input_examples": Refusal("put the examples into the description", ([],)),
+    }
+)
+
 
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 _IsSingle = Annotated[bool | None, Field(description="true: at most one call.")]
@@ -49,7 +80,7 @@ def _plain_tool(tool: dict[str, Any], within: str) -> dict[str, Any]:
             f'expected "custom", got {got(kind)}; the server itself runs no tools: send name and input_schema',
         )
     tool = dict(tool)
-    TOOL.apply(tool, within)
+    TOOL_POLICY.apply(tool, within)
     return tool
 
 

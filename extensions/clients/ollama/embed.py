@@ -48,17 +48,13 @@ def _write_one(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext
     return orjson.dumps({"embedding": array_to_json(answer.embeddings[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _rename(field: str) -> str:
-    return rename_text(field, "input")
-
-
 def _rename_one(field: str) -> str:
     return "prompt" if field.startswith("text") else field
 
 
 EMBED_CODEC = OllamaCodec(
-    "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write, rename=_rename, check=check_options_of_vectors,
-    ignored=ignored_of_vectors,
+    "/api/embed", ("embed",), OllamaEmbedRequest, _build, _write,
+    rename=lambda field: rename_text(field, "input"), check=check_options_of_vectors, ignored=ignored_of_vectors,
 )  # fmt: skip
 EMBEDDINGS_CODEC = OllamaCodec(
     "/api/embeddings", ("embed",), OllamaEmbeddingsRequest, _build_one, _write_one, rename=_rename_one,

@@ -17,7 +17,7 @@ from app.inference.context import ADAPTER_MARK
 from app.inference.unnamed_model import last_spec_of
 from app.protocols.shared.bodies import Body, ResponseBody, read_body
 from extensions.clients.ollama.codec import without_tag
-from extensions.clients.ollama.responses import OllamaErrorResponse
+from extensions.clients.ollama.routes import OllamaErrorResponse
 from frameworks.core.errors import AdapterNotFound, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState

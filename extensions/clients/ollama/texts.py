@@ -273,7 +273,7 @@ def _write(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext)
     )
 
 
-class _Stream:
+class _LineStream:
     """As StreamWriter of app/protocols/shared/codec.py: a line for each part of the text, and the last line."""
 
     def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
@@ -311,10 +311,10 @@ def _rename(field: str) -> str:
 
 
 CHAT_CODEC = OllamaCodec(
-    "/api/chat", ("generate",), OllamaChatRequest, _build_chat, _write, CHAT, _Stream, _rename, _check,
+    "/api/chat", ("generate",), OllamaChatRequest, _build_chat, _write, CHAT, _LineStream, _rename, _check,
     ignored=_ignored,
 )  # fmt: skip
 GENERATE_CODEC = OllamaCodec(
-    "/api/generate", ("generate",), OllamaGenerateRequest, _build_generate, _write, GENERATE, _Stream, _rename, _check,
-    ignored=_ignored,
+    "/api/generate", ("generate",), OllamaGenerateRequest, _build_generate, _write, GENERATE, _LineStream, _rename,
+    _check, ignored=_ignored,
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""/v1/responses: answer a conversation, with typed items and events."""
+"""/v1/responses: answer a conversation, with typed items and events, or count its tokens."""
 
 from typing import Any
 
 import orjson
 
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
-from app.protocols.openai.field_policy import RESPONSES
+from app.protocols.openai.field_policy import INPUT_TOKENS, RESPONSES
 from app.protocols.openai.generation import ignored_stream_options
 from app.protocols.shared.chat_turns import TurnText, generation_of
 from app.protocols.shared.codec import AnswerContext, NamedEvent
@@ -21,9 +21,10 @@ from extensions.clients.responses.conversation import (
     tool_use_of,
 )
 from extensions.clients.responses.output import Output
-from extensions.clients.responses.requests import NamedFunctionTool, ResponsesRequest
+from extensions.clients.responses.requests import InputTokensRequest, NamedFunctionTool, ResponsesRequest
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
+from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -79,7 +80,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     return orjson.dumps(response.ended(head, output.shown(), choice.finish_reason, answer.usage, context.latency_ms))
 
 
-class _Stream:
+class _ResponseStream:
     """As StreamWriter of app/protocols/shared/codec.py: events have the names of their types, the last the response."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
@@ -119,6 +120,23 @@ class _Stream:
 
 
 RESPONSES_CODEC = OpenAiCodec(
-    "/v1/responses", ("generate",), ResponsesRequest, _build, _write, RESPONSES, _Stream, rename_field, check_fields,
-    ignored=_ignored,
+    "/v1/responses", ("generate",), ResponsesRequest, _build, _write, RESPONSES, _ResponseStream, rename_field,
+    check_fields, ignored=_ignored,
+)  # fmt: skip
+
+
+def _build_count(body: InputTokensRequest, spec: ModelSpec) -> TokenizeRequest:
+    generation = generation_of(spec)
+    if body.input is None and body.instructions is None:
+        raise InvalidInput("input", "expected a string or items, got nothing; send input, instructions or both")
+    return TokenizeRequest(conversation_of(body, tool_use_of(body, generation), generation))
+
+
+def _write_count(decoded: OpenAiRequest, answer: TokenizeAnswer, context: AnswerContext) -> bytes:
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(answer.token_ids)})
+
+
+INPUT_TOKENS_CODEC = OpenAiCodec(
+    "/v1/responses/input_tokens", ("generate",), InputTokensRequest, _build_count, _write_count, INPUT_TOKENS,
+    rename=rename_field, check=check_fields, ignored=ignored_fields,
 )  # fmt: skip

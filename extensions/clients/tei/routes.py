@@ -1,29 +1,106 @@
 """The routes of Text Embeddings Inference, with their descriptions for OpenAPI."""
 
-from pydantic import BaseModel
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.routes import Route, RouteDescription
-from extensions.clients.tei import responses
-from extensions.clients.tei.codec import TeiCodec
-from extensions.clients.tei.rerank import RERANK_CODEC
-from extensions.clients.tei.texts import EMBED_CODEC, LABELS_CODEC, PREDICT_CODEC, ROOT_CODEC, SIMILARITY_CODEC
-from extensions.clients.tei.tokens import TOKENIZE_CODEC
+from extensions.clients.tei.texts import (
+    EMBED_CODEC,
+    LABELS_CODEC,
+    PREDICT_CODEC,
+    RERANK_CODEC,
+    ROOT_CODEC,
+    SIMILARITY_CODEC,
+    TOKENIZE_CODEC,
+    TeiCodec,
+)
+
+
+class TeiVectors(RootModel[list[list[float]]]):
+    """One vector for each text, in the order of the texts."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiRankedText(ResponseBody):
+    """The score of one text. `text`: on request."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class TeiRanks(RootModel[list[TeiRankedText]]):
+    """Texts by descending score."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiPrediction(ResponseBody):
+    """The score of one label."""
+
+    score: float
+    label: str
+
+
+class TeiPredictions(RootModel[list[TeiPrediction] | list[list[TeiPrediction]]]):
+    """The labels of a text by descending score; for a list of texts a list of such."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiSimilarities(RootModel[list[float]]):
+    """One cosine for each sentence."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiRootResponse(RootModel[list[list[float]] | list[float] | list[TeiPrediction] | list[list[TeiPrediction]]]):
+    """The response of /embed, /predict or /similarity."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiToken(ResponseBody):
+    """One token. `start`, `stop`: its first character, and the one after its last; null for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiTokens(RootModel[list[list[TeiToken]]]):
+    """The tokens of each text."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiErrorResponse(ResponseBody):
+    """The body of every response of these routes with a status of 400 or above."""
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer"]
+
 
 _GET = frozenset({"GET", "HEAD"})
 
 
 def _describe(codec: TeiCodec, summary: str, response: type[BaseModel]) -> RouteDescription:
-    return RouteDescription("tei", summary, codec.body, response, responses.TeiErrorResponse)
+    return RouteDescription("tei", summary, codec.body, response, TeiErrorResponse)
 
 
-_RANK = _describe(RERANK_CODEC, "Rank texts by a query", responses.TeiRanks)
-_SIMILARITY = _describe(SIMILARITY_CODEC, "Compare sentences", responses.TeiSimilarities)
-_TOKENIZE = _describe(TOKENIZE_CODEC, "Tokens of texts", responses.TeiTokens)
+_RANK = _describe(RERANK_CODEC, "Rank texts by a query", TeiRanks)
+_SIMILARITY = _describe(SIMILARITY_CODEC, "Compare sentences", TeiSimilarities)
+_TOKENIZE = _describe(TOKENIZE_CODEC, "Tokens of texts", TeiTokens)
 
 ROUTES = (
-    Route("/embed", EMBED_CODEC, _describe(EMBED_CODEC, "Embed texts", responses.TeiVectors)),
-    Route("/predict", PREDICT_CODEC, _describe(PREDICT_CODEC, "Classify texts", responses.TeiPredictions)),
+    Route("/embed", EMBED_CODEC, _describe(EMBED_CODEC, "Embed texts", TeiVectors)),
+    Route("/predict", PREDICT_CODEC, _describe(PREDICT_CODEC, "Classify texts", TeiPredictions)),
     Route("/similarity", SIMILARITY_CODEC, _SIMILARITY),
     Route("/rerank", RERANK_CODEC, _RANK, field="texts"),
     Route("/tokenize", TOKENIZE_CODEC, _TOKENIZE, field="inputs"),
@@ -34,7 +111,7 @@ ROUTES = (
 def root_routes(generating: BodyCodec) -> list[Route]:
     """Return the routes of POST /, which the task of the model decides. `generating`: of models that generate text."""
     root, labels = (codec.with_task("generate", generating) for codec in (ROOT_CODEC, LABELS_CODEC))
-    described = _describe(ROOT_CODEC, "Run a text model", responses.TeiRootResponse)
+    described = _describe(ROOT_CODEC, "Run a text model", TeiRootResponse)
     return [
         Route("/", root, described, _GET),
         Route("/", RERANK_CODEC, _RANK, _GET, field="texts"),

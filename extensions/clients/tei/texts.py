@@ -1,29 +1,32 @@
-"""/embed, /predict, /similarity, and POST / for all of them."""
+"""The codecs of Text Embeddings Inference (TEI): /embed, /predict, /rerank, /similarity, /tokenize, and POST /."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import orjson
 
 from app.protocols.shared.bodies import got
-from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
 from app.protocols.shared.codec import AnswerContext
+from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
-from app.protocols.shared.fields.texts import check_dimensions, rename_text, texts_or_ids, truncation_of
+from app.protocols.shared.fields.texts import check_dimensions, rename_text, texts_or_ids, to_texts, truncation_of
 from app.protocols.shared.json.output import array_to_json, list_to_json
-from app.protocols.shared.ranking import rename_pair
-from extensions.clients.tei.codec import POLICY, TeiCodec
+from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
 from extensions.clients.tei.requests import (
     RootParameters,
     SimilarityInput,
     TeiEmbedRequest,
     TeiPredictRequest,
+    TeiRerankRequest,
     TeiRootRequest,
     TeiSimilarityRequest,
+    TeiTokenizeRequest,
 )
 from frameworks.core.errors import InvalidInput
+from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,
@@ -34,6 +37,27 @@ from frameworks.types import (
     TextSpec,
     Truncation,
 )
+
+POLICY = FieldPolicy({"prompt_name": Refusal("put the prompt before each text")})
+"""Refused fields of most routes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeiCodec(BodyCodec):
+    """As Codec of app/protocols/shared/codec.py."""
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        error = self.renamed(error)
+        return orjson.dumps({"error": error.message, "error_type": _type_of(error)})
+
+
+def _type_of(error: ErrorReply) -> str:
+    if error.code in ("overloaded", "quota_exceeded"):
+        return "Overloaded"
+    if error.status == 503:
+        return "Unhealthy"
+    return "Backend" if error.status >= 500 else "Validation"
+
 
 _MAX_NAMES = 20
 _EMBED = FieldPolicy({"encoding_format": Refusal("vectors are written as numbers", ("float",))})
@@ -178,6 +202,43 @@ def _write_root(decoded: BodyRequest, answer: Any, context: AnswerContext) -> by
     return orjson.dumps(_predictions(answer, is_batch))
 
 
+def _build_ranking(body: TeiRerankRequest, spec: ModelSpec) -> PairRequest:
+    check_scores_pairs(spec)
+    truncate = truncation_of(body.truncate, body.truncation_direction)
+    return PairRequest([(body.query, text) for text in body.texts], truncate, bool(body.raw_scores))
+
+
+def _write_ranking(decoded: BodyRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
+    pairs, scores = decoded.request.pairs, answer.scores
+    with_text = bool(decoded.body.return_text)
+
+    def rank(index: int) -> dict[str, Any]:
+        text = {"text": pairs[index][1]} if with_text else {}
+        return {"index": index, **text, "score": scores[index]}
+
+    return orjson.dumps(list_to_json(best_first(scores, decoded.body.top_n), rank))
+
+
+def _build_tokens(body: TeiTokenizeRequest, spec: ModelSpec) -> SpansRequest:
+    return SpansRequest(tuple(to_texts(body.inputs)), body.add_special_tokens is not False)
+
+
+def _write_tokens(decoded: BodyRequest, answer: SpansAnswer, context: AnswerContext) -> bytes:
+    rows = zip(decoded.request.texts, answer.token_ids, answer.strings, answer.spans, strict=True)
+    return orjson.dumps([list_to_json(list(zip(*row, strict=True)), _token_of(text)) for text, *row in rows])
+
+
+def _token_of(text: str) -> Any:
+    def describe(token: tuple[int, str, tuple[int, int] | None]) -> dict[str, Any]:
+        token_id, string, span = token
+        if span is None:
+            return {"id": token_id, "text": string, "special": True, "start": None, "stop": None}
+        start, stop = span
+        return {"id": token_id, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+
+    return describe
+
+
 def _rename(field: str) -> str:
     """Return the field of a text as the bodies name it."""
     return rename_pair(rename_text(field, "inputs"), "inputs.source_sentence", "inputs.sentences")
@@ -208,6 +269,20 @@ SIMILARITY_CODEC = TeiCodec(
 ROOT_CODEC = TeiCodec(
     "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _ROOT, rename=_rename,
     check=_check_parameters,
+)  # fmt: skip
+RERANK_CODEC = TeiCodec(
+    "/rerank",
+    ("embed", "classify"),
+    TeiRerankRequest,
+    _build_ranking,
+    _write_ranking,
+    POLICY,
+    rename=lambda field: rename_pair(field, "query", "texts"),
+    kinds=("rerank", "embed"),
+)
+TOKENIZE_CODEC = TeiCodec(
+    "/tokenize", ("embed", "classify"), TeiTokenizeRequest, _build_tokens, _write_tokens,
+    POLICY, rename=lambda field: rename_text(field, "inputs"),
 )  # fmt: skip
 # Of texts with `parameters`, which are those of a classifier.
 LABELS_CODEC = replace(ROOT_CODEC, kinds=("classify", "rerank", "embed"))

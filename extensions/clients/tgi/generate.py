@@ -1,18 +1,19 @@
-"""/generate, /generate_stream, and POST / for models that generate text."""
+"""The codecs of Text Generation Inference (TGI): /generate, /generate_stream, and POST /."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from app.protocols.shared.body_codec import BodyRequest
+from app.protocols.shared.body_codec import BodyCodec, BodyRequest
 from app.protocols.shared.chat_turns import generation_of
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.constraints import grammar_constraint
 from app.protocols.shared.fields.generation import SamplingFields, StoppingFields, to_sampling, to_stopping
+from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.json.output import list_to_json
-from extensions.clients.tgi.codec import BODY, PARAMETERS, TgiCodec, error_body
 from extensions.clients.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
@@ -25,6 +26,39 @@ from frameworks.generation.types import (
     Usage,
 )
 from frameworks.types import ModelSpec
+
+PARAMETERS = FieldPolicy(
+    {
+        "adapter_id": Refusal("name the adapter in model, as base:adapter"),
+        "best_of": Refusal("texts are not ranked: request several of /v1/completions by n", (1,)),
+        "truncate": Refusal("a prompt is read whole: shorten it"),
+        "typical_p": Refusal("send top_p or min_p", (1, 1.0)),
+        "watermark": Refusal("texts have no watermark: omit the field", (False,)),
+    }
+)
+"""Refused members of `parameters`."""
+BODY = FieldPolicy({"options": Ignored(neutral=({},))})
+"""Older clients of Hugging Face send options of its hub, as wait_for_model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TgiCodec(BodyCodec):
+    """As Codec of app/protocols/shared/codec.py."""
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return error_body(self.renamed(error))
+
+
+def error_body(error: ErrorReply) -> bytes:
+    """Write TGI's error body."""
+    return orjson.dumps({"error": error.message, "error_type": _type_of(error)})
+
+
+def _type_of(error: ErrorReply) -> str:
+    if error.status in (429, 503):
+        return "overloaded"
+    return "generation" if error.status >= 500 else "validation"
+
 
 _DEFAULT_MAX_TOKENS = 100
 _GRAMMAR = "parameters.grammar.value"
@@ -116,7 +150,7 @@ def _text_of(decoded: BodyRequest, answer: GenerateAnswer) -> dict[str, Any]:
     return {"generated_text": text, "details": details}
 
 
-class _Stream:
+class _TokenStream:
     """As StreamWriter of app/protocols/shared/codec.py: an event for each token. The last one has the whole text."""
 
     def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
@@ -209,10 +243,10 @@ GENERATE_CODEC = TgiCodec(
     ignored=_ignored_in_whole,
 )  # fmt: skip
 STREAM_CODEC = TgiCodec(
-    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, BODY, stream=_Stream, rename=_rename,
-    check=_check_parameters, ignored=_ignored_in_stream,
+    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, BODY, stream=_TokenStream,
+    rename=_rename, check=_check_parameters, ignored=_ignored_in_stream,
 )  # fmt: skip
 ROOT_CODEC = TgiCodec(
-    "/", ("generate",), TgiRootRequest, _build_root, _write_root, BODY, stream=_Stream, rename=_rename,
+    "/", ("generate",), TgiRootRequest, _build_root, _write_root, BODY, stream=_TokenStream, rename=_rename,
     check=_check_parameters,
 )  # fmt: skip

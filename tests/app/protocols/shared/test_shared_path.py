@@ -7,8 +7,8 @@ from app.protocols.openai.scoring import RERANK_CODEC
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.shared_path import SEARCHED_BYTES, SharedPathCodec
-from extensions.clients.tei.rerank import RERANK_CODEC as TEI_CODEC
 from extensions.clients.tei.texts import EMBED_CODEC
+from extensions.clients.tei.texts import RERANK_CODEC as TEI_CODEC
 from frameworks.types import PairRequest
 from tests.app.protocols.openai.decoding import find_spec
 

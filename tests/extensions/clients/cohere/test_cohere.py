@@ -9,9 +9,8 @@ import pytest
 
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import to_http
-from extensions.clients.cohere.embed import EMBED_CODEC
-from extensions.clients.cohere.rerank import RERANK_CODEC
-from extensions.clients.cohere.responses import CohereEmbedResponse, CohereErrorResponse, CohereRerankResponse
+from extensions.clients.cohere.codec import EMBED_CODEC, RERANK_CODEC
+from extensions.clients.cohere.routes import CohereEmbedResponse, CohereErrorResponse, CohereRerankResponse
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TextRequest

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from openai.types.responses import InputTokenCountResponse
 
+from extensions.clients.responses.codec import INPUT_TOKENS_CODEC as CODEC
 from extensions.clients.responses.codec import RESPONSES_CODEC
-from extensions.clients.responses.input_tokens import INPUT_TOKENS_CODEC as CODEC
 from frameworks.core.errors import UnknownField
 from frameworks.generation.types import Conversation, Message
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest

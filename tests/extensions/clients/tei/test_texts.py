@@ -8,11 +8,24 @@ import pytest
 from pydantic import BaseModel
 
 from app.protocols.shared.errors import ErrorReply, to_http
-from extensions.clients.tei import responses
-from extensions.clients.tei.codec import TeiCodec
-from extensions.clients.tei.rerank import RERANK_CODEC
-from extensions.clients.tei.texts import EMBED_CODEC, PREDICT_CODEC, ROOT_CODEC, SIMILARITY_CODEC
-from extensions.clients.tei.tokens import TOKENIZE_CODEC
+from extensions.clients.tei.routes import (
+    TeiErrorResponse,
+    TeiPredictions,
+    TeiRanks,
+    TeiRootResponse,
+    TeiSimilarities,
+    TeiTokens,
+    TeiVectors,
+)
+from extensions.clients.tei.texts import (
+    EMBED_CODEC,
+    PREDICT_CODEC,
+    RERANK_CODEC,
+    ROOT_CODEC,
+    SIMILARITY_CODEC,
+    TOKENIZE_CODEC,
+    TeiCodec,
+)
 from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
@@ -53,8 +66,8 @@ class TestEmbed:
     def test_response_is_list_of_vectors(self, codec: TeiCodec) -> None:
         body = encode(codec, decode(codec, inputs="a"), VECTORS)
         assert body == [[0.5, -1], [2, 3]]
-        check(responses.TeiVectors, body)
-        check(responses.TeiRootResponse, body)
+        check(TeiVectors, body)
+        check(TeiRootResponse, body)
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -102,7 +115,7 @@ class TestPredict:
         assert decoded.request == request_
         body = encode(codec, decoded, ONE)
         assert body == answer
-        check(responses.TeiPredictions, body)
+        check(TeiPredictions, body)
 
     def test_side_of_cut_is_read(self, codec: TeiCodec) -> None:
         decoded = decode(codec, model="classify", inputs="a", truncation_direction="LEFT")
@@ -151,7 +164,7 @@ class TestSimilarity:
         assert decoded.request == PairRequest([("s", "a"), ("s", "b")], truncate)
         body = encode(codec, decoded, ScoreAnswer([0.5, -0.25], 9))
         assert body == [0.5, -0.25]
-        check(responses.TeiSimilarities, body)
+        check(TeiSimilarities, body)
 
     def test_classifier_is_refused(self, codec: TeiCodec) -> None:
         error = decode_error(codec, model="classify", inputs=SIMILAR)
@@ -170,7 +183,7 @@ class TestRerank:
         assert decoded.request == PairRequest([("q", "a"), ("q", "b"), ("q", "c")])
         body = encode(RERANK_CODEC, decoded, ScoreAnswer([0.25, 0.75, 0.25], 9))
         assert body == [{"index": 1, "score": 0.75}, {"index": 0, "score": 0.25}, {"index": 2, "score": 0.25}]
-        check(responses.TeiRanks, body)
+        check(TeiRanks, body)
 
     @pytest.mark.parametrize(("top_n", "indices"), [(2, [1, 0]), (0, [1, 0, 2]), (None, [1, 0, 2])])
     def test_best_texts_are_returned(self, top_n: int | None, indices: list[int]) -> None:
@@ -205,7 +218,7 @@ class TestTokenize:
             ],
             [],
         ]
-        check(responses.TeiTokens, body)
+        check(TeiTokens, body)
 
     def test_special_tokens_are_omitted_on_request(self) -> None:
         assert decode(TOKENIZE_CODEC, inputs="a", add_special_tokens=False).request == SpansRequest(("a",), False)
@@ -228,7 +241,7 @@ class TestErrors:
     def test_error_has_message_and_type(self, status: int, code: str, kind: str) -> None:
         body = orjson.loads(EMBED_CODEC.error_body(ErrorReply(status, code, "why: because"), "abc-1"))
         assert body == {"error": "why: because", "error_type": kind}
-        check(responses.TeiErrorResponse, body)
+        check(TeiErrorResponse, body)
 
     @pytest.mark.parametrize(
         ("codec", "field", "named"),
