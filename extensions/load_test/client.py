@@ -1,12 +1,13 @@
-"""Define what a run needs of a protocol's client, and what the clients of HTTP and gRPC share."""
+"""The base of the clients of HTTP and gRPC: the connections of a run, and its callers."""
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.results.tally import Outcome
-from extensions.load_test.target import Target
+from extensions.load_test.target import LoadTarget
 
 Pause = Callable[[float], Awaitable[None]]
 """Sleeps for seconds, and ends early when the run does."""
@@ -43,34 +44,42 @@ class BackOff:
         self._delay_s = self._until_s = 0.0
 
 
-class Exchange(Protocol):
-    """One place for a connection, and the requests sent over it, one at a time."""
+class Client(ABC):
+    """Sends the requests of one run."""
 
-    async def run(self, body: Body, planned_s: float, is_delayed: bool) -> Outcome:
+    def __init__(self, target: LoadTarget, timeout_s: float) -> None:
+        self.target = target
+        self.timeout_s = timeout_s
+        self.counts = ConnectionCounts()
+        self.back_off = BackOff()
+
+    @abstractmethod
+    def caller(self, pause: Pause) -> "Caller":
+        """Return a caller without a connection."""
+
+
+class Caller(ABC):
+    """Sends requests over its connection, one after another, and opens it again when it was closed."""
+
+    def __init__(self, client: Client, pause: Pause) -> None:
+        self._counts = client.counts
+        self._back_off = client.back_off
+        self._pause = pause
+
+    @property
+    @abstractmethod
+    def is_connected(self) -> bool:
+        """Whether the next request needs no new connection."""
+
+    @abstractmethod
+    async def run(self, body: RequestContent, planned_s: float, is_delayed: bool) -> Outcome:
         """Send one request. `is_delayed`: it is planned again for the time when the connection is open."""
-        ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection."""
 
     async def wait(self) -> None:
         """Wait as long as no connection may be opened."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-class Client(Protocol):
-    """Opens the places of one run."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def counts(self) -> ConnectionCounts: ...
-
-    @property
-    def back_off(self) -> BackOff: ...
-
-    def exchange(self, pause: Pause) -> Exchange:
-        """Return a place without a connection."""
-        ...
+        if not self.is_connected and (wait_s := self._back_off.wait_s(time.monotonic())) > 0:
+            await self._pause(wait_s)

@@ -3,45 +3,46 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from extensions.load_test.client import Client
-from extensions.load_test.connection import Address
-from extensions.load_test.exchange import HttpClient
-from extensions.load_test.inputs.bodies import Body, bodies_of_file, made_bodies
+from extensions.load_test.connection import ServerAddress
+from extensions.load_test.http_calls import HttpClient
+from extensions.load_test.inputs.bodies import RequestContent, bodies_of_file, made_bodies
 from extensions.load_test.inputs.tensors import CannotMake, Made
 from extensions.load_test.report import result
 from extensions.load_test.results.page import html_page
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.screen import show, table
-from extensions.load_test.signals import interrupting
-from extensions.load_test.target import Credentials, NoTarget, RequestWriter, Target, Wanted, find_target
+from extensions.load_test.run import LoadPlan, LoadRun
+from extensions.load_test.screen import SHOW_CURSOR, show, table
+from extensions.load_test.target import Credentials, LoadTarget, NoTarget, RequestWriter, Wanted, find_target
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LoadOptions:
     """Everything that the command line says."""
 
-    address: Address
+    address: ServerAddress
     credentials: Credentials
     is_signed: bool
     wanted: Wanted
-    plan: Plan
+    plan: LoadPlan
     made: Made
     input_file: Path | None
     json_file: Path | None
     html_file: Path | None
 
 
-def run_command(options: Options) -> int:
+def run_command(options: LoadOptions) -> int:
     """Return the exit status: 0, 1 if no request succeeded or the server cannot be measured, 2 for a wrong option.
 
     Raises OSError and ValueError for an option that cannot be used.
@@ -70,10 +71,10 @@ def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
     return uvloop.run
 
 
-async def _run(options: Options) -> int:
+async def _run(options: LoadOptions) -> int:
     client = await _client(options)
     target = client.target
-    run = Run(options.plan, client, _bodies(options, target))
+    run = LoadRun(options.plan, client, _bodies(options, target))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with interrupting(run.interrupt):
         cpu_part = await _go(run, options.plan, target)
@@ -98,7 +99,7 @@ def _is_writable(file: Path) -> bool:
     return file.parent.is_dir() and os.access(file.parent, os.W_OK)
 
 
-def _write(options: Options, found: dict[str, Any]) -> bool:
+def _write(options: LoadOptions, found: dict[str, Any]) -> bool:
     """Write the files of the result, each even if the other fails. Returns whether all are complete."""
     is_complete = True
     if options.json_file is not None:
@@ -118,7 +119,7 @@ def _write_text(option: str, file: Path, text: str) -> bool:
     return True
 
 
-async def _client(options: Options) -> Client:
+async def _client(options: LoadOptions) -> Client:
     """Find the target. On a terminal, say so: a server may load its model first. Raises NoTarget, ValueError."""
     is_shown = sys.stderr.isatty()
     if is_shown:
@@ -130,14 +131,14 @@ async def _client(options: Options) -> Client:
             print(end="\x1b[K", file=sys.stderr, flush=True)
 
 
-async def _http_client(options: Options) -> Client:
+async def _http_client(options: LoadOptions) -> Client:
     """Raises NoTarget, ValueError."""
     writer = RequestWriter(options.address, options.credentials, options.is_signed)
     target = await find_target(options.address, writer, options.wanted, options.plan.timeout_s)
     return HttpClient(target, writer, options.plan.timeout_s)
 
 
-async def _grpc_client(options: Options) -> Client:
+async def _grpc_client(options: LoadOptions) -> Client:
     """Raises NoTarget, ValueError."""
     # Before the import: gRPC writes failed connections to standard error, over the table.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -149,13 +150,13 @@ async def _grpc_client(options: Options) -> Client:
     return GrpcClient(target, writer, timeout_s)
 
 
-def _bodies(options: Options, target: Target) -> list[Body]:
+def _bodies(options: LoadOptions, target: LoadTarget) -> list[RequestContent]:
     if options.input_file is not None:
         return bodies_of_file(options.input_file, target.protocol, target.model, target.encoding)
     return made_bodies(target.protocol, target.model, target.description, options.made, target.encoding)
 
 
-async def _go(run: Run, plan: Plan, target: Target) -> float:
+async def _go(run: LoadRun, plan: LoadPlan, target: LoadTarget) -> float:
     """Run, show it, and print the result. Returns the part of a core that the load generator used."""
     shown = asyncio.create_task(show(run, sys.stderr, lambda: table(run, plan, target, time.monotonic())))
     try:
@@ -170,3 +171,36 @@ async def _go(run: Run, plan: Plan, target: Target) -> float:
         # A terminal already shows the table.
         print("\n".join(table(run, plan, target, end_s)), flush=True)
     return cpu_part
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call `interrupt` in the event loop at the first SIGINT or SIGTERM; end the process at the second.
+
+    The handlers are those of the process: they work while a terminal or a file blocks the event loop.
+    """
+    loop = asyncio.get_running_loop()
+    is_first = True
+
+    def handle(number: int, _: FrameType | None) -> None:
+        nonlocal is_first
+        if not is_first:
+            _end_process(number)
+        is_first = False
+        loop.call_soon_threadsafe(interrupt)
+
+    previous: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _end_process(number: int) -> NoReturn:
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
+    os._exit(128 + number)

@@ -15,7 +15,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 OnBody = Callable[[bytes], None]
 
 
-class Failure(Exception):
+class RequestFailure(Exception):
     """A request without a complete response. `code`: a short name of the reason."""
 
     def __init__(self, code: str) -> None:
@@ -33,7 +33,7 @@ class Pem:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where the server listens. `prefix`: the path of its URL, before every other path. `pem`: TLS of gRPC."""
 
     host: str
@@ -44,7 +44,7 @@ class Address:
     pem: Pem | None = None
 
 
-def address_of(url: str, tls: ssl.SSLContext | None, pem: Pem | None = None) -> Address:
+def address_of(url: str, tls: ssl.SSLContext | None, pem: Pem | None = None) -> ServerAddress:
     """Read a URL. `tls` and `pem`: used for https. Raises ValueError with the remedy."""
     wanted = f'--url: expected an http:// or https:// address, got "{url}"'
     try:
@@ -58,7 +58,7 @@ def address_of(url: str, tls: ssl.SSLContext | None, pem: Pem | None = None) -> 
         raise ValueError("--url: expected scheme, host, port and path, got more; give a key with --api-key")
     is_tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/")
-    return Address(
+    return ServerAddress(
         host, port or (443 if is_tls else 80), parts.netloc, prefix, *((tls, pem) if is_tls else (None, None))
     )
 
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         self.is_closed_by_server = False
 
     @classmethod
-    async def connect(cls, address: Address) -> "Connection":
+    async def connect(cls, address: ServerAddress) -> "Connection":
         """Raises OSError, which includes errors of TLS."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(cls, address.host, address.port, ssl=address.tls)
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         `on_body`: takes the body of a 200 in parts, in place of `Response.body`; it may raise to end the request.
         """
         if self._transport is None or not self.is_open:
-            raise Failure("connection_closed")
+            raise RequestFailure("connection_closed")
         self._response, self._parts, self._on_body = Response(), [], on_body
         self._received = self._head_bytes = 0
         self._is_head_complete = False
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         if exc is None and self._is_head_complete and not has_length:
             self._complete()
         else:
-            failure = Failure("incomplete_response" if self._received else "connection_closed")
+            failure = RequestFailure("incomplete_response" if self._received else "connection_closed")
             failure.__cause__ = exc
             self._fail(failure)
 
@@ -153,17 +153,17 @@ class Connection(asyncio.Protocol):
             return
         self._received += len(data)
         if self._received > MAX_BODY_BYTES + MAX_HEAD_BYTES:
-            self._fail(Failure("response_too_large"))
+            self._fail(RequestFailure("response_too_large"))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(Failure("invalid_response"))
+            self._fail(RequestFailure("invalid_response"))
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._fail(cause if isinstance(cause, Failure) else Failure("invalid_response"))
+            self._fail(cause if isinstance(cause, RequestFailure) else RequestFailure("invalid_response"))
         if not self._is_head_complete and self._received > MAX_HEAD_BYTES:
-            self._fail(Failure("response_too_large"))
+            self._fail(RequestFailure("response_too_large"))
 
     # The parser's callbacks
 
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         """Keep a header; the last one of a name counts."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise Failure("response_too_large")
+            raise RequestFailure("response_too_large")
         self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(self._response)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: RequestFailure) -> None:
         self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(failure)

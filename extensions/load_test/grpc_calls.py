@@ -2,24 +2,16 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from app.cli.failures import grpc_reason_of, printable, refused_key
-from extensions.load_test.client import BackOff, ConnectionCounts, Pause
-from extensions.load_test.connection import MAX_BODY_BYTES, Address, Failure
-from extensions.load_test.grpc_channel import (
-    CallOptions,
-    NotConnected,
-    ask,
-    close,
-    connect,
-    failure_of,
-    is_open,
-    open_channel,
-)
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.client import Caller, Client, Pause
+from extensions.load_test.connection import MAX_BODY_BYTES, RequestFailure, ServerAddress
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.inputs.grpc_messages import (
     INFER,
     METADATA,
@@ -31,7 +23,93 @@ from extensions.load_test.inputs.grpc_messages import (
 )
 from extensions.load_test.inputs.open_inference import generates_text
 from extensions.load_test.results.tally import Outcome
-from extensions.load_test.target import Credentials, NoTarget, Target
+from extensions.load_test.target import Credentials, LoadTarget, NoTarget
+
+_CHANNEL_OPTIONS = (
+    # Channels to the same server share a connection otherwise.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.primary_user_agent", "roundhouse-bench"),
+)
+_OVER_LIMIT = "Received message larger than max"
+# Details of UNAVAILABLE that the library writes itself.
+_TRANSPORT_WORDS = (
+    *("Socket closed", "Stream removed", "Connection reset", "Broken pipe", "GOAWAY", "recvmsg", "sendmsg"),
+    *("failed to connect", "keepalive", "Endpoint", "transport"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Limit of a call, and its metadata."""
+
+    timeout_s: float
+    metadata: tuple[tuple[str, str], ...]
+
+
+class NotConnected(OSError):
+    """No connection was made."""
+
+
+def open_channel(address: ServerAddress) -> grpc.aio.Channel:
+    """Return a channel with a connection of its own, which is not open yet."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    # A scheme, for hosts whose names are schemes of gRPC.
+    target = f"dns:///{host}:{address.port}"
+    pem = address.pem
+    if pem is None:
+        return grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
+    return grpc.aio.secure_channel(target, credentials, _CHANNEL_OPTIONS)
+
+
+def is_open(channel: grpc.aio.Channel) -> bool:
+    """Report whether the channel has a connection."""
+    return channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def connect(channel: grpc.aio.Channel) -> None:
+    """Open the connection. Raises NotConnected after the first failure."""
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+            raise NotConnected
+        await channel.wait_for_state_change(state)
+
+
+def failure_of(error: grpc.aio.AioRpcError, until_s: float) -> tuple[int, str]:
+    """Return number and name of the status that the server sent; 0 and a failure of this side otherwise.
+
+    `until_s`: deadline of the call on the monotonic clock.
+    """
+    status, details = error.code(), error.details() or ""
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() >= until_s - 0.001:
+        return 0, "timeout"
+    if status is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _TRANSPORT_WORDS):
+        return 0, "connection_closed"
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVER_LIMIT in details:
+        return 0, "response_too_large"
+    return int(status.value[0]), status.name
+
+
+async def ask(address: ServerAddress, path: str, content: bytes, call: CallOptions) -> bytes:
+    """Return the response to one request, on a connection of its own. Raises AioRpcError."""
+    channel = open_channel(address)
+    try:
+        method: Any = channel.unary_unary(path)
+        response: bytes = await method(content, timeout=call.timeout_s, metadata=call.metadata)
+        return response
+    finally:
+        await _close(channel)
+
+
+async def _close(channel: grpc.aio.Channel) -> None:
+    """Close the channel, also if the task is cancelled meanwhile."""
+    await asyncio.shield(channel.close())
+
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -45,7 +123,7 @@ _OPTIONS = {
 class CallWriter:
     """Makes the metadata that authenticates a call."""
 
-    def __init__(self, address: Address, credentials: Credentials, is_signed: bool) -> None:
+    def __init__(self, address: ServerAddress, credentials: Credentials, is_signed: bool) -> None:
         """`is_signed`: the credentials differ from call to call."""
         self.address = address
         self._credentials = credentials
@@ -58,7 +136,7 @@ class CallWriter:
         return tuple(self._credentials("POST", path, content).items())
 
 
-async def find_grpc_target(writer: CallWriter, model: str | None, is_streamed: bool, timeout_s: float) -> Target:
+async def find_grpc_target(writer: CallWriter, model: str | None, is_streamed: bool, timeout_s: float) -> LoadTarget:
     """Ask for the description of the model. Raises NoTarget, ValueError for a key that cannot be sent."""
     if model is None:
         raise NoTarget("--model: expected the name of a model, got none; --protocol grpc needs it")
@@ -71,10 +149,10 @@ async def find_grpc_target(writer: CallWriter, model: str | None, is_streamed: b
     except BadMessage:
         raise NoTarget(f"--url: expected ModelMetadata from {address.authority}, got another message") from None
     path = STREAM_INFER if is_streamed and generates_text(description) else INFER
-    return Target(address, "grpc", model, path, description, "protobuf")
+    return LoadTarget(address, "grpc", model, path, description, "protobuf")
 
 
-def _no_target(error: grpc.aio.AioRpcError, address: Address, timeout_s: float) -> NoTarget:
+def _no_target(error: grpc.aio.AioRpcError, address: ServerAddress, timeout_s: float) -> NoTarget:
     details = printable(error.details() or "", 500)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NoTarget(f"--url: expected a response from {address.authority} in {timeout_s:g} s, got none")
@@ -88,32 +166,27 @@ def _no_target(error: grpc.aio.AioRpcError, address: Address, timeout_s: float) 
     return NoTarget(f"{option}: expected a description from {address.authority}, got {error.code().name} {details}")
 
 
-class GrpcClient:
+class GrpcClient(Client):
     """Sends the requests of one run over gRPC."""
 
-    def __init__(self, target: Target, writer: CallWriter, timeout_s: float) -> None:
-        self.target = target
+    def __init__(self, target: LoadTarget, writer: CallWriter, timeout_s: float) -> None:
+        super().__init__(target, timeout_s)
         self.writer = writer
-        self.timeout_s = timeout_s
-        self.counts = ConnectionCounts()
-        self.back_off = BackOff()
 
-    def exchange(self, pause: Pause) -> "GrpcExchange":
-        """Return a place without a connection."""
-        return GrpcExchange(self, pause)
+    def caller(self, pause: Pause) -> "GrpcCaller":
+        return GrpcCaller(self, pause)
 
 
-class GrpcExchange:
-    """One place for a connection, and the calls on it, one at a time."""
+class GrpcCaller(Caller):
+    """A Caller over one channel of gRPC."""
 
     def __init__(self, client: GrpcClient, pause: Pause) -> None:
+        super().__init__(client, pause)
         self._client = client
-        self._pause = pause
         self._channel: grpc.aio.Channel | None = None
         self._is_broken = False
 
-    async def run(self, body: Body, planned_s: float, is_delayed: bool) -> Outcome:
-        """Send one request. `is_delayed`: it is planned again for the time when the connection is open."""
+    async def run(self, body: RequestContent, planned_s: float, is_delayed: bool) -> Outcome:
         outcome = Outcome(planned_s, 0.0)
         client, until_s = self._client, time.monotonic() + self._client.timeout_s
         try:
@@ -133,53 +206,47 @@ class GrpcExchange:
                 self._is_broken = outcome.code == "connection_closed"
         except TimeoutError:
             outcome.code = "timeout"
-        except Failure as failure:
+        except RequestFailure as failure:
             outcome.code = failure.code
         except NotConnected:
             outcome.code = "connection_failed"
-            client.counts.failed += 1
+            self._counts.failed += 1
         outcome.done_s = time.monotonic()
         if outcome.code in {"connection_failed", "connection_closed"}:
-            client.back_off.fail(outcome.done_s)
+            self._back_off.fail(outcome.done_s)
         elif outcome.code != "timeout":
-            client.back_off.succeed()
+            self._back_off.succeed()
         return outcome
 
-    async def wait(self) -> None:
-        """Wait as long as no connection may be opened."""
-        if self._has_connection():
-            return
-        wait_s = self._client.back_off.wait_s(time.monotonic())
-        if wait_s > 0:
-            await self._pause(wait_s)
-
     async def close(self) -> None:
-        """Close the connection."""
         if self._channel is not None:
-            await close(self._channel)
+            await _close(self._channel)
 
-    def _has_connection(self) -> bool:
+    @property
+    def is_connected(self) -> bool:
         return self._channel is not None and not self._is_broken and is_open(self._channel)
 
     async def _open_channel(self) -> grpc.aio.Channel:
         if self._channel is not None:
-            if self._has_connection():
+            if self.is_connected:
                 return self._channel
-            self._client.counts.closed_by_server += 1
-            await close(self._channel)
+            self._counts.closed_by_server += 1
+            await _close(self._channel)
             self._channel, self._is_broken = None, False
         channel = open_channel(self._client.target.address)
         try:
             await connect(channel)
         except BaseException:
-            await close(channel)
+            await _close(channel)
             raise
         self._channel = channel
-        self._client.counts.opened += 1
+        self._counts.opened += 1
         return channel
 
 
-async def _call(channel: grpc.aio.Channel, path: str, body: Body, call: CallOptions, outcome: Outcome) -> None:
+async def _call(
+    channel: grpc.aio.Channel, path: str, body: RequestContent, call: CallOptions, outcome: Outcome
+) -> None:
     """Fill the outcome. Raises AioRpcError, Failure."""
     if path != STREAM_INFER:
         method: Any = channel.unary_unary(path)
@@ -194,7 +261,7 @@ async def _call(channel: grpc.aio.Channel, path: str, body: Body, call: CallOpti
             responses += 1
             has_text, error = _read(response)
             if size > MAX_BODY_BYTES:
-                raise Failure("response_too_large")
+                raise RequestFailure("response_too_large")
             if error:
                 outcome.code, outcome.message = "error_event", printable(error, 500)
             if has_text:
@@ -204,7 +271,7 @@ async def _call(channel: grpc.aio.Channel, path: str, body: Body, call: CallOpti
     finally:
         stream.cancel()
     if not responses:
-        raise Failure("incomplete_stream")
+        raise RequestFailure("incomplete_stream")
     outcome.tokens = pieces
 
 
@@ -212,4 +279,4 @@ def _read(response: bytes) -> tuple[bool, str]:
     try:
         return read_piece(response)
     except BadMessage:
-        raise Failure("invalid_stream") from None
+        raise RequestFailure("invalid_stream") from None

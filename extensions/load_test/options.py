@@ -11,8 +11,8 @@ from app.cli.parser import access_of, add_command, add_server_options
 
 if TYPE_CHECKING:
     from app.cli.client import TlsOptions
-    from extensions.load_test.command import Options
-    from extensions.load_test.connection import Address, Pem
+    from extensions.load_test.command import LoadOptions
+    from extensions.load_test.connection import Pem, ServerAddress
 
 _MAX_RATE = 100_000
 _MAX_CONNECTIONS = 10_000
@@ -163,12 +163,12 @@ def _run(options: argparse.Namespace) -> int:
         return 2
 
 
-def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
+def _options(options: argparse.Namespace, access: dict[str, Any]) -> "LoadOptions":
     """Raises OSError and ValueError for options that cannot be used."""
     from app.cli.client import credentials
-    from extensions.load_test.command import Options
+    from extensions.load_test.command import LoadOptions
     from extensions.load_test.inputs.tensors import Made
-    from extensions.load_test.run import Plan
+    from extensions.load_test.run import LoadPlan
     from extensions.load_test.target import Wanted
 
     def headers(method: str, path: str, body: bytes) -> dict[str, str]:
@@ -181,12 +181,12 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
         raise ValueError(f"--binary: expected --protocol v2, got {options.protocol or 'native'}; leave out --binary")
     is_open = options.rate is not None
     unlimited = None if options.requests else 10.0
-    return Options(
+    return LoadOptions(
         address=_address(options, access["tls"]),
         credentials=headers,
         is_signed=access["is_signed"],
         wanted=Wanted(options.protocol, options.model, options.binary),
-        plan=Plan(
+        plan=LoadPlan(
             rate=options.rate,
             concurrency=None if is_open else options.concurrency or 8,
             is_poisson=options.arrivals == "poisson",
@@ -224,7 +224,7 @@ def _images(options: argparse.Namespace) -> tuple[tuple[bytes, str], ...]:
     return tuple(read_images(options.images))
 
 
-def _address(options: argparse.Namespace, tls: "TlsOptions") -> "Address":
+def _address(options: argparse.Namespace, tls: "TlsOptions") -> "ServerAddress":
     """Raises OSError for a file of TLS that cannot be used, ValueError."""
     from app.cli.client import tls_context
     from extensions.load_test.connection import address_of

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from extensions.load_test.results.histogram import Histogram
+from extensions.load_test.results.histogram import DurationHistogram
 from extensions.load_test.results.tally import Tally
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.target import Target
+from extensions.load_test.run import LoadPlan, LoadRun
+from extensions.load_test.target import LoadTarget
 
 MAX_CPU_PART = 0.9
 """From this part of a core on, the load generator may have been the limit."""
@@ -26,7 +26,7 @@ def limits(tally: Tally, cpu_part: float) -> list[str]:
     return found
 
 
-def result(run: Run, plan: Plan, target: Target, cpu_part: float, started: str) -> dict[str, Any]:
+def result(run: LoadRun, plan: LoadPlan, target: LoadTarget, cpu_part: float, started: str) -> dict[str, Any]:
     """Return everything that was measured. Durations are in milliseconds unless the name says otherwise."""
     tally = run.tally
     reasons = limits(tally, cpu_part)
@@ -101,7 +101,7 @@ def result(run: Run, plan: Plan, target: Target, cpu_part: float, started: str) 
     }
 
 
-def warnings(run: Run, reasons: list[str]) -> list[str]:
+def warnings(run: LoadRun, reasons: list[str]) -> list[str]:
     """Return the sentences that a reader of the figures has to know."""
     tally = run.tally
     found = []
@@ -126,7 +126,7 @@ def warnings(run: Run, reasons: list[str]) -> list[str]:
     return found
 
 
-def durations(histogram: Histogram) -> dict[str, float | int] | None:
+def durations(histogram: DurationHistogram) -> dict[str, float | int] | None:
     """Return mean, extremes and quantiles in milliseconds; None without a value."""
     if not histogram.count:
         return None
@@ -139,6 +139,6 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 4)
 
 
-def _url(target: Target) -> str:
+def _url(target: LoadTarget) -> str:
     scheme = "http" if target.address.tls is None else "https"
     return f"{scheme}://{target.address.authority}{target.address.prefix}"

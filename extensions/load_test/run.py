@@ -6,11 +6,10 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from extensions.load_test.arrivals import Schedule, poisson, steady
-from extensions.load_test.client import Client, Exchange
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.arrivals import Schedule, Timer, poisson, steady
+from extensions.load_test.client import Caller, Client
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.results.tally import Tally
-from extensions.load_test.timer import Timer
 
 MAX_BACKLOG = 100_000
 """Planned requests that wait for a connection. Further ones are counted as not sent."""
@@ -19,7 +18,7 @@ _TICK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """One of `rate` (requests per second) and `concurrency` (callers) is set. All else is a bound or an option."""
 
     rate: float | None
@@ -33,10 +32,10 @@ class Plan:
     seed: int = 0
 
 
-class Run:
+class LoadRun:
     """One run. `tally` is complete when `go` returns; until then it holds the result so far."""
 
-    def __init__(self, plan: Plan, client: Client, bodies: list[Body]) -> None:
+    def __init__(self, plan: LoadPlan, client: Client, bodies: list[RequestContent]) -> None:
         self._plan = plan
         self._client = client
         # In random order: callers in step would send the same ones together.
@@ -183,16 +182,16 @@ class Run:
             self.interrupt()
 
     async def _work(self) -> None:
-        exchange = self._client.exchange(self._pause)
+        caller = self._client.caller(self._pause)
         try:
             while True:
-                await exchange.wait()
+                await caller.wait()
                 planned_s = await self._take()
                 if planned_s is None:
                     return
-                await self._send(exchange, planned_s)
+                await self._send(caller, planned_s)
         finally:
-            await exchange.close()
+            await caller.close()
 
     async def _take(self) -> float | None:
         """Return the planned time of the next request, None at the end."""
@@ -213,13 +212,12 @@ class Run:
             await waiter
         return None
 
-    async def _send(self, exchange: Exchange, planned_s: float) -> None:
-        place = self._number % len(self._bodies)
+    async def _send(self, caller: Caller, planned_s: float) -> None:
+        body = self._bodies[self._number % len(self._bodies)]
         self._number += 1
-        body = self._bodies[place]
         self.in_flight += 1
         try:
-            outcome = await exchange.run(body, planned_s, is_delayed=self._schedule is None)
+            outcome = await caller.run(body, planned_s, is_delayed=self._schedule is None)
         finally:
             self.in_flight -= 1
         self.tally.record(outcome)

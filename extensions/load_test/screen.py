@@ -8,9 +8,9 @@ from typing import TextIO
 
 from app.cli.failures import printable
 from extensions.load_test.report import limits
-from extensions.load_test.results.histogram import Histogram
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.target import Target
+from extensions.load_test.results.histogram import DurationHistogram
+from extensions.load_test.run import LoadPlan, LoadRun
+from extensions.load_test.target import LoadTarget
 
 REDRAW_S = 0.5
 LINE_S = 5.0
@@ -22,7 +22,7 @@ _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 _HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
-def table(run: Run, plan: Plan, target: Target, now_s: float) -> list[str]:
+def table(run: LoadRun, plan: LoadPlan, target: LoadTarget, now_s: float) -> list[str]:
     """Return the lines of the table."""
     tally = run.tally
     # While it runs, the time without a response counts.
@@ -61,7 +61,7 @@ def table(run: Run, plan: Plan, target: Target, now_s: float) -> list[str]:
     return lines
 
 
-def line(run: Run, now_s: float) -> str:
+def line(run: LoadRun, now_s: float) -> str:
     """Return one line for logs."""
     tally = run.tally
     latency = tally.latency
@@ -79,7 +79,7 @@ def line(run: Run, now_s: float) -> str:
     return ", ".join(words)
 
 
-async def show(run: Run, stream: TextIO, lines: Callable[[], list[str]]) -> None:
+async def show(run: LoadRun, stream: TextIO, lines: Callable[[], list[str]]) -> None:
     """Show the run until this is cancelled. `lines`: the table as it is now. Raises OSError if nothing can be shown."""
     if not stream.isatty():
         while True:
@@ -114,7 +114,7 @@ def _write(stream: TextIO, lines: list[str], height: int) -> None:
     stream.flush()
 
 
-def _progress(run: Run, plan: Plan, now_s: float) -> str:
+def _progress(run: LoadRun, plan: LoadPlan, now_s: float) -> str:
     tally = run.tally
     after_s = now_s - tally.start_s
     if after_s < 0:
@@ -133,14 +133,14 @@ def _progress(run: Run, plan: Plan, now_s: float) -> str:
     return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {words}{ended}"
 
 
-def _row(name: str, histogram: Histogram) -> str:
+def _row(name: str, histogram: DurationHistogram) -> str:
     if not histogram.count:
         return f"{name:<20}" + f"{'-':>10}" * 5
     values = [histogram.quantile(0.5), histogram.quantile(0.95), histogram.quantile(0.99), histogram.max_s]
     return f"{name[:19]:<20}" + "".join(f"{value * 1e3:>10,.2f}" for value in (*values, histogram.mean_s))
 
 
-def _failures(run: Run) -> list[str]:
+def _failures(run: LoadRun) -> list[str]:
     kinds = run.tally.failures.most_common()
     lines = [
         f"{'failures' if not place else '':<20}{count:>12,} {kind[0] or '-'} {kind[1]}{_first_message(run, kind)}"
@@ -151,6 +151,6 @@ def _failures(run: Run) -> list[str]:
     return lines
 
 
-def _first_message(run: Run, kind: tuple[int, str]) -> str:
+def _first_message(run: LoadRun, kind: tuple[int, str]) -> str:
     message = run.tally.messages.get(kind)
     return f": {message}" if message else ""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import orjson
 
 from app.cli.failures import printable, reason_of, refused_key
-from extensions.load_test.connection import Address, Connection, Failure
+from extensions.load_test.connection import Connection, RequestFailure, ServerAddress
 
 Credentials = Callable[[str, str, bytes], dict[str, str]]
 """credentials(method, path, body) → headers that authenticate the request. `path`: with the prefix of the URL."""
@@ -32,13 +32,13 @@ class NoTarget(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where requests are sent. `description`: of the model; empty if the protocol has none.
 
     `encoding` of requests: json, binary (JSON with binary tensors) or protobuf.
     """
 
-    address: Address
+    address: ServerAddress
     protocol: str
     model: str
     path: str
@@ -58,7 +58,7 @@ class Wanted:
 class RequestWriter:
     """Writes the bytes of requests."""
 
-    def __init__(self, address: Address, credentials: Credentials, is_signed: bool) -> None:
+    def __init__(self, address: ServerAddress, credentials: Credentials, is_signed: bool) -> None:
         """`is_signed`: the credentials differ from request to request."""
         self._address = address
         self._credentials = credentials
@@ -75,7 +75,7 @@ class RequestWriter:
         return f"{method} {whole} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
 
-async def find_target(address: Address, writer: RequestWriter, wanted: Wanted, timeout_s: float) -> Target:
+async def find_target(address: ServerAddress, writer: RequestWriter, wanted: Wanted, timeout_s: float) -> LoadTarget:
     """Choose protocol, model and form. Raises NoTarget, ValueError for a key that cannot be sent."""
     protocol, model = wanted.protocol, wanted.model
     if protocol in {None, "native"}:
@@ -87,14 +87,14 @@ async def find_target(address: Address, writer: RequestWriter, wanted: Wanted, t
         path = f"/v2/models/{quote(model, safe='')}"
         description = await _get(address, writer, path, timeout_s)
         is_binary = _needs_binary(description) if wanted.is_binary is None else wanted.is_binary
-        return Target(address, protocol, model, f"{path}/infer", description, "binary" if is_binary else "json")
+        return LoadTarget(address, protocol, model, f"{path}/infer", description, "binary" if is_binary else "json")
     if model is None:
         listed = await _get(address, writer, "/v1/models", timeout_s)
         model = _only(_own_names(listed.get("data")))
-    return Target(address, protocol, model, _OPENAI_PATHS[protocol], {})
+    return LoadTarget(address, protocol, model, _OPENAI_PATHS[protocol], {})
 
 
-async def _native(address: Address, writer: RequestWriter, model: str | None, timeout_s: float) -> Target:
+async def _native(address: ServerAddress, writer: RequestWriter, model: str | None, timeout_s: float) -> LoadTarget:
     if model is None:
         listed = await _get(address, writer, "/models", timeout_s)
         model = _only(_names(listed.get("models"), "name"))
@@ -104,7 +104,7 @@ async def _native(address: Address, writer: RequestWriter, model: str | None, ti
         raise NoTarget(
             "--protocol: expected a Roundhouse server at --url, got another; choose a protocol that it speaks"
         )
-    return Target(address, "native", model, f"{path}/infer", description)
+    return LoadTarget(address, "native", model, f"{path}/infer", description)
 
 
 def _needs_binary(description: dict[str, Any]) -> bool:
@@ -136,7 +136,7 @@ def _only(names: list[str]) -> str:
     raise NoTarget(f"--model: expected one of {shown}, got none; name one")
 
 
-async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: float) -> dict[str, Any]:
+async def _get(address: ServerAddress, writer: RequestWriter, path: str, timeout_s: float) -> dict[str, Any]:
     where = f"{address.authority}{address.prefix}{path}"
     try:
         async with asyncio.timeout(timeout_s):
@@ -147,7 +147,7 @@ async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: fl
                 connection.close()
     except TimeoutError:
         raise NoTarget(f"--url: expected a response from {where} in {timeout_s:g} s, got none") from None
-    except Failure as error:
+    except RequestFailure as error:
         if isinstance(error.__cause__, ssl.SSLError):
             raise NoTarget(f"--url: expected a server at {where}, got {reason_of(error.__cause__)}") from None
         reason = str(error).replace("_", " ")

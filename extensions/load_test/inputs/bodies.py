@@ -21,7 +21,7 @@ _JSON_BYTES = "inference-header-content-length"
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class RequestContent:
     """The body of one request. `is_streamed`: it asks for a response in pieces. `headers`: describe the body."""
 
     content: bytes
@@ -32,13 +32,13 @@ class Body:
 
 def made_bodies(
     protocol: str, model: str, description: dict[str, Any], made: Made, encoding: str = "json"
-) -> list[Body]:
+) -> list[RequestContent]:
     """Return bodies of different random inputs. `description`: of the model; empty for OpenAI protocols.
 
     `encoding`: that of the target. Raises CannotMake.
     """
     draw = random.Random(made.seed)  # noqa: S311 - no secret
-    bodies: list[Body] = []
+    bodies: list[RequestContent] = []
     size = 0
     while len(bodies) < made.distinct and size < MAX_MADE_BYTES:
         body = _made(protocol, model, description, made, draw)
@@ -47,7 +47,7 @@ def made_bodies(
     return bodies
 
 
-def bodies_of_file(file: Path, protocol: str, model: str, encoding: str = "json") -> list[Body]:
+def bodies_of_file(file: Path, protocol: str, model: str, encoding: str = "json") -> list[RequestContent]:
     """Read JSON Lines: one body a line. OpenAI bodies without a model get this one. Raises ValueError.
 
     `encoding`: that of the target, into which the bodies are converted.
@@ -90,7 +90,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
     return body
 
 
-def _checked(body: dict[str, Any], protocol: str, model: str) -> Body:
+def _checked(body: dict[str, Any], protocol: str, model: str) -> RequestContent:
     is_openai = protocol.startswith("openai")
     if is_openai:
         body = {"model": model} | body
@@ -98,12 +98,12 @@ def _checked(body: dict[str, Any], protocol: str, model: str) -> Body:
     if is_openai and is_streamed:
         body.setdefault("stream_options", {"include_usage": True})
     is_generation = protocol in {"openai-chat", "openai-completions"} or "prompt" in body or "messages" in body
-    return Body(orjson.dumps(body), is_streamed, is_generation)
+    return RequestContent(orjson.dumps(body), is_streamed, is_generation)
 
 
 def _made(
     protocol: str, model: str, description: dict[str, Any], made: Made, draw: random.Random
-) -> Body | dict[str, Any]:
+) -> RequestContent | dict[str, Any]:
     """Return a body, or the JSON form of a request that has other encodings too."""
     if protocol in {"v2", "grpc"}:
         from extensions.load_test.inputs.open_inference import made_request
@@ -111,43 +111,43 @@ def _made(
         return made_request(description, made, draw)
     texts = [text(made, draw) for _ in range(made.rows)]
     if protocol == "openai-embeddings":
-        return Body(orjson.dumps({"model": model, "input": texts}))
+        return RequestContent(orjson.dumps({"model": model, "input": texts}))
     if protocol == "openai-chat":
         return _generation({"model": model, "messages": [{"role": "user", "content": texts[0]}]}, made, is_openai=True)
     if protocol == "openai-completions":
         return _generation({"model": model, "prompt": texts[0]}, made, is_openai=True)
     if reads_images(description, made):
         content, kind = image_request(made, draw)
-        return Body(content, headers=(("content-type", kind),))
+        return RequestContent(content, headers=(("content-type", kind),))
     task = description.get("task")
     if task == "generate":
         return _generation({"prompt": texts[0]}, made, is_openai=False)
     if task in {"embed", "classify"}:
-        return Body(orjson.dumps({"text": texts}))
+        return RequestContent(orjson.dumps({"text": texts}))
     if task == "tensor":
         inputs = dict(native_tensor(each, made, draw) for each in inputs_of(description))
-        return Body(orjson.dumps({"inputs": inputs}))
+        return RequestContent(orjson.dumps({"inputs": inputs}))
     raise CannotMake(f'--model: expected task tensor, embed, classify or generate, got "{task}"; give --input FILE')
 
 
-def _written(request: dict[str, Any], model: str, encoding: str) -> Body:
+def _written(request: dict[str, Any], model: str, encoding: str) -> RequestContent:
     """Write a request of the Open Inference Protocol. Raises CannotMake, ValueError."""
     from extensions.load_test.inputs.open_inference import binary_request, json_request
 
     if encoding == "protobuf":
         from extensions.load_test.inputs.grpc_messages import infer_request
 
-        return Body(infer_request(request, model), headers=())
+        return RequestContent(infer_request(request, model), headers=())
     if encoding == "binary":
         content, json_bytes = binary_request(request)
-        return Body(content, headers=(_BINARY_TYPE, (_JSON_BYTES, str(json_bytes))))
-    return Body(json_request(request))
+        return RequestContent(content, headers=(_BINARY_TYPE, (_JSON_BYTES, str(json_bytes))))
+    return RequestContent(json_request(request))
 
 
-def _generation(body: dict[str, Any], made: Made, is_openai: bool) -> Body:
+def _generation(body: dict[str, Any], made: Made, is_openai: bool) -> RequestContent:
     body["max_tokens"] = made.max_tokens
     if made.is_streamed:
         body["stream"] = True
         if is_openai:
             body["stream_options"] = {"include_usage": True}
-    return Body(orjson.dumps(body), made.is_streamed, is_generation=True)
+    return RequestContent(orjson.dumps(body), made.is_streamed, is_generation=True)

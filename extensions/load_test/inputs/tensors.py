@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 _MAX_VALUES = 1 << 22
@@ -85,19 +86,13 @@ def _shape(tensor: dict[str, Any], made: Made) -> list[int]:
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         raise CannotMake(f'--model: expected a shape of input "{tensor["name"]}", got none; give --input FILE')
     sizes = [size if size >= 0 else (made.length if place else made.rows) for place, size in enumerate(shape)]
-    count = 1
-    for size in sizes:
-        count *= size
-    if count > _MAX_VALUES:
+    if (count := prod(sizes)) > _MAX_VALUES:
         raise CannotMake(f'--model: expected at most {_MAX_VALUES} values of "{tensor["name"]}", got {count}')
     return sizes
 
 
 def _values(name: str, dtype: str, shape: list[int], made: Made, draw: random.Random) -> list[Any]:
-    count = 1
-    for size in shape:
-        count *= size
-    dtype = dtype.lower()
+    count, dtype = prod(shape), dtype.lower()
     if dtype in _FLOATS:
         return [round(draw.random(), 4) for _ in range(count)]
     if dtype in _STRINGS:

@@ -13,7 +13,7 @@ _GROWTH = (1 + RELATIVE_ERROR) ** 2
 _BUCKETS_PER_E = 1 / math.log(_GROWTH)
 
 
-class Histogram:
+class DurationHistogram:
     """Durations in seconds. It has at most 1,400 buckets; those without a value take no memory."""
 
     __slots__ = ("_counts", "count", "max_s", "min_s", "sum_s")
@@ -34,7 +34,7 @@ class Histogram:
         bucket = math.floor(math.log(min(max(seconds, MIN_S), MAX_S)) * _BUCKETS_PER_E)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
 
-    def add(self, other: "Histogram") -> None:
+    def add(self, other: "DurationHistogram") -> None:
         """Count all durations of another histogram."""
         self.count += other.count
         self.sum_s += other.sum_s

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from extensions.load_test.results.histogram import Histogram
+from extensions.load_test.results.histogram import DurationHistogram
 
 MAX_POINTS = 240
 """Points of the course over time. Beyond it, neighbours are merged and the interval is doubled."""
@@ -42,7 +42,7 @@ class Point:
 
     succeeded: int = 0
     failed: int = 0
-    latency: Histogram = field(default_factory=Histogram)
+    latency: DurationHistogram = field(default_factory=DurationHistogram)
 
     def add(self, other: "Point") -> None:
         """Merge another interval into this one."""
@@ -88,13 +88,13 @@ class Tally:
         """Planned requests for which no connection was free until the end."""
         self.failed = 0
         self.tokens = 0
-        self.latency = Histogram()
+        self.latency = DurationHistogram()
         """Of requests that succeeded."""
-        self.first_token = Histogram()
-        self.per_token = Histogram()
-        self.lateness = Histogram()
+        self.first_token = DurationHistogram()
+        self.per_token = DurationHistogram()
+        self.lateness = DurationHistogram()
         """Of the load generator's own timers."""
-        self.server_timings: dict[str, Histogram] = {}
+        self.server_timings: dict[str, DurationHistogram] = {}
         self.failures: Counter[tuple[int, str]] = Counter()
         self.messages: dict[tuple[int, str], str] = {}
         """Message of the first failure of each kind."""
@@ -163,5 +163,5 @@ class Tally:
             if timing is None:
                 if len(self.server_timings) == _MAX_TIMINGS:
                     continue
-                timing = self.server_timings[name] = Histogram()
+                timing = self.server_timings[name] = DurationHistogram()
             timing.record(float(milliseconds) / 1e3)

@@ -10,13 +10,13 @@ import grpc
 import pytest
 
 from app.grpc.messages import ModelInferRequest, ModelInferResponse, ModelMetadataResponse, ModelStreamInferResponse
-from extensions.load_test import grpc_calls, grpc_channel
+from extensions.load_test import grpc_calls
 from extensions.load_test.connection import address_of
 from extensions.load_test.grpc_calls import CallWriter, GrpcClient, find_grpc_target
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.inputs.grpc_messages import INFER, METADATA, STREAM_INFER, infer_request
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.target import NoTarget, Target
+from extensions.load_test.run import LoadPlan, LoadRun
+from extensions.load_test.target import LoadTarget, NoTarget
 
 Handlers = dict[str, Any]
 
@@ -51,18 +51,18 @@ def streaming(*responses: bytes) -> Handlers:
     return {STREAM_INFER: grpc.stream_stream_rpc_method_handler(answer)}
 
 
-def run_of(plan: Plan, port: int, path: str = INFER) -> Run:
+def run_of(plan: LoadPlan, port: int, path: str = INFER) -> LoadRun:
     address = address_of(f"http://127.0.0.1:{port}", None)
     writer = CallWriter(address, lambda *_: {"x-api-key": "k"}, is_signed=False)
-    target = Target(address, "grpc", "m", path, {}, "protobuf")
-    return Run(plan, GrpcClient(target, writer, plan.timeout_s), [Body(b"", headers=())])
+    target = LoadTarget(address, "grpc", "m", path, {}, "protobuf")
+    return LoadRun(plan, GrpcClient(target, writer, plan.timeout_s), [RequestContent(b"", headers=())])
 
 
-def closed_loop(requests: int | None, **more: Any) -> Plan:
-    return Plan(rate=None, concurrency=2, requests=requests, **{"duration_s": None, **more})
+def closed_loop(requests: int | None, **more: Any) -> LoadPlan:
+    return LoadPlan(rate=None, concurrency=2, requests=requests, **{"duration_s": None, **more})
 
 
-def gone(plan: Plan, handlers: Handlers, path: str = INFER) -> Run:
+def gone(plan: LoadPlan, handlers: Handlers, path: str = INFER) -> LoadRun:
     """Return a run that has ended."""
     runs = []
 
@@ -104,10 +104,10 @@ def piece(text: str, **parameters: bool) -> bytes:
 
 @pytest.mark.parametrize(
     "plan",
-    [closed_loop(25), Plan(rate=2000, concurrency=None, duration_s=None, requests=25, connections=3)],
+    [closed_loop(25), LoadPlan(rate=2000, concurrency=None, duration_s=None, requests=25, connections=3)],
     ids=["closed", "open"],
 )
-def test_run_sends_exactly_the_calls(plan: Plan) -> None:
+def test_run_sends_exactly_the_calls(plan: LoadPlan) -> None:
     run = gone(plan, infer_handler())
     assert (run.sent, run.tally.succeeded, run.tally.failed, run.ended_by) == (25, 25, 0, "requests")
     assert 1 <= run.connections.opened <= 3
@@ -131,8 +131,8 @@ def test_late_call_is_a_timeout() -> None:
 
 
 def test_too_large_response_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = dict(grpc_channel._OPTIONS) | {"grpc.max_receive_message_length": 1000}
-    monkeypatch.setattr(grpc_channel, "_OPTIONS", tuple(options.items()))
+    options = dict(grpc_calls._CHANNEL_OPTIONS) | {"grpc.max_receive_message_length": 1000}
+    monkeypatch.setattr(grpc_calls, "_CHANNEL_OPTIONS", tuple(options.items()))
     run = gone(closed_loop(2), infer_handler(b"x" * 1001))
     assert run.tally.failures == {(0, "response_too_large"): 2}
 
@@ -186,7 +186,7 @@ def test_closed_connection_is_opened_again() -> None:
             await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
 
         proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
-        run = run_of(Plan(rate=None, concurrency=1, duration_s=None, requests=5), proxy.sockets[0].getsockname()[1])
+        run = run_of(LoadPlan(rate=None, concurrency=1, duration_s=None, requests=5), proxy.sockets[0].getsockname()[1])
         await run.go()
         assert (run.tally.failures, run.tally.succeeded) == ({(0, "connection_closed"): 1}, 4)
         assert (run.connections.opened, run.connections.closed_by_server) == (2, 1)
@@ -201,7 +201,7 @@ def test_dead_server_is_asked_with_delays() -> None:
         dead = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         unused = dead.sockets[0].getsockname()[1]
         dead.close()
-        run = run_of(Plan(rate=None, concurrency=4, duration_s=0.5), unused)
+        run = run_of(LoadPlan(rate=None, concurrency=4, duration_s=0.5), unused)
         await run.go()
         assert run.tally.failures.keys() == {(0, "connection_failed")}
         # Delays of 50, 100, 200 and 400 ms, after which all four try again.
@@ -212,7 +212,7 @@ def test_dead_server_is_asked_with_delays() -> None:
 
 def test_interrupt_ends_with_result_so_far() -> None:
     async def work(port: int) -> None:
-        run = run_of(Plan(rate=None, concurrency=1, duration_s=None), port)
+        run = run_of(LoadPlan(rate=None, concurrency=1, duration_s=None), port)
         going = asyncio.create_task(run.go())
         await received.wait()
         run.interrupt()
@@ -231,7 +231,7 @@ def test_interrupt_ends_with_result_so_far() -> None:
     asyncio.run(served({INFER: unary(answer_one)}, work))
 
 
-def found_target(metadata: bytes | grpc.StatusCode, is_streamed: bool = True) -> Target:
+def found_target(metadata: bytes | grpc.StatusCode, is_streamed: bool = True) -> LoadTarget:
     targets = []
 
     async def answer(_: bytes, call: Any) -> bytes:

@@ -7,11 +7,11 @@ import pytest
 
 from extensions.load_test import connection
 from extensions.load_test.connection import address_of
-from extensions.load_test.exchange import HttpClient
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.http_calls import HttpClient
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.report import result
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.target import RequestWriter, Target
+from extensions.load_test.run import LoadPlan, LoadRun
+from extensions.load_test.target import LoadTarget, RequestWriter
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -36,14 +36,14 @@ def responding(response: bytes, closes: bool = False) -> Answer:
     return respond
 
 
-def target_at(port: int) -> Target:
-    return Target(address_of(f"http://127.0.0.1:{port}", None), "native", "m", "/models/m/infer", {})
+def target_at(port: int) -> LoadTarget:
+    return LoadTarget(address_of(f"http://127.0.0.1:{port}", None), "native", "m", "/models/m/infer", {})
 
 
-def run_of(plan: Plan, port: int, is_streamed: bool = False) -> Run:
+def run_of(plan: LoadPlan, port: int, is_streamed: bool = False) -> LoadRun:
     target = target_at(port)
     writer = RequestWriter(target.address, lambda *_: {"x-key": "k"}, is_signed=False)
-    return Run(plan, HttpClient(target, writer, plan.timeout_s), [Body(b"{}", is_streamed)])
+    return LoadRun(plan, HttpClient(target, writer, plan.timeout_s), [RequestContent(b"{}", is_streamed)])
 
 
 async def served(answer: Answer, work: Callable[[int], Awaitable[None]]) -> None:
@@ -64,7 +64,7 @@ async def served(answer: Answer, work: Callable[[int], Awaitable[None]]) -> None
         server.close()
 
 
-def gone(plan: Plan, answer: Answer, is_streamed: bool = False) -> Run:
+def gone(plan: LoadPlan, answer: Answer, is_streamed: bool = False) -> LoadRun:
     """Return a run that has ended."""
     runs = []
 
@@ -76,16 +76,16 @@ def gone(plan: Plan, answer: Answer, is_streamed: bool = False) -> Run:
     return runs[0]
 
 
-def closed_loop(requests: int, **more: float) -> Plan:
-    return Plan(rate=None, concurrency=2, duration_s=None, requests=requests, **more)  # type: ignore[arg-type]
+def closed_loop(requests: int, **more: float) -> LoadPlan:
+    return LoadPlan(rate=None, concurrency=2, duration_s=None, requests=requests, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "plan",
-    [closed_loop(25), Plan(rate=2000, concurrency=None, duration_s=None, requests=25, connections=3)],
+    [closed_loop(25), LoadPlan(rate=2000, concurrency=None, duration_s=None, requests=25, connections=3)],
     ids=["closed", "open"],
 )
-def test_run_sends_exactly_the_requests(plan: Plan) -> None:
+def test_run_sends_exactly_the_requests(plan: LoadPlan) -> None:
     run = gone(plan, responding(OK))
     assert (run.sent, run.tally.succeeded, run.tally.failed, run.ended_by) == (25, 25, 0, "requests")
     assert run.connections.opened <= 3
@@ -94,7 +94,7 @@ def test_run_sends_exactly_the_requests(plan: Plan) -> None:
 
 @pytest.mark.parametrize("rate", [None, 50.0])
 def test_run_ends_after_duration(rate: float | None) -> None:
-    plan = Plan(rate=rate, concurrency=None if rate else 2, duration_s=0.2, warmup_s=0.1)
+    plan = LoadPlan(rate=rate, concurrency=None if rate else 2, duration_s=0.2, warmup_s=0.1)
     run = gone(plan, responding(OK))
     assert run.ended_by == "duration"
     assert run.sent == run.tally.succeeded > 0
@@ -112,7 +112,7 @@ def test_slow_server_delays_all_planned_requests() -> None:
                 await asyncio.sleep(0.3)
             writer.write(OK)
 
-    plan = Plan(rate=1000, concurrency=None, is_poisson=False, connections=1, duration_s=None, requests=20)
+    plan = LoadPlan(rate=1000, concurrency=None, is_poisson=False, connections=1, duration_s=None, requests=20)
     run = gone(plan, stall_once)
     # Only one request was sent before the pause, but all of them were planned: none of them is shown as fast.
     assert run.tally.succeeded == 20
@@ -123,7 +123,7 @@ def test_requests_without_free_connection_are_not_sent() -> None:
     async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    plan = Plan(rate=1000, concurrency=None, is_poisson=False, connections=2, duration_s=0.1, timeout_s=0.2)
+    plan = LoadPlan(rate=1000, concurrency=None, is_poisson=False, connections=2, duration_s=0.1, timeout_s=0.2)
     run = gone(plan, hang)
     assert (run.sent, run.tally.failures) == (2, {(0, "timeout"): 2})
     assert run.tally.not_sent == 98
@@ -190,13 +190,13 @@ def test_dead_server_is_asked_with_delays() -> None:
         unused = dead.sockets[0].getsockname()[1]
         dead.close()
         assert unused != port
-        run = run_of(Plan(rate=None, concurrency=4, duration_s=0.5), unused)
+        run = run_of(LoadPlan(rate=None, concurrency=4, duration_s=0.5), unused)
         await run.go()
         assert run.tally.failures.keys() == {(0, "connection_failed")}
         # Delays of 50, 100, 200 and 400 ms, after which all four try again.
         assert 4 <= run.connections.failed <= 20
         assert "Errno" in run.tally.messages[0, "connection_failed"]
-        warnings = result(run, Plan(rate=None, concurrency=4), target_at(unused), 0.0, "")["warnings"]
+        warnings = result(run, LoadPlan(rate=None, concurrency=4), target_at(unused), 0.0, "")["warnings"]
         assert f"{run.tally.failed} requests had no connection." in " ".join(warnings)
 
     asyncio.run(served(responding(OK), work))
@@ -211,7 +211,7 @@ def test_interrupt_ends_with_result_so_far() -> None:
         await reader.read()
 
     async def work(port: int) -> None:
-        run = run_of(Plan(rate=None, concurrency=1, duration_s=None), port)
+        run = run_of(LoadPlan(rate=None, concurrency=1, duration_s=None), port)
         going = asyncio.create_task(run.go())
         await received.wait()
         run.interrupt()

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from extensions.load_test import screen
+from extensions.load_test.arrivals import Timer
 from extensions.load_test.results.tally import Outcome
-from extensions.load_test.run import Plan, Run
-from extensions.load_test.timer import Timer
+from extensions.load_test.run import LoadPlan, LoadRun
 from tests.extensions.load_test.test_run import run_of, target_at
 
 
@@ -31,10 +31,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-PLAN = Plan(rate=5.0, concurrency=None, duration_s=10.0, requests=50)
+PLAN = LoadPlan(rate=5.0, concurrency=None, duration_s=10.0, requests=50)
 
 
-def run_with_outcomes() -> Run:
+def run_with_outcomes() -> LoadRun:
     run = run_of(PLAN, port=1)
     start_s = run.tally.start_s
     run.tally.record(Outcome(start_s, start_s + 0.01, 200, "", "queue;dur=2", start_s + 0.005, start_s + 0.009, 5))
@@ -43,7 +43,7 @@ def run_with_outcomes() -> Run:
     return run
 
 
-def table_of(run: Run) -> str:
+def table_of(run: LoadRun) -> str:
     return "\n".join(screen.table(run, PLAN, target_at(1), run.tally.start_s + 1))
 
 

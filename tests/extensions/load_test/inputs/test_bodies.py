@@ -10,7 +10,7 @@ import pytest
 
 from app.protocols.open_inference.datatypes import DTYPES, decode_tensor
 from extensions.load_test.inputs import bodies as inputs
-from extensions.load_test.inputs.bodies import Body, bodies_of_file, made_bodies
+from extensions.load_test.inputs.bodies import RequestContent, bodies_of_file, made_bodies
 from extensions.load_test.inputs.open_inference import made_request, needs_binary
 from extensions.load_test.inputs.tensors import CannotMake, Made
 from frameworks.types import NUMPY_DTYPES
@@ -152,7 +152,7 @@ def test_file_has_one_body_a_line(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (first.is_streamed, second.is_streamed) == (True, False)
     assert json.loads(second.content)["model"] == "other"
-    assert bodies_of_file(file, "native", "m")[0] == Body(b'{"prompt":"a","stream":true}', True, True)
+    assert bodies_of_file(file, "native", "m")[0] == RequestContent(b'{"prompt":"a","stream":true}', True, True)
 
 
 def test_bodies_of_file_become_binary(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.cli.commands import main
-from extensions.load_test.inputs.bodies import Body, made_bodies
+from extensions.load_test.inputs.bodies import RequestContent, made_bodies
 from extensions.load_test.inputs.images import SIZE, read_images
 from extensions.load_test.inputs.tensors import CannotMake, Made
 from frameworks.images.decode import decode_image
@@ -18,7 +18,7 @@ TOWERS: dict[str, Any] = IMAGES | {"task": "embed", "inputs": [{"name": "pixel_v
 FILES = ((b"first", "image/png"), (b"second", "image/webp"))
 
 
-def bodies(description: dict[str, Any], made: Made) -> list[Body]:
+def bodies(description: dict[str, Any], made: Made) -> list[RequestContent]:
     return made_bodies("native", "m", description, made)
 
 

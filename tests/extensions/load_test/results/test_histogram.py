@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extensions.load_test.results.histogram import MAX_S, MIN_S, RELATIVE_ERROR, Histogram
+from extensions.load_test.results.histogram import MAX_S, MIN_S, RELATIVE_ERROR, DurationHistogram
 
 DURATIONS = st.lists(st.floats(MIN_S, MAX_S), min_size=1, max_size=200)
 # Of the float arithmetic; the error itself is that of the bucket.
 TOLERANCE = RELATIVE_ERROR * 1.001
 
 
-def filled(values: list[float]) -> Histogram:
-    histogram = Histogram()
+def filled(values: list[float]) -> DurationHistogram:
+    histogram = DurationHistogram()
     for value in values:
         histogram.record(value)
     return histogram
@@ -42,4 +42,4 @@ def test_number_of_buckets_is_bounded() -> None:
 
 
 def test_empty_histogram_has_zeros() -> None:
-    assert (Histogram().quantile(0.5), Histogram().mean_s) == (0.0, 0.0)
+    assert (DurationHistogram().quantile(0.5), DurationHistogram().mean_s) == (0.0, 0.0)

@@ -10,7 +10,7 @@ import pytest
 from extensions.load_test.report import result
 from extensions.load_test.results.page import html_page
 from extensions.load_test.results.tally import Outcome
-from extensions.load_test.run import Plan
+from extensions.load_test.run import LoadPlan
 from tests.extensions.load_test.test_run import run_of, target_at
 from tests.support.chromium import NEEDS_CHROMIUM, Browser, chromium
 
@@ -39,7 +39,7 @@ _CONTRAST = """(() => {
 
 def measured() -> dict[str, Any]:
     """Return the result of a run with every row: failures, timings of the server, warnings, long names."""
-    plan = Plan(rate=5000.0, concurrency=None, duration_s=30.0)
+    plan = LoadPlan(rate=5000.0, concurrency=None, duration_s=30.0)
     run = run_of(plan, port=1)
     draw = random.Random(0)
     start_s = run.tally.start_s

@@ -1,4 +1,4 @@
-"""Run one request over a connection that is opened again when it was closed."""
+"""Send the requests of a run over HTTP/1.1."""
 
 import asyncio
 import ssl
@@ -7,32 +7,28 @@ import time
 import orjson
 
 from app.cli.failures import printable
-from extensions.load_test.client import BackOff, ConnectionCounts, Pause
-from extensions.load_test.connection import Connection, Failure, Response
+from extensions.load_test.client import Caller, Client, Pause
+from extensions.load_test.connection import Connection, RequestFailure, Response
 from extensions.load_test.events import BadStream, StreamedGeneration, generated_tokens
-from extensions.load_test.inputs.bodies import Body
+from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.results.tally import Outcome
-from extensions.load_test.target import RequestWriter, Target, error_code, error_message
+from extensions.load_test.target import LoadTarget, RequestWriter, error_code, error_message
 
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-class HttpClient:
+class HttpClient(Client):
     """Sends the requests of one run over HTTP/1.1."""
 
-    def __init__(self, target: Target, writer: RequestWriter, timeout_s: float) -> None:
-        self.target = target
-        self.timeout_s = timeout_s
-        self.counts = ConnectionCounts()
-        self.back_off = BackOff()
+    def __init__(self, target: LoadTarget, writer: RequestWriter, timeout_s: float) -> None:
+        super().__init__(target, timeout_s)
         self._writer = writer
-        self._written: dict[Body, bytes] = {}
+        self._written: dict[RequestContent, bytes] = {}
 
-    def exchange(self, pause: Pause) -> "HttpExchange":
-        """Return a place without a connection."""
-        return HttpExchange(self, pause)
+    def caller(self, pause: Pause) -> "HttpCaller":
+        return HttpCaller(self, pause)
 
-    def write(self, body: Body) -> bytes:
+    def write(self, body: RequestContent) -> bytes:
         """Return the bytes of a request, which are written once if they are always the same."""
         request = self._written.get(body)
         if request is None:
@@ -42,19 +38,15 @@ class HttpClient:
         return request
 
 
-class HttpExchange:
-    """One place for a connection, and the requests sent over it."""
+class HttpCaller(Caller):
+    """A Caller over one connection of HTTP/1.1."""
 
     def __init__(self, client: HttpClient, pause: Pause) -> None:
+        super().__init__(client, pause)
         self._client = client
-        self._address = client.target.address
-        self._counts = client.counts
-        self._back_off = client.back_off
-        self._pause = pause
         self._connection: Connection | None = None
 
-    async def run(self, body: Body, planned_s: float, is_delayed: bool) -> Outcome:
-        """Send one request. `is_delayed`: it is planned again for the time when the connection is open."""
+    async def run(self, body: RequestContent, planned_s: float, is_delayed: bool) -> Outcome:
         outcome = Outcome(planned_s, 0.0)
         request = self._client.write(body)
         try:
@@ -66,7 +58,7 @@ class HttpExchange:
             self._back_off.succeed()
         except TimeoutError:
             outcome.code = "timeout"
-        except Failure as failure:
+        except RequestFailure as failure:
             outcome.code = failure.code
             self._back_off.fail(time.monotonic())
         except OSError as error:
@@ -77,16 +69,11 @@ class HttpExchange:
         outcome.done_s = time.monotonic()
         return outcome
 
-    async def wait(self) -> None:
-        """Wait as long as no connection may be opened."""
-        if self._connection is not None and self._connection.is_open:
-            return
-        wait_s = self._back_off.wait_s(time.monotonic())
-        if wait_s > 0:
-            await self._pause(wait_s)
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and self._connection.is_open
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
@@ -96,12 +83,12 @@ class HttpExchange:
                 return self._connection
             self._counts.closed_by_server += self._connection.is_closed_by_server
             self._connection = None
-        self._connection = await Connection.connect(self._address)
+        self._connection = await Connection.connect(self._client.target.address)
         self._counts.opened += 1
         return self._connection
 
 
-async def _ask(connection: Connection, body: Body, request: bytes, outcome: Outcome) -> None:
+async def _ask(connection: Connection, body: RequestContent, request: bytes, outcome: Outcome) -> None:
     """Fill the outcome. Raises Failure."""
     if not body.is_streamed:
         response = await connection.send(request)
@@ -115,7 +102,7 @@ async def _ask(connection: Connection, body: Body, request: bytes, outcome: Outc
         try:
             generation.feed(chunk, time.monotonic())
         except BadStream:
-            raise Failure("invalid_stream") from None
+            raise RequestFailure("invalid_stream") from None
 
     response = await connection.send(request, read)
     _read_status(response, outcome)
