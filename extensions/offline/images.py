@@ -11,8 +11,7 @@ import pyarrow as pa
 from PIL import Image
 
 from extensions.offline.columns import is_json, is_text
-from extensions.offline.errors import UnreadableRow, WrongCommand
-from extensions.offline.row_requests import RowRequest
+from extensions.offline.contract import RowRequest, UnreadableRow, WrongCommand
 
 FIELD = "image"
 IMAGES_PER_REQUEST = 8

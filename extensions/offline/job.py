@@ -9,19 +9,43 @@ from pathlib import Path
 from typing import TextIO, TypeVar, TypeVarTuple
 
 import orjson
+import pyarrow as pa
 
-from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
+from app.cli.failures import unusable
+from extensions.offline.contract import RequestRefused, RunFailed, RunModel, WrongCommand
 from extensions.offline.images import FIELD, example_image
 from extensions.offline.input.files import InputFile
-from extensions.offline.input.open_reader import open_reader
-from extensions.offline.input.readers import Reader
-from extensions.offline.model import RunModel
+from extensions.offline.input.image_folder import ImageFolderReader
+from extensions.offline.input.readers import CsvReader, JsonLinesReader, ParquetReader, RowReader
 from extensions.offline.output.into import Into
-from extensions.offline.output.parts import Parts, open_parts
+from extensions.offline.output.parts import RunParts, open_parts
 from extensions.offline.output.results import check_names, result_columns
-from extensions.offline.progress import Progress
+from extensions.offline.progress import RunProgress
 from extensions.offline.requests import RowSource
-from extensions.offline.windows import LocalRunner, PendingFile, Runner
+from extensions.offline.windows import LocalRunner, PendingFile, WindowsRunner
+
+_READERS: dict[str, Callable[[Path], RowReader]] = {
+    "parquet": ParquetReader,
+    "csv": CsvReader,
+    "jsonl": JsonLinesReader,
+    "images": ImageFolderReader,
+}
+
+
+def open_reader(path: Path, file_format: str) -> RowReader:
+    """Return the reader of a file. Raises WrongCommand for one that cannot be read, or has another format."""
+    try:
+        reader = _READERS[file_format](path)
+        # Names of columns that are not UTF-8.
+        names = [each.encode() for each in reader.schema.names]
+    except (pa.ArrowInvalid, UnicodeError) as error:
+        raise WrongCommand(f"{path}: expected a {file_format} file, got another or a damaged one: {error}") from error
+    except OSError as error:
+        raise WrongCommand(f"INPUT: expected a {file_format} file, got {unusable(path, error)}") from error
+    if not names and reader.num_rows:
+        raise WrongCommand(f"{path}: expected a {file_format} file, got none of its rows; correct the file")
+    return reader
+
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -31,7 +55,7 @@ WINDOW_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunJob:
     """The command. `errors`: the file of bad rows; None: the first one ends the run. `prefix`: of result columns.
 
     `window_rows`: see WINDOW_ROWS. `into`: the collection that gets the embeddings too; None: none.
@@ -53,14 +77,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class JobResult:
+class RunResult:
     """`rows`: of the input, `bad` of them without a result."""
 
     rows: int
     bad: int
 
 
-async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | None = None) -> JobResult:
+async def run_job(job: RunJob, model: RunModel, stream: TextIO, runner: WindowsRunner | None = None) -> RunResult:
     """Run or resume a job, and show its progress on `stream`. Raises WrongCommand, RunFailed.
 
     `runner`: of the windows; None runs them in this process.
@@ -79,7 +103,7 @@ async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | No
         raise RunFailed(f"{error.filename}: expected a path that can be read and written, {reason}") from error
 
 
-async def _check(job: Job, model: RunModel, readers: list[Reader]) -> None:
+async def _check(job: RunJob, model: RunModel, readers: list[RowReader]) -> None:
     """Raise WrongCommand where the columns or options fit no row at all, or no file of bad rows can be written."""
     source, description = job.source, model.description
     if job.errors is not None and (job.errors.is_dir() or not job.errors.absolute().parent.is_dir()):
@@ -126,7 +150,7 @@ def _check_inputs(source: RowSource, model: RunModel) -> None:
         raise WrongCommand(f"--columns: expected a column for {', '.join(sorted(missing))}, got none; say INPUT=COLUMN")
 
 
-def _identity(job: Job, model: RunModel) -> dict[str, object]:
+def _identity(job: RunJob, model: RunModel) -> dict[str, object]:
     """Return what a later command must have in common to resume this run."""
     source = job.source
     into = {} if job.into is None else {"into": job.into.identity}
@@ -144,8 +168,13 @@ def _identity(job: Job, model: RunModel) -> dict[str, object]:
 
 
 async def _run(
-    job: Job, model: RunModel, readers: list[Reader], parts: Parts, stream: TextIO, runner: Runner | None
-) -> JobResult:
+    job: RunJob,
+    model: RunModel,
+    readers: list[RowReader],
+    parts: RunParts,
+    stream: TextIO,
+    runner: WindowsRunner | None,
+) -> RunResult:
     total = sum(reader.num_rows for reader in readers)
     resumed = sum(
         reader.num_rows if part.is_merged else sum(_rows_of(reader, number, job.window_rows) for number in part.done)
@@ -153,20 +182,22 @@ async def _run(
     )
     if resumed:
         stream.write(f"resumed: {resumed:,} of {total:,} rows were done\n")
-    progress = Progress(total, resumed, stream)
+    progress = RunProgress(total, resumed, stream)
     try:
         await _run_windows(job, readers, parts, runner or LocalRunner(model, *job.window_options), progress)
         num_bad = await _to_the_end(parts.finish, job.errors)
     finally:
         progress.close()
-    return JobResult(total, num_bad)
+    return RunResult(total, num_bad)
 
 
-def _rows_of(reader: Reader, number: int, window_rows: int) -> int:
+def _rows_of(reader: RowReader, number: int, window_rows: int) -> int:
     return max(0, min(window_rows, reader.num_rows - number * window_rows))
 
 
-async def _run_windows(job: Job, readers: list[Reader], parts: Parts, runner: Runner, progress: Progress) -> None:
+async def _run_windows(
+    job: RunJob, readers: list[RowReader], parts: RunParts, runner: WindowsRunner, progress: RunProgress
+) -> None:
     """Write the parts of all windows that are not done, and each output file when it has all of them."""
     counts = [-(-reader.num_rows // job.window_rows) for reader in readers]
     pending = []

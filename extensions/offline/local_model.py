@@ -18,9 +18,16 @@ from app.protocols.native.codec import NativeRequest, decode
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ProtocolError
 from app.server.build import Host, build_inference
-from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
+from extensions.offline.contract import (
+    Generated,
+    RequestRefused,
+    RowAnswer,
+    RunFailed,
+    RunModelDescription,
+    Shape,
+    WrongCommand,
+)
 from extensions.offline.images import IMAGES_PER_REQUEST
-from extensions.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
 from frameworks.core.settings.pipelines import PipelineModelEntry
 from frameworks.generation.types import GenerateAnswer
@@ -35,12 +42,13 @@ MiniLM had 3.5 % of padding, with 512 it has 0.9 %, and with 1,024 it has no les
 """
 
 _NO_BOUND = 2**31 - 1
+_TABLES = ("onnx_models", "torch_models")
 
 
 @asynccontextmanager
 async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["LocalModel"]:
     """Load the model `name` of the settings, and unload it at the end. Raises RunFailed for a model that fails."""
-    loaded = _at_low_priority(_without_bounds(loaded))
+    loaded = _for_a_run(loaded)
     observer = Observer("none", loaded.settings.logging.slow_ms)
     limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
     inference = build_inference(loaded, observer, Host(), limit)
@@ -87,7 +95,7 @@ class LocalModel:
         self._target = Target(slot.name, slot.version)
         self.rows_per_request = min(slot.limits.max_rows, 32)
         self.concurrency = _concurrency(spec, slot.entry.instances, slot.limits.max_rows, self.rows_per_request)
-        self.description = ModelDescription(
+        self.description = RunModelDescription(
             slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec, slots),
             frozenset(each.name for each in spec.inputs if each.required),
             None if spec.image is None else (spec.image.height, spec.image.width),
@@ -152,7 +160,7 @@ def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
     names = models_of(loaded, name)
     kept = {
         table: tuple(entry for entry in getattr(models, table) if not names.isdisjoint(entry.names))
-        for table in ("onnx_models", "torch_models")
+        for table in _TABLES
     }
     pipelines = tuple(each for each in loaded.settings.pipelines if name in each.names)
     update = {"models": models.model_copy(update=kept), "pipelines": pipelines}
@@ -165,40 +173,29 @@ def models_of(loaded: LoadedSettings, name: str) -> frozenset[str]:
     return frozenset(step for step in steps if step is not None) if steps else frozenset([name])
 
 
-def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
-    """Return the settings without the queue bounds and deadline of a server: the run itself bounds its requests."""
-    settings = loaded.settings
-    models = {
+def _for_a_run(loaded: LoadedSettings) -> LoadedSettings:
+    """Return the settings without the queue bounds and the deadline of a server: the run bounds its own requests.
+
+    Engine processes get a low priority where the entry of their model names none.
+    """
+    settings, models = loaded.settings, loaded.settings.models
+    unbounded = {"max_queue_size": None, "max_concurrent_requests": None}
+    entries = {
         table: tuple(
-            entry.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None})
-            for entry in getattr(settings.models, table)
+            entry.model_copy(
+                update={**unbounded, "niceness": BACKGROUND_NICENESS if entry.niceness is None else entry.niceness}
+            )
+            for entry in getattr(models, table)
         )
-        for table in ("onnx_models", "torch_models")
+        for table in _TABLES
     }
-    pipelines = tuple(
-        each.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None}) for each in settings.pipelines
-    )
     scheduling = {"max_queue_size": _NO_BOUND, "max_concurrent_requests": None, "default_timeout_ms": None}
     update = {
-        "models": settings.models.model_copy(update=models),
-        "pipelines": pipelines,
+        "models": models.model_copy(update=entries),
+        "pipelines": tuple(each.model_copy(update=unbounded) for each in settings.pipelines),
         "scheduling": settings.scheduling.model_copy(update=scheduling),
     }
     return replace(loaded, settings=settings.model_copy(update=update))
-
-
-def _at_low_priority(loaded: LoadedSettings) -> LoadedSettings:
-    """Return the settings with a low priority of engine processes, where the entry of a model names none."""
-    models = loaded.settings.models
-    update = {
-        table: tuple(
-            entry.model_copy(update={"niceness": BACKGROUND_NICENESS if entry.niceness is None else entry.niceness})
-            for entry in getattr(models, table)
-        )
-        for table in ("onnx_models", "torch_models")
-    }
-    lowered = loaded.settings.model_copy(update={"models": models.model_copy(update=update)})
-    return replace(loaded, settings=lowered)
 
 
 def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_request: int) -> int:

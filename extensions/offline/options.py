@@ -20,12 +20,12 @@ from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import ConfigError, LoadedSettings, Settings
-    from extensions.offline.job import Job, JobResult
-    from extensions.offline.model import RunModel
+    from extensions.offline.contract import RunModel
+    from extensions.offline.job import RunJob, RunResult
     from extensions.offline.output.into import Into
-    from extensions.offline.remote_model import RemoteModel
     from extensions.offline.requests import RowSource
-    from extensions.offline.windows import Runner
+    from extensions.offline.served_model import ServedModel
+    from extensions.offline.windows import WindowsRunner
 
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
@@ -112,7 +112,7 @@ def add_run(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        from extensions.offline.errors import RunFailed, WrongCommand
+        from extensions.offline.contract import RunFailed, WrongCommand
         from extensions.offline.job import run_job
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
     from app.cli.fetch import FetchFailed
     from app.config import ConfigError
 
-    async def work(local: "tuple[LoadedSettings, str] | None") -> "JobResult":
+    async def work(local: "tuple[LoadedSettings, str] | None") -> "RunResult":
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -151,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def _open_model(
     options: argparse.Namespace, local: "tuple[LoadedSettings, str] | None"
-) -> AsyncIterator["tuple[RunModel, Callable[[Job], Runner] | None]"]:
+) -> AsyncIterator["tuple[RunModel, Callable[[RunJob], WindowsRunner] | None]"]:
     """Load the model `local`, or connect to the server that has it. A function for runs on Ray makes their runner."""
     if local is None:
         model = await asyncio.to_thread(_connect, options)
@@ -175,10 +175,10 @@ async def _open_into(
     options: argparse.Namespace, local: "tuple[LoadedSettings, str] | None", model: "RunModel"
 ) -> "AsyncIterator[Into | None]":
     """Open the collection of --into, or connect to that of the server; None without the option."""
-    from extensions.offline.errors import WrongCommand
+    from extensions.offline.contract import WrongCommand
     from extensions.offline.input.image_folder import COLUMN
     from extensions.offline.output.into import Into, RemoteSink, open_sink
-    from extensions.offline.remote_model import RemoteModel
+    from extensions.offline.served_model import ServedModel
 
     if options.into is None:
         for name in ("id", "metadata"):
@@ -193,7 +193,7 @@ async def _open_into(
     if ids is None:
         raise WrongCommand("--into: expected --id with it, got none; name the column of the ids")
     metadata = tuple(name.strip() for name in options.metadata.split(",") if name.strip())
-    if isinstance(model, RemoteModel):
+    if isinstance(model, ServedModel):
         yield Into(RemoteSink(options.into, model.post), ids, options.column, metadata)
         return
     assert local is not None
@@ -207,7 +207,7 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     from app.cli.model_paths import with_models
     from app.config import ConfigError, load_settings
     from app.observability.logs.logs import configure_logging
-    from extensions.offline.errors import WrongCommand
+    from extensions.offline.contract import WrongCommand
     from extensions.offline.local_model import models_of, with_one_model
     from frameworks.core.addresses import SourceAddress
 
@@ -253,11 +253,11 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
     )
 
 
-def _connect(options: argparse.Namespace) -> "RemoteModel":
+def _connect(options: argparse.Namespace) -> "ServedModel":
     from app.cli.client import TlsOptions, WrongPemFile, credentials, tls_context
     from app.config import API_KEY_VARIABLE
-    from extensions.offline.errors import WrongCommand
-    from extensions.offline.remote_model import RemoteModel
+    from extensions.offline.contract import WrongCommand
+    from extensions.offline.served_model import ServedModel
 
     if options.concurrency < 1:
         raise WrongCommand(f"--concurrency: expected 1 or more, got {options.concurrency}")
@@ -271,15 +271,15 @@ def _connect(options: argparse.Namespace) -> "RemoteModel":
     except ValueError as error:
         raise WrongCommand(f"--api-key: {error}") from error
     note = partial(print, file=sys.stderr, flush=True)
-    return RemoteModel(options.url, options.model, headers, tls, options.concurrency, note=note)
+    return ServedModel(options.url, options.model, headers, tls, options.concurrency, note=note)
 
 
-def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "Job":
-    from extensions.offline.errors import WrongCommand
+def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "RunJob":
+    from extensions.offline.contract import WrongCommand
     from extensions.offline.images import WINDOW_ROWS as IMAGE_WINDOW_ROWS
     from extensions.offline.input.files import InputFile, find_files
     from extensions.offline.input.image_folder import find_images
-    from extensions.offline.job import WINDOW_ROWS, Job
+    from extensions.offline.job import WINDOW_ROWS, RunJob
 
     reads_images = options.images or options.image_column is not None
     window = options.window or (IMAGE_WINDOW_ROWS if reads_images else WINDOW_ROWS)
@@ -292,12 +292,12 @@ def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") ->
     )
     parts = output.with_name(output.name + ".parts")
     source = _source(options, model.description.task)
-    return Job(files, parts, source, options.errors, options.prefix, options.restart, window, into)
+    return RunJob(files, parts, source, options.errors, options.prefix, options.restart, window, into)
 
 
 def _source(options: argparse.Namespace, task: str) -> "RowSource":
     """Return the columns that the model reads. Raises WrongCommand."""
-    from extensions.offline.errors import WrongCommand
+    from extensions.offline.contract import WrongCommand
     from extensions.offline.images import FIELD
     from extensions.offline.input.image_folder import COLUMN
     from extensions.offline.requests import RowSource
@@ -332,7 +332,7 @@ def _inputs(columns: str) -> dict[str, str]:
 
 def _infer_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of /infer besides the rows. The decoder of the server checks them. Raises WrongCommand."""
-    from extensions.offline.errors import WrongCommand
+    from extensions.offline.contract import WrongCommand
 
     chosen: dict[str, Any] = dict(options.options)
     for name in ("normalize", "truncate", "top_k"):

@@ -11,7 +11,7 @@ _BAR_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 
 
-class Progress:
+class RunProgress:
     """The rows of all files that are done. `resumed` of them were done by an earlier process."""
 
     def __init__(self, total: int, resumed: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,9 +10,9 @@ from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
-    from extensions.offline.job import Job
-    from extensions.offline.model import RunModel
-    from extensions.offline.windows import Runner
+    from extensions.offline.contract import RunModel
+    from extensions.offline.job import RunJob
+    from extensions.offline.windows import WindowsRunner
 
 
 def add_ray_options(run: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_ray_options(run: argparse.ArgumentParser) -> None:
 
 def cluster_of(options: argparse.Namespace) -> AbstractContextManager[None]:
     """Return the context in which the cluster of --ray is joined; an empty one without it. Raises WrongCommand."""
-    from extensions.offline.errors import RunFailed, WrongCommand
+    from extensions.offline.contract import RunFailed, WrongCommand
 
     for name in ("workers", "worker_cpus"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
@@ -56,7 +56,7 @@ def cluster_of(options: argparse.Namespace) -> AbstractContextManager[None]:
 @asynccontextmanager
 async def open_on_ray(
     options: argparse.Namespace, loaded: "LoadedSettings", name: str
-) -> AsyncIterator["tuple[RunModel, Callable[[Job], Runner]]"]:
+) -> AsyncIterator["tuple[RunModel, Callable[[RunJob], WindowsRunner]]"]:
     """Load the model in a worker of the cluster, and yield it with the function that makes the runner of a job."""
     from extensions.offline.ray.cluster import alive_nodes
     from extensions.offline.ray.model import open_ray_model

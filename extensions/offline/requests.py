@@ -11,11 +11,9 @@ import orjson
 import pyarrow as pa
 
 from extensions.offline.columns import UNREADABLE, is_json, is_text, to_values
-from extensions.offline.errors import WrongCommand
+from extensions.offline.contract import PreparedRows, RowRequest, RunModelDescription, Shape, WrongCommand
 from extensions.offline.images import FIELD, ImageRows, check_column
-from extensions.offline.model import ModelDescription, Shape
 from extensions.offline.output.writers import python_values
-from extensions.offline.row_requests import PreparedRows, RowRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class RowSource:
                     f'column: expected a column of texts, got "{self.column}" of {column.type}; name another column'
                 )
 
-    def prepare(self, table: pa.Table, description: ModelDescription) -> PreparedRows:
+    def prepare(self, table: pa.Table, description: RunModelDescription) -> PreparedRows:
         """Read the columns of a window."""
         if self.field == FIELD:
             return ImageRows(table, self.column, self.image_root, self.options)

@@ -10,12 +10,10 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from extensions.offline.errors import RequestRefused, UnreadableRow
-from extensions.offline.input.readers import BadRow, Reader, Window
-from extensions.offline.model import RunModel
+from extensions.offline.contract import PreparedRows, RequestRefused, RowRequest, RunModel, UnreadableRow
+from extensions.offline.input.readers import BadRow, RowReader, Window
 from extensions.offline.output.results import Answers, with_results
 from extensions.offline.requests import RowSource
-from extensions.offline.row_requests import PreparedRows, RowRequest
 
 CountRows = Callable[[int], None]
 """Counts rows that are done."""
@@ -29,7 +27,7 @@ class PendingFile:
     """An input file of which windows are missing. `index`: its place in the run; `done`: windows that are not run."""
 
     index: int
-    reader: Reader
+    reader: RowReader
     done: Set[int]
 
     def windows(self, size: int) -> Iterator[tuple[int, Window]]:
@@ -51,7 +49,7 @@ class FinishedWindow(NamedTuple):
     bad: list[BadRow]
 
 
-class Runner(Protocol):
+class WindowsRunner(Protocol):
     """Runs the missing windows of a job."""
 
     def run(self, pending: list[PendingFile], count: CountRows) -> AsyncGenerator[FinishedWindow, None]:

@@ -4,7 +4,7 @@ import glob
 from dataclasses import dataclass
 from pathlib import Path
 
-from extensions.offline.errors import WrongCommand
+from extensions.offline.contract import WrongCommand
 
 FORMATS = {
     ".parquet": "parquet",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from extensions.offline.errors import WrongCommand
+from extensions.offline.contract import WrongCommand
 from extensions.offline.input.files import InputFile, format_of
 from extensions.offline.input.readers import BadRow, Window
 from frameworks.images.headers import SUFFIXES
@@ -17,7 +17,7 @@ COLUMN = "file"
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFolder(InputFile):
+class ImageFolderInput(InputFile):
     """`size`: of all images; `mtime_ns`: of the newest one. `digest`: of the paths, sizes and times of all of them."""
 
     digest: str = ""
@@ -56,7 +56,7 @@ class ImageFolderReader:
             yield Window(pa.Table.from_arrays([pa.array(good, pa.string())], schema=self.schema), rows, bad)
 
 
-def find_images(source: str, output: Path) -> ImageFolder:
+def find_images(source: str, output: Path) -> ImageFolderInput:
     """Return the folder `source` and its output file. Raises WrongCommand."""
     folder = Path(source)
     if not folder.exists():
@@ -72,13 +72,13 @@ def find_images(source: str, output: Path) -> ImageFolder:
     return found
 
 
-def _describe(folder: Path, output: Path) -> ImageFolder:
+def _describe(folder: Path, output: Path) -> ImageFolderInput:
     digest, size, newest = sha256(), 0, 0
     for path, status in sorted(_images(folder), key=lambda each: each[0]):
         digest.update(os.fsencode(path) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         size += status.st_size
         newest = max(newest, status.st_mtime_ns)
-    return ImageFolder(folder, size, newest, output, digest.hexdigest())
+    return ImageFolderInput(folder, size, newest, output, digest.hexdigest())
 
 
 def _images(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

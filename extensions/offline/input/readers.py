@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from extensions.offline.columns import field_of, merge_kind, to_column
-from extensions.offline.errors import RunFailed, WrongCommand
+from extensions.offline.contract import RunFailed, WrongCommand
 
 # A row that is longer is a missing quote.
 _MAX_CELL_CHARACTERS = 64 * 1024 * 1024
@@ -36,7 +36,7 @@ class Window(NamedTuple):
     bad: list[BadRow]
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """One input file. `schema`: the columns of all windows. `num_rows`: with those that cannot be read."""
 
     @property

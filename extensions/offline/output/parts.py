@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 import pyarrow as pa
 
-from extensions.offline.errors import WrongCommand
+from extensions.offline.contract import WrongCommand
 from extensions.offline.input.files import InputFile, format_of
 from extensions.offline.input.readers import BadRow
 from extensions.offline.output.writers import open_writer
@@ -96,7 +96,7 @@ class FileParts:
         return self._folder / f"{number:08d}.errors"
 
 
-class Parts:
+class RunParts:
     """The folder of a run. One process at a time has it."""
 
     def __init__(self, folder: Path, files: list[InputFile]) -> None:
@@ -123,7 +123,7 @@ class Parts:
 
 
 @contextmanager
-def open_parts(folder: Path, identity: Identity, files: list[InputFile], restart: bool = False) -> Iterator[Parts]:
+def open_parts(folder: Path, identity: Identity, files: list[InputFile], restart: bool = False) -> Iterator[RunParts]:
     """Begin or resume a run. `restart`: delete the parts of an earlier run, and replace its outputs.
 
     Raises WrongCommand for the parts of another run, for outputs that exist, and while another process has the folder.
@@ -145,7 +145,7 @@ def open_parts(folder: Path, identity: Identity, files: list[InputFile], restart
                 raise WrongCommand(f"OUTPUT: expected a new file, got {existing[0]}, which exists; say --restart")
             text = json.dumps({"digest": _digest(identity), **identity}, indent=2).encode()
             _publish(manifest, lambda file: file.write(text))
-        yield Parts(folder, files)
+        yield RunParts(folder, files)
 
 
 def finished_folder(folder: Path) -> Path:

@@ -8,8 +8,7 @@ import orjson
 import pyarrow as pa
 
 from extensions.offline.columns import json_field
-from extensions.offline.errors import RunFailed, WrongCommand
-from extensions.offline.model import Generated, ModelDescription, RowAnswer, Shape
+from extensions.offline.contract import Generated, RowAnswer, RunFailed, RunModelDescription, Shape, WrongCommand
 from frameworks.types import ClassifyAnswer, EmbedAnswer
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +31,7 @@ _GENERATED = (
 """Column, attribute of Generated and type."""
 
 
-def result_columns(description: ModelDescription, outputs: list[str] | None, prefix: str) -> list[str]:
+def result_columns(description: RunModelDescription, outputs: list[str] | None, prefix: str) -> list[str]:
     """Return the names of the columns that the run adds."""
     names = TASK_COLUMNS.get(description.task, tuple(outputs or description.outputs))
     return [prefix + name for name in names]

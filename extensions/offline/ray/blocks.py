@@ -22,7 +22,7 @@ SCHEMA = pa.schema(
 the run must end; then there is no table."""
 
 
-class Block(NamedTuple):
+class WindowBlock(NamedTuple):
     """Rows of a window before their run (`rows` has their numbers), or after it."""
 
     file: int
@@ -31,7 +31,7 @@ class Block(NamedTuple):
     failure: str | None = None
 
 
-def pack(block: Block) -> pa.Table:
+def pack(block: WindowBlock) -> pa.Table:
     """Return a table of one row."""
     window = block.window
     columns = [
@@ -47,10 +47,10 @@ def pack(block: Block) -> pa.Table:
 
 def pack_failure(file: int, number: int, reason: str) -> pa.Table:
     """Return the block that ends the run."""
-    return pack(Block(file, number, Window(pa.table({}), [], []), reason))
+    return pack(WindowBlock(file, number, Window(pa.table({}), [], []), reason))
 
 
-def unpack(table: pa.Table) -> Iterator[Block]:
+def unpack(table: pa.Table) -> Iterator[WindowBlock]:
     """Yield the block of each row. Their tables refer to the memory of `table`."""
     for batch in table.to_batches():
         for i in range(batch.num_rows):
@@ -58,7 +58,7 @@ def unpack(table: pa.Table) -> Iterator[Block]:
             content = pa.ipc.open_stream(row["table"].as_buffer()).read_all()
             bad = [BadRow(number, reason) for number, reason in orjson.loads(row["bad"].as_py())]
             window = Window(content, orjson.loads(row["rows"].as_py()), bad)
-            yield Block(row["file"].as_py(), row["number"].as_py(), window, row["failure"].as_py())
+            yield WindowBlock(row["file"].as_py(), row["number"].as_py(), window, row["failure"].as_py())
 
 
 def _write(table: pa.Table) -> pa.Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from extensions.offline.errors import RunFailed, WrongCommand
+from extensions.offline.contract import RunFailed, WrongCommand
 from extensions.offline.ray.placement import Node
 from frameworks.engine.ray.cluster_connection import CannotConnect, connect
 from memory.host import host_memory

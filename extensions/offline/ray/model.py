@@ -8,10 +8,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.config import LoadedSettings
-from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
-from extensions.offline.model import ModelDescription, RowAnswer
-from extensions.offline.ray.engine import ModelThread
-from extensions.offline.ray.placement import Limits, Needs, Node
+from extensions.offline.contract import RequestRefused, RowAnswer, RunFailed, RunModelDescription, WrongCommand
+from extensions.offline.ray.placement import Limits, Node, WorkerNeeds
+from extensions.offline.ray.worker import ModelThread
 
 
 class _Probe:
@@ -25,7 +24,7 @@ class _Probe:
         except RunFailed as error:
             self._failed = error
 
-    def describe(self) -> tuple[ModelDescription, Needs] | RunFailed:
+    def describe(self) -> tuple[RunModelDescription, WorkerNeeds] | RunFailed:
         if self._thread is None:
             return self._failed
         return self._thread.model.description, self._thread.needs
@@ -45,7 +44,7 @@ class RayModel:
     concurrency = 1
     rows_per_request = 1
 
-    def __init__(self, probe: Any, description: ModelDescription, needs: Needs) -> None:
+    def __init__(self, probe: Any, description: RunModelDescription, needs: WorkerNeeds) -> None:
         self._probe = probe
         self.description = description
         self.needs = needs

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
-from extensions.offline.errors import RunFailed
+from extensions.offline.contract import RunFailed
 from memory.sizes import format_size
 
 # Of the measured memory: for larger windows and longer texts than the measured ones.
@@ -13,7 +13,7 @@ _MAX_WORKERS_PER_GPU = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class WorkerNeeds:
     """The measured memory of one loaded model. `gpu_share`: of the memory of a GPU; 0: it runs on the CPU."""
 
     host_bytes: int
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WorkerPlacement:
     """The resources that each worker reserves, and the largest number of workers."""
 
     workers: int
@@ -52,7 +52,7 @@ class Placement:
         return f"up to {self.workers} {noun}, each with {self.cpus} CPU{gpus} and {format_size(self.memory_bytes)}"
 
 
-def place(needs: Needs, nodes: Iterable[Node], limits: Limits) -> Placement:
+def place(needs: WorkerNeeds, nodes: Iterable[Node], limits: Limits) -> WorkerPlacement:
     """Return one worker's resources, so that the workers fill the nodes that can hold one.
 
     A model on the CPU gets a worker for each CPU; if the memory holds fewer, each has more CPUs. Models on GPUs share
@@ -81,7 +81,7 @@ def place(needs: Needs, nodes: Iterable[Node], limits: Limits) -> Placement:
         each = max(ceil(count / floor(node.gpus)) for node, count in zip(fitting, counts, strict=True))
         gpus = floor(1e4 / each) / 1e4
     workers = sum(_count(node, memory, gpus, cpus, None) for node in fitting)
-    return Placement(min(workers, limits.workers or workers), cpus, gpus, memory)
+    return WorkerPlacement(min(workers, limits.workers or workers), cpus, gpus, memory)
 
 
 def _count(node: Node, memory: int, share: float, cpus: int, wanted: int | None) -> int:

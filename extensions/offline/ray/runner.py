@@ -4,25 +4,66 @@ import asyncio
 import threading
 import time
 import warnings
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TextIO
 
 import pyarrow as pa
 import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
 
 from app.config import LoadedSettings
-from extensions.offline.errors import RunFailed
-from extensions.offline.job import Job
-from extensions.offline.ray.blocks import unpack
+from extensions.offline.contract import RunFailed, WrongCommand
+from extensions.offline.input.files import InputFile
+from extensions.offline.job import RunJob
+from extensions.offline.ray.blocks import WindowBlock, pack, pack_failure, unpack
 from extensions.offline.ray.cluster import alive_nodes
 from extensions.offline.ray.model import RayModel
-from extensions.offline.ray.placement import Limits, Placement, place
-from extensions.offline.ray.source import WindowsDatasource
+from extensions.offline.ray.placement import Limits, WorkerPlacement, place
 from extensions.offline.ray.worker import Worker, WorkerJob
 from extensions.offline.windows import WINDOWS_AT_ONCE, CountRows, FinishedWindow, PendingFile
+
+
+class WindowsDatasource(Datasource):
+    """The missing windows of all files; each is a block of one row."""
+
+    def __init__(self, pending: list[PendingFile], files: list[InputFile], window_rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._pending = pending
+        self._files = files
+        self._window_rows = window_rows
+
+    @property
+    def supports_distributed_reads(self) -> bool:
+        """Whether other machines may read. Only the machine of the command needs the files."""
+        return False
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, *arguments: Any, **options: Any) -> list[ReadTask]:
+        return [
+            ReadTask(
+                partial(_read, file, self._window_rows),
+                BlockMetadata(None, self._files[file.index].size, None, None),
+            )
+            for file in self._pending
+        ]
+
+
+def _read(file: PendingFile, window_rows: int) -> Iterator[pa.Table]:
+    """Yield the windows of a file. Ray takes the next one when the last one has room in its memory."""
+    number = 0
+    try:
+        for number, window in file.windows(window_rows):
+            yield pack(WindowBlock(file.index, number, window))
+    except (RunFailed, WrongCommand, OSError, pa.ArrowException) as error:
+        yield pack_failure(file.index, number, str(error))
+
 
 # A window that ends its worker each time is the cause.
 _MAX_RETRIES = 5
@@ -36,7 +77,7 @@ _END_INTERVAL_S = 0.01
 class RayRunner:
     """A Runner. Owned by the event loop."""
 
-    def __init__(self, job: Job, model: RayModel, loaded: LoadedSettings, limits: Limits, stream: TextIO) -> None:
+    def __init__(self, job: RunJob, model: RayModel, loaded: LoadedSettings, limits: Limits, stream: TextIO) -> None:
         self._job = job
         self._model = model
         self._loaded = loaded
@@ -58,7 +99,7 @@ class RayRunner:
         finally:
             await asyncio.to_thread(results.close)
 
-    def _dataset(self, pending: list[PendingFile], placement: Placement) -> "ray.data.Dataset":
+    def _dataset(self, pending: list[PendingFile], placement: WorkerPlacement) -> "ray.data.Dataset":
         context = DataContext.get_current()
         context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=_BLOCK_BYTES)
         job, description = self._job, self._model.description
@@ -74,7 +115,7 @@ class RayRunner:
             warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated", DeprecationWarning)
             return self._mapped(windows, work, placement)
 
-    def _mapped(self, windows: "ray.data.Dataset", work: WorkerJob, placement: Placement) -> "ray.data.Dataset":
+    def _mapped(self, windows: "ray.data.Dataset", work: WorkerJob, placement: WorkerPlacement) -> "ray.data.Dataset":
         return windows.map_batches(
             Worker,
             fn_constructor_args=[work],

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from extensions.offline.errors import RequestRefused
-from extensions.offline.model import ModelDescription, RowAnswer
+from extensions.offline.contract import RequestRefused, RowAnswer, RunModelDescription
 from frameworks.types import EmbedAnswer
 
 REFUSED = "refuse this"
@@ -19,7 +18,7 @@ class FakeModel:
     rows_per_request = 4
 
     def __init__(self, identity: str = "1") -> None:
-        self.description = ModelDescription("fake", "embed", {}, {}, {"identity": identity})
+        self.description = RunModelDescription("fake", "embed", {}, {}, {"identity": identity})
         self.bodies: list[dict[str, Any]] = []
 
     async def answer(self, body: bytes) -> RowAnswer:

@@ -16,11 +16,10 @@ import pytest
 
 from app.cli.commands import main
 from extensions.offline import images
-from extensions.offline.errors import RequestRefused, WrongCommand
+from extensions.offline.contract import RequestRefused, RowAnswer, RunModelDescription, WrongCommand
 from extensions.offline.images import FIELD, ImageRows, check_column, example_image
 from extensions.offline.input.image_folder import COLUMN, ImageFolderReader, find_images
-from extensions.offline.job import Job, run_job
-from extensions.offline.model import ModelDescription, RowAnswer
+from extensions.offline.job import RunJob, run_job
 from extensions.offline.requests import RowSource
 from frameworks.images.decode import decode_image
 from frameworks.types import EmbedAnswer
@@ -39,7 +38,7 @@ class FakeModel:
     rows_per_request = 32
 
     def __init__(self) -> None:
-        self.description = ModelDescription("fake", "embed", {}, {}, {}, image_size=(2, 3))
+        self.description = RunModelDescription("fake", "embed", {}, {}, {}, image_size=(2, 3))
         self.sent: list[list[bytes]] = []
 
     async def answer(self, body: bytes) -> RowAnswer:
@@ -61,10 +60,10 @@ def folder_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def job_of(folder: Path, output: Path, **options: Any) -> Job:
+def job_of(folder: Path, output: Path, **options: Any) -> RunJob:
     source = RowSource(COLUMN, {}, FIELD, {}, folder)
     parts = output.with_name(output.name + ".parts")
-    return Job([find_images(str(folder), output)], parts, source, output.with_suffix(".errors"), **options)
+    return RunJob([find_images(str(folder), output)], parts, source, output.with_suffix(".errors"), **options)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])

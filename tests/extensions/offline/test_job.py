@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from extensions.offline.errors import RunFailed, WrongCommand
+from extensions.offline.contract import RunFailed, WrongCommand
 from extensions.offline.input.files import find_files
-from extensions.offline.job import Job, JobResult, run_job
+from extensions.offline.job import RunJob, RunResult, run_job
 from extensions.offline.requests import RowSource
 from tests.extensions.offline.fake_model import REFUSED, FakeModel
 
@@ -32,13 +32,13 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def job_of(path: Path, name: str = "out.jsonl", **changes: Any) -> Job:
+def job_of(path: Path, name: str = "out.jsonl", **changes: Any) -> RunJob:
     output = path.parent / name
-    job = Job(find_files(str(path), output), output.with_name(output.name + ".parts"), SOURCE, window_rows=4)
+    job = RunJob(find_files(str(path), output), output.with_name(output.name + ".parts"), SOURCE, window_rows=4)
     return replace(job, **{"errors": path.parent / "errors.jsonl", **changes})
 
 
-def run(job: Job, model: FakeModel | None = None) -> JobResult:
+def run(job: RunJob, model: FakeModel | None = None) -> RunResult:
     return asyncio.run(run_job(job, model or FakeModel(), io.StringIO()))
 
 
@@ -56,7 +56,7 @@ def check_output(folder: Path) -> None:
 
 
 def test_output_is_in_input_order(rows: Path) -> None:
-    assert run(job_of(rows)) == JobResult(rows=23, bad=3)
+    assert run(job_of(rows)) == RunResult(rows=23, bad=3)
     check_output(rows.parent)
     assert sorted(path.name for path in rows.parent.iterdir()) == ["errors.jsonl", "in.jsonl", "out.jsonl"]
 
@@ -194,7 +194,7 @@ def test_full_disk_keeps_finished_windows(rows: Path, monkeypatch: pytest.Monkey
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunFailed, match="the disk is full; free space"):
             run(job_of(rows))
-    assert run(job_of(rows)) == JobResult(rows=23, bad=3)
+    assert run(job_of(rows)) == RunResult(rows=23, bad=3)
     check_output(rows.parent)
 
 
@@ -216,7 +216,7 @@ def test_folder_gives_file_for_each_input(rows: Path) -> None:
     (folder / "two.jsonl").write_text('{"text": "a b"}\n')
     output = rows.parent / "results"
     job = replace(job_of(rows), files=find_files(str(folder), output), parts=rows.parent / "results.parts")
-    assert run(job) == JobResult(rows=2, bad=0)
+    assert run(job) == RunResult(rows=2, bad=0)
     assert (output / "one.csv").read_text() == '"text","embedding"\n"hello","[5.0,1.0]"\n'
     assert (output / "two.jsonl").read_text() == '{"text":"a b","embedding":[3.0,2.0]}\n'
 

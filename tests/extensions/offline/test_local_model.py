@@ -11,9 +11,9 @@ import pytest
 
 from app.cli.model_paths import with_models
 from app.config import LoadedSettings, load_settings
-from extensions.offline.errors import RunFailed
+from extensions.offline.contract import RunFailed
 from extensions.offline.input.files import find_files
-from extensions.offline.job import Job, JobResult, run_job
+from extensions.offline.job import RunJob, RunResult, run_job
 from extensions.offline.local_model import QUEUED_ROWS, open_local_model
 from extensions.offline.requests import RowSource
 from tests.e2e.server import MODELS
@@ -55,13 +55,13 @@ def test_server_bounds_do_not_end_run(tmp_path: Path) -> None:
     bounded = models.model_copy(update={"onnx_models": entries})
     loaded = replace(loaded, settings=loaded.settings.model_copy(update={"models": bounded}))
     output = tmp_path / "out.jsonl"
-    job = Job(find_files(str(source), output), tmp_path / "out.parts", RowSource("text", {}, "text", {}))
+    job = RunJob(find_files(str(source), output), tmp_path / "out.parts", RowSource("text", {}, "text", {}))
 
-    async def run() -> JobResult:
+    async def run() -> RunResult:
         async with open_local_model(loaded, "minilm-onnx") as model:
             return await run_job(job, model, io.StringIO())
 
-    assert asyncio.run(run()) == JobResult(ROWS, 0)
+    assert asyncio.run(run()) == RunResult(ROWS, 0)
     assert len(output.read_text().splitlines()) == ROWS
 
 

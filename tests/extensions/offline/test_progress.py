@@ -5,7 +5,7 @@ import io
 import pytest
 
 from app.observability.logs.progress_bars import format_seconds
-from extensions.offline.progress import Progress
+from extensions.offline.progress import RunProgress
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 def test_bar_shows_rate_and_time_left() -> None:
     now_s = 0.0
     stream = Terminal()
-    progress = Progress(1000, 200, stream, lambda: now_s)
+    progress = RunProgress(1000, 200, stream, lambda: now_s)
     now_s = 4.0
     progress.add(300)
     assert stream.getvalue() == f"\r{'█' * 15}{'░' * 15} 500 of 1,000 rows, 50%, 75 rows/s, 7s left\x1b[K"
@@ -27,7 +27,7 @@ def test_bar_shows_rate_and_time_left() -> None:
 def test_log_gets_line_every_ten_seconds() -> None:
     now_s = 0.0
     stream = io.StringIO()
-    progress = Progress(100, 0, stream, lambda: now_s)
+    progress = RunProgress(100, 0, stream, lambda: now_s)
     for now_s in range(1, 26):  # noqa: B007 - the clock reads it
         progress.add(1)
     assert stream.getvalue().splitlines() == [

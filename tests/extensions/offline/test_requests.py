@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extensions.offline.columns import json_field
-from extensions.offline.errors import RunFailed, WrongCommand
-from extensions.offline.model import Generated, ModelDescription
+from extensions.offline.contract import Generated, RunFailed, RunModelDescription, WrongCommand
 from extensions.offline.output.results import check_names, result_columns, with_results
 from extensions.offline.requests import RowSource, TextRows
 from frameworks.types import ClassifyAnswer, EmbedAnswer
@@ -20,8 +19,8 @@ TEXTS = RowSource("text", {}, "text", {"truncate": False})
 IMAGES = RowSource("", {"image": "pixels"}, "inputs", {})
 
 
-def images(shape: tuple[int, ...] | None = (-1, 2, 2)) -> ModelDescription:
-    return ModelDescription("m", "tensor", {"image": shape}, {"out": (-1, 2)}, {})
+def images(shape: tuple[int, ...] | None = (-1, 2, 2)) -> RunModelDescription:
+    return RunModelDescription("m", "tensor", {"image": shape}, {"out": (-1, 2)}, {})
 
 
 @given(st.lists(st.none() | st.text() | st.integers(), max_size=30), st.integers(1, 7))

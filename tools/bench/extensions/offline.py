@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from app.cli.model_paths import with_models
 from app.config import load_settings
 from extensions.offline.input.files import find_files
-from extensions.offline.job import Job, run_job
+from extensions.offline.job import RunJob, run_job
 from extensions.offline.local_model import LocalModel, open_local_model
 from extensions.offline.requests import RowSource
 from memory.sizes import format_size
@@ -54,9 +54,9 @@ def _rates(folder: Path, models: Path) -> list[Row]:
             loaded = replace(loaded, settings=with_models(loaded.settings, [str(models / name)]))
             model = runner.run(stack.enter_async_context(open_local_model(loaded, name)))
             files = find_files(str(source), folder / f"{name}.parquet")
-            job = Job(files, folder / f"{name}.parts", RowSource("text", {}, "text", {}), restart=True)
+            job = RunJob(files, folder / f"{name}.parts", RowSource("text", {}, "text", {}), restart=True)
 
-            def ours(job: Job = job, model: LocalModel = model) -> float:
+            def ours(job: RunJob = job, model: LocalModel = model) -> float:
                 return _rate(lambda: runner.run(run_job(job, model, io.StringIO())))
 
             def theirs() -> float:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extensions.offline.errors import WrongCommand
+from extensions.offline.contract import WrongCommand
 from extensions.offline.input.files import find_files
 
 

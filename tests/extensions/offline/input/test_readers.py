@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extensions.offline.columns import is_json, to_values
-from extensions.offline.errors import RunFailed, WrongCommand
-from extensions.offline.input.open_reader import open_reader
+from extensions.offline.contract import RunFailed, WrongCommand
+from extensions.offline.job import open_reader
 
 
 @given(num_rows=st.integers(0, 40), group=st.integers(1, 15), size=st.integers(1, 12), first=st.integers(0, 5))

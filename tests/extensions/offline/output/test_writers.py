@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from extensions.offline.columns import json_field
-from extensions.offline.input.open_reader import open_reader
+from extensions.offline.job import open_reader
 from extensions.offline.output.writers import open_writer
 
 

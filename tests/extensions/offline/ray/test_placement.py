@@ -2,8 +2,8 @@
 
 import pytest
 
-from extensions.offline.errors import RunFailed
-from extensions.offline.ray.placement import Limits, Needs, Node, Placement, place
+from extensions.offline.contract import RunFailed
+from extensions.offline.ray.placement import Limits, Node, WorkerNeeds, WorkerPlacement, place
 
 GIB = 1024**3
 
@@ -12,19 +12,21 @@ GIB = 1024**3
     ("needs", "nodes", "limits", "expected"),
     [
         # A worker for each CPU.
-        (Needs(GIB // 5), [Node(4, 8 * GIB)], Limits(), (4, 1, 0)),
+        (WorkerNeeds(GIB // 5), [Node(4, 8 * GIB)], Limits(), (4, 1, 0)),
         # The memory holds two: each has half of the CPUs.
-        (Needs(3 * GIB), [Node(8, 8 * GIB)], Limits(), (2, 4, 0)),
-        (Needs(GIB // 5), [Node(8, 8 * GIB)], Limits(workers=1), (1, 8, 0)),
-        (Needs(GIB // 5), [Node(8, 8 * GIB)], Limits(workers=2, cpus=1), (2, 1, 0)),
+        (WorkerNeeds(3 * GIB), [Node(8, 8 * GIB)], Limits(), (2, 4, 0)),
+        (WorkerNeeds(GIB // 5), [Node(8, 8 * GIB)], Limits(workers=1), (1, 8, 0)),
+        (WorkerNeeds(GIB // 5), [Node(8, 8 * GIB)], Limits(workers=2, cpus=1), (2, 1, 0)),
         # The node without the memory gets none.
-        (Needs(GIB), [Node(4, 8 * GIB), Node(4, GIB)], Limits(), (4, 1, 0)),
+        (WorkerNeeds(GIB), [Node(4, 8 * GIB), Node(4, GIB)], Limits(), (4, 1, 0)),
         # Two fit in the memory of a GPU.
-        (Needs(GIB, 0.35), [Node(8, 64 * GIB, 2), Node(8, 64 * GIB)], Limits(), (4, 1, 0.5)),
-        (Needs(GIB, 0.9), [Node(8, 64 * GIB, 2)], Limits(), (2, 1, 1)),
+        (WorkerNeeds(GIB, 0.35), [Node(8, 64 * GIB, 2), Node(8, 64 * GIB)], Limits(), (4, 1, 0.5)),
+        (WorkerNeeds(GIB, 0.9), [Node(8, 64 * GIB, 2)], Limits(), (2, 1, 1)),
     ],
 )
-def test_workers_fill_nodes(needs: Needs, nodes: list[Node], limits: Limits, expected: tuple[int, int, float]) -> None:
+def test_workers_fill_nodes(
+    needs: WorkerNeeds, nodes: list[Node], limits: Limits, expected: tuple[int, int, float]
+) -> None:
     placement = place(needs, nodes, limits)
     assert (placement.workers, placement.cpus, placement.gpus) == expected
     assert placement.memory_bytes == needs.host_bytes * 1.25
@@ -32,8 +34,8 @@ def test_workers_fill_nodes(needs: Needs, nodes: list[Node], limits: Limits, exp
 
 def test_model_without_node_is_refused() -> None:
     with pytest.raises(RunFailed, match=r"expected a node with 1 CPU, 2\.5 GiB and a GPU, got none"):
-        place(Needs(2 * GIB, 0.5), [Node(4, 16 * GIB)], Limits())
+        place(WorkerNeeds(2 * GIB, 0.5), [Node(4, 16 * GIB)], Limits())
 
 
 def test_placement_says_resources() -> None:
-    assert Placement(2, 1, 0.5, GIB).describe() == "up to 2 workers, each with 1 CPU, 0.5 GPU and 1 GiB"
+    assert WorkerPlacement(2, 1, 0.5, GIB).describe() == "up to 2 workers, each with 1 CPU, 0.5 GPU and 1 GiB"

@@ -12,7 +12,7 @@ import pytest
 import ray
 import ray.data
 
-from extensions.offline.errors import RunFailed
+from extensions.offline.contract import RunFailed
 from extensions.offline.ray.runner import _Results
 from tests.support.loops import in_loop, soon
 

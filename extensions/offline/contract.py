@@ -1,16 +1,57 @@
-"""Define how a run reaches its model: loaded in this process, or served by another one."""
+"""The contract between the parts of a run: its model, the requests for its rows, and the errors that end it early."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from frameworks.types import ClassifyAnswer, EmbedAnswer, Value
 
+
+class RunFailed(Exception):
+    """The run cannot go on now. The same command resumes it when the cause is gone."""
+
+
+class WrongCommand(Exception):
+    """The command does not fit the model, the input or an earlier run; nothing was changed."""
+
+
+class UnreadableRow(Exception):
+    """The row of an image cannot be read; the message has the reason."""
+
+
+class RequestRefused(Exception):
+    """The model refuses the rows of one request; the message has the reason."""
+
+
+class RowRequest(NamedTuple):
+    """Rows of a window that one request asks for. `positions`: of the rows in the window."""
+
+    positions: list[int]
+    body: bytes
+
+
+class PreparedRows(Protocol):
+    """The rows of a window that can be sent. Its methods may read files, so they run on a thread."""
+
+    @property
+    def bad(self) -> list[tuple[int, str]]:
+        """Position and reason of the rows that cannot be sent; complete when `requests` has ended."""
+        ...
+
+    def requests(self, max_rows: int) -> Iterator[RowRequest]:
+        """Yield requests for all rows, those of the longest rows first."""
+        ...
+
+    def body(self, positions: list[int]) -> bytes:
+        """Return the body for these rows. A single text is sent as a string. Raises UnreadableRow."""
+        ...
+
+
 Shape = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDescription:
+class RunModelDescription:
     """A model as a run needs it. `inputs` and `outputs`: name → shape, None where it declares none.
 
     `identity`: plain JSON values; a run is resumed only by the model with the same ones.
@@ -48,7 +89,7 @@ class RunModel(Protocol):
     rows_per_request: int
 
     @property
-    def description(self) -> ModelDescription: ...
+    def description(self) -> RunModelDescription: ...
 
     async def answer(self, body: bytes) -> RowAnswer:
         """Answer the body of /infer. Raises RequestRefused for its rows, WrongCommand and RunFailed."""

@@ -14,8 +14,15 @@ import numpy as np
 import orjson
 
 from app.cli.failures import is_lasting, reason_of, refused_key
-from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
-from extensions.offline.model import Generated, ModelDescription, RowAnswer, Shape
+from extensions.offline.contract import (
+    Generated,
+    RequestRefused,
+    RowAnswer,
+    RunFailed,
+    RunModelDescription,
+    Shape,
+    WrongCommand,
+)
 from frameworks.types import ClassifyAnswer, EmbedAnswer
 
 _TIMEOUT_S = 600.0
@@ -28,7 +35,7 @@ _UNAUTHENTICATED, _NOT_FOUND = 401, 404
 _TRY_LATER = frozenset({429, 502, 503, 504})
 
 
-class Reply(NamedTuple):
+class ServerReply(NamedTuple):
     """`status` 0: no response arrived, and `content` has the reason. `is_lasting`: a retry would not help."""
 
     status: int
@@ -37,7 +44,7 @@ class Reply(NamedTuple):
     is_lasting: bool = False
 
 
-class RemoteModel:
+class ServedModel:
     """A RunModel. A server that is busy or absent is asked again for `patience_s` seconds."""
 
     rows_per_request = 32
@@ -97,7 +104,7 @@ class RemoteModel:
     def _answer(self, body: bytes) -> RowAnswer:
         return _to_answer(self._ask("POST", self._path + "/infer", body))
 
-    def _describe(self, name: str) -> ModelDescription:
+    def _describe(self, name: str) -> RunModelDescription:
         try:
             model = self._ask("GET", self._path, b"", is_first=True)
         except RequestRefused as error:
@@ -106,7 +113,7 @@ class RemoteModel:
             raise RunFailed(f'MODEL: expected a loaded model, got "{name}", which is {model["state"]}; load it first')
         identity = {"name": model["name"], "version": model["active_version"], "dtype": model["dtype"]}
         image = model.get("image")
-        return ModelDescription(
+        return RunModelDescription(
             model["name"],
             model["task"],
             _shapes(model["inputs"]),
@@ -143,7 +150,7 @@ class RemoteModel:
                 raise RunFailed(f"--url: expected an answer of {self._url}, got {message}")
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
-    def _send(self, method: str, path: str, body: bytes) -> Reply:
+    def _send(self, method: str, path: str, body: bytes) -> ServerReply:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect()
@@ -160,10 +167,10 @@ class RemoteModel:
             connection.close()
             self._connections.discard(connection)
             self._local.connection = None
-            return Reply(0, reason_of(error), is_lasting=is_lasting(error))
+            return ServerReply(0, reason_of(error), is_lasting=is_lasting(error))
         if len(content) > _MAX_ANSWER_BYTES:
             raise RunFailed(f"--url: expected at most {_MAX_ANSWER_BYTES} bytes in an answer of {self._url}, got more")
-        return Reply(response.status, _decode(content), _seconds(response.getheader("retry-after")))
+        return ServerReply(response.status, _decode(content), _seconds(response.getheader("retry-after")))
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -196,7 +203,7 @@ def _shapes(described: list[dict[str, Any]] | None) -> dict[str, Shape]:
     return {each["name"]: None if each["shape"] is None else tuple(each["shape"]) for each in described or ()}
 
 
-def _message_of(reply: Reply) -> str:
+def _message_of(reply: ServerReply) -> str:
     if isinstance(reply.content, dict) and isinstance(reply.content.get("error"), dict):
         return str(reply.content["error"].get("message", reply.content))
     return str(reply.content)[:500].strip()
