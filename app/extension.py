@@ -53,7 +53,8 @@ class Extension:
     `routes()`: inference routes with their codecs; requests find them after those of the core.
     `open(process)`: its part in one process of a server; None: this process has none. Operations, routes that describe
     or change the server, metrics, start and stop are those of the part.
-    `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py.
+    `access()`: the scope that each path of these routes needs, as in app/auth/permissions.py. A `server.root_path` may
+    not begin as one of these paths.
     `messages()`: classes of messages to a worker, and from a worker, beside those of app/workers/messages.py. Each has
     a name that no other message has.
     `sources()`: for each scheme of a model's address, the function that opens a remote; the core opens `hf` itself.

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from frameworks.core.extensions import found_extensions
+
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#@A-Z]+", re.ASCII)
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
@@ -13,12 +15,17 @@ _MAX_ROOT_PATH_CHARACTERS = 256
 
 OWN_FIRST_PARTS = frozenset(
     {
-        "api", "classify", "detokenize", "docs", "embed", "embeddings", "events", "folders", "generate",
-        "generate_stream", "health", "infer", "inference", "info", "metrics", "models", "openapi.json", "pooling",
-        "predict", "requests", "rerank", "score", "similarity", "tokenize", "v1", "v2", "web",
+        "classify", "detokenize", "docs", "embeddings", "events", "folders", "health", "infer", "inference", "metrics",
+        "models", "openapi.json", "pooling", "requests", "rerank", "score", "tokenize", "v1", "v2", "web",
     }
 )  # fmt: skip
-"""The first parts of the paths of routes: a prefix that begins with one of them would hide routes."""
+"""The first parts of the paths of the core's routes."""
+
+
+def first_parts() -> frozenset[str]:
+    """Return the first parts of the paths of all routes: a prefix that begins with one of them would hide routes."""
+    added = (path for extension in found_extensions() for path in extension.access())
+    return OWN_FIRST_PARTS.union(path.split("/")[1] for path in added)
 
 
 def is_root_path(value: str) -> bool:
@@ -37,7 +44,7 @@ def _root_path(value: str) -> str:
             f'expected a path like "/llm" of letters, digits, ".", "_", "~", "-" and "/", at most '
             f"{_MAX_ROOT_PATH_CHARACTERS} characters"
         )
-    if path and path.split("/")[1] in OWN_FIRST_PARTS:
+    if path and path.split("/")[1] in first_parts():
         raise ValueError(f"expected a path that begins like no route of the server, got /{path.split('/')[1]}")
     return path
 

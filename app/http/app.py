@@ -85,7 +85,7 @@ def build_admin(
     for error in (RoundhouseError, HTTPException, RequestValidationError, ClientGone, Exception):
         admin.add_exception_handler(error, _error_response)
     admin.state.routes = [route for router in routers for route in router.routes]
-    admin.state.error_writer = table.error_writer
+    admin.state.error_codec = table.error_codec
     admin.state.byte_limit = byte_limit
     admin.openapi = lambda: build_document(admin, table)  # type: ignore[method-assign]
     return admin
@@ -100,8 +100,8 @@ async def _error_response(request: Request, error: Exception) -> Response:
         error = _as_own_error(request, error)
     elif isinstance(error, RequestValidationError):
         error = InvalidInput("request", "; ".join(f"{issue['loc'][-1]}: {issue['msg']}" for issue in error.errors()))
-    write = request.app.state.error_writer(request.scope["path"])
-    status, body = error_body(error, request.scope["record"], write)
+    codec = request.app.state.error_codec(request.scope["path"])
+    status, body = error_body(error, request.scope["record"], codec)
     headers = {name.decode(): value.decode() for name, value in extra_headers(error)}
     return Response(body, status, headers, media_type="application/json")
 

@@ -16,7 +16,7 @@ from app.http.gate import HttpGate
 from app.http.listener.parsing import LONG_BODY_BYTES
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.prefixes import PathPrefixes
-from app.http.responses import begin_record, send_body, send_error
+from app.http.responses import begin_record, id_headers, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
@@ -71,7 +71,8 @@ class HttpExchange(WatchedRequest):
 
     def open_stream(self, decoded: Any) -> EventStream:
         writer = self.codec.stream_writer(decoded, self._answer_context())
-        return EventStream(self._send, self, writer, self.codec.headers_of(decoded), self.codec.streams_lines)
+        headers = [*id_headers(self.codec, self.record), *self.codec.headers_of(decoded)]
+        return EventStream(self._send, self, writer, headers, self.codec.streams_lines)
 
     def _answer_context(self) -> AnswerContext:
         record = self.record
@@ -195,7 +196,7 @@ class Endpoint:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except (Exception, CancelledError) as error:  # noqa: BLE001 - the last handler before the client
             # No other name may hold the error: its traceback holds this frame, and with it the body.
-            await send_error(send, record, _reported(error), exchange.codec.error_body)
+            await send_error(send, record, _reported(error), exchange.codec)
         finally:
             observer.inflight -= 1
             observer.record_inference(record, time.perf_counter() - record.started_s)

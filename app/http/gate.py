@@ -42,7 +42,7 @@ class HttpGate:
         self._authenticator = authenticator
         self._certificates = authenticator.certificates or None
         self._observer = observer
-        self._error_writer = table.error_writer
+        self._error_codec = table.error_codec
         self._origins = origins
         self._has_page = has_page
         self._find = table.access.find
@@ -133,7 +133,7 @@ class HttpGate:
             self._observer.auth_failures["scope"] += 1
         error = self._check_origin(scope, record) or error
         is_unread = record.fast_path is None or record.fast_path.take_body() is None
-        await send_error(send, record, error, self._error_writer(record.path), is_unread)
+        await send_error(send, record, error, self._error_codec(record.path), is_unread)
         total_s = time.perf_counter() - record.started_s
         self._observer.log_request(record, total_s)
         matched = self._find(record.path)

@@ -30,7 +30,7 @@ class AdminMiddleware:
         """`byte_limit`: counts the bodies of signed requests."""
         self._app = app
         self._observer = observer
-        self._error_writer = table.error_writer
+        self._error_codec = table.error_codec
         self._origins = origins
         self._access = table.access
         self._byte_limit = byte_limit
@@ -80,7 +80,7 @@ class AdminMiddleware:
         if isinstance(error, CancelledError):
             # Only the end of the drain time cancels a request, which is answered all the same.
             error = Draining(Draining.UNANSWERED)
-        await send_error(send, record, error, self._error_writer(record.path))
+        await send_error(send, record, error, self._error_codec(record.path))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: RequestRecord = scope["record"]

@@ -12,7 +12,7 @@ from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.listener.protocol import FAST_PATH
 from app.http.rate_limit_headers import rate_limit_headers
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
-from app.protocols.shared.codec import JSON_HEADER, ErrorWriter, Header
+from app.protocols.shared.codec import JSON_HEADER, Codec, Header
 from app.protocols.shared.errors import ErrorReply, TooLarge, extra_headers, to_http
 from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.admission import Permit
@@ -24,7 +24,6 @@ PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 """Headers by which a browser says which page sends a request."""
 
 _OPENAI_PATHS = "/v1/"
-_ANTHROPIC_PATHS = "/v1/messages"
 _CLOSE = (b"connection", b"close")
 _BODY_HEADERS = (b"content-type", b"content-encoding")
 _READ_HEADERS = frozenset({b"host", b"x-request-id", *_BODY_HEADERS, *PAGE_HEADERS, *CREDENTIAL_HEADERS})
@@ -67,11 +66,9 @@ def own_headers(record: RequestRecord) -> Sequence[Header]:
     return [*record.headers, *rate_limit_headers(record.limits)]
 
 
-def anthropic_headers(record: RequestRecord) -> list[Header]:
-    """Return the header by which Anthropic's clients find the request id, on the paths of their API."""
-    if not record.path.startswith(_ANTHROPIC_PATHS):
-        return []
-    return [(b"request-id", record.request_id.encode())]
+def id_headers(codec: Codec, record: RequestRecord) -> list[Header]:
+    """Return the header of the codec's own that names the request; none for most codecs."""
+    return [(codec.id_header, record.request_id.encode())] if codec.id_header else []
 
 
 async def send_body(
@@ -142,21 +139,21 @@ def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
     return reply
 
 
-def error_body(error: BaseException, record: RequestRecord, write: ErrorWriter) -> tuple[int, bytes]:
+def error_body(error: BaseException, record: RequestRecord, codec: Codec) -> tuple[int, bytes]:
     """Return the status and the body of an error response; see `map_error`."""
     reply = map_error(error, record)
-    return reply.status, write(reply, record.request_id)
+    return reply.status, codec.error_body(reply, record.request_id)
 
 
 async def send_error(
-    send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter, is_unread: bool = False
+    send: Send, record: RequestRecord, error: BaseException, codec: Codec, is_unread: bool = False
 ) -> None:
     """Send an error response, and close the connection if the request's body was not read to the end.
 
     `is_unread`: a part of the body is not read.
     """
-    status, body = error_body(error, record, write)
-    headers = [*extra_headers(error), *anthropic_headers(record)]
+    status, body = error_body(error, record, codec)
+    headers = [*extra_headers(error), *id_headers(codec, record)]
     if is_unread or isinstance(error, TooLarge):
         headers.append(_CLOSE)
     await send_body(send, record, status, body, headers=headers)

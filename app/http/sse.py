@@ -9,7 +9,7 @@ from contextlib import suppress
 from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
-from app.http.responses import anthropic_headers, map_error, own_headers
+from app.http.responses import map_error, own_headers
 from app.observability.metrics import server_timing
 from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.shared.errors import ClientGone
@@ -154,7 +154,6 @@ class EventStream:
                     (b"x-request-id", record.request_id.encode()),
                     (b"server-timing", server_timing(record.timings).encode()),
                     *own_headers(record),
-                    *anthropic_headers(record),
                     *self._headers,
                 ],
             }

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from app.auth.permissions import Access
     from app.protocols.shared.routes import Route
 
+_INFERENCE_PATHS = (
+    *("/", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/embed", "/predict", "/similarity", "/generate", "/generate_stream", "/v2/embed", "/v2/rerank"),
+)
+
 
 def _routes() -> "Sequence[Route]":
     from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
@@ -38,9 +44,14 @@ def _open(_: ServerProcess) -> "ExtensionPart":
 
 
 def _access() -> "Mapping[str, Mapping[str, Access]]":
-    from extensions.clients.access import HTTP_ACCESS
+    from app.auth.permissions import INFER, READ
 
-    return HTTP_ACCESS
+    return {
+        **{path: {"GET": READ} for path in ("/api/tags", "/api/ps", "/api/version")},
+        "/api/show": {"POST": READ},
+        "/info": {"GET": READ},
+        **{path: {"POST": INFER} for path in _INFERENCE_PATHS},
+    }
 
 
 EXTENSION = Extension(routes=_routes, open=_open, access=_access)

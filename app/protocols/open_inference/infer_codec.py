@@ -73,6 +73,7 @@ class InferCodec:
     reads_query = False
     reads_body = False
     streams_lines = False
+    id_header = b""
 
     def __init__(self, body_format: BodyFormat = _ALL_JSON) -> None:
         self._format = body_format

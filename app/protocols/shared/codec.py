@@ -3,7 +3,7 @@
 Bodies are decompressed before a codec sees them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -54,10 +54,6 @@ class AnswerContext(NamedTuple):
     created_s: int
 
 
-ErrorWriter = Callable[[ErrorReply, str], bytes]
-"""Codec.error_body: takes the error and the request id, returns the body."""
-
-
 class EncodedResponse(NamedTuple):
     """The body of a 200 that is not plain JSON, with its headers."""
 
@@ -97,6 +93,11 @@ class StreamWriter(Protocol):
 
 class Codec(Protocol):
     """Decode and encode one kind of request of one protocol. Stateless: any thread may call it."""
+
+    @property
+    def id_header(self) -> bytes:
+        """Name of a header with the request id, for errors and streams: of clients that do not read x-request-id."""
+        ...
 
     @property
     def lead_bytes(self) -> int:
@@ -180,6 +181,7 @@ class JsonCodec:
 
     __slots__ = ()
 
+    id_header: bytes = b""
     lead_bytes: int = 0
     views_body: bool = False
     reads_headers: bool = False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from app.auth.permissions import HttpAccess, compile_path
-from app.protocols.shared.codec import Codec, ErrorWriter, Target
+from app.protocols.shared.codec import Codec, Target
 from app.protocols.shared.shared_path import SharedPathCodec
 
 _MAX_CACHED_PATHS = 1024
@@ -75,11 +75,11 @@ class RouteTable:
             if "{" not in route.path:
                 self._add_exact(route)
         self._patterns = [(compile_path(route.path), route) for route in routes if "{" in route.path]
-        self._error_writers: dict[str, ErrorWriter] = {}
+        self._error_codecs: dict[str, Codec] = {}
         for route in reversed([each for each in routes if not each.others]):
             first, first_two = _first_parts(route.path)
-            self._error_writers |= {first: route.codec.error_body, first_two: route.codec.error_body}
-        self._error_writers.pop("", None)
+            self._error_codecs |= {first: route.codec, first_two: route.codec}
+        self._error_codecs.pop("", None)
         # Most requests have one of few paths.
         self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
         """Return the ResolvedRoute of a path; None where no route matches."""
@@ -90,13 +90,15 @@ class RouteTable:
             codec = SharedPathCodec(self._exact[path].codec, codec, route.field)
         self._exact[path] = ResolvedRoute(codec, Target(), route.others)
 
-    def error_writer(self, path: str) -> ErrorWriter:
-        """Return the error writer of any path: of its route, or of the first route with its first two parts, or one."""
+    def error_codec(self, path: str) -> Codec:
+        """Return the codec that writes the errors of any path: of its route, or of the first route with its first two
+        parts, or one.
+        """
         resolved = self._exact.get(path.removesuffix("/"))
         if resolved is not None and not resolved.others:
-            return resolved.codec.error_body
+            return resolved.codec
         first, first_two = _first_parts(path)
-        return self._error_writers.get(first_two) or self._error_writers.get(first) or self.routes[0].codec.error_body
+        return self._error_codecs.get(first_two) or self._error_codecs.get(first) or self.routes[0].codec
 
     def _find(self, path: str) -> ResolvedRoute | None:
         if not path.startswith("/"):

@@ -29,6 +29,8 @@ _LATER = frozenset({"overloaded", "loading", "draining"})
 class AnthropicCodec(BodyCodec):
     """As Codec of app/protocols/shared/codec.py."""
 
+    id_header = b"request-id"
+
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
         if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
             return True
@@ -36,7 +38,7 @@ class AnthropicCodec(BodyCodec):
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> EncodedResponse:
         body = self.write(decoded, answer, context)
-        headers = [(b"request-id", context.request_id.encode()), *self.headers_of(decoded)]
+        headers = [(self.id_header, context.request_id.encode()), *self.headers_of(decoded)]
         return EncodedResponse(body, b"application/json", headers)
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:

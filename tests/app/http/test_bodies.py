@@ -133,12 +133,26 @@ def test_error_with_any_text_is_sent() -> None:
         sent.append(message)
 
     record = begin_record(scope((b"x-request-id", b"mine")))
-    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800"), NativeCodec().error_body))
+    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800"), NativeCodec()))
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (400, b"mine")
     assert sent[1]["body"] == b'{"error":{"code":"invalid_input","message":"x: holds ?","request_id":"mine"}}'
     assert (record.status, record.code) == (400, "invalid_input")
-    asyncio.run(send_error(send, record, TooLarge(10), NativeCodec().error_body))
+    asyncio.run(send_error(send, record, TooLarge(10), NativeCodec()))
     assert (b"connection", b"close") in sent[2]["headers"]
+
+
+def test_error_has_id_header_of_codec() -> None:
+    class NamingCodec(NativeCodec):
+        id_header = b"request-id"
+
+    sent: Messages = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    record = begin_record(scope((b"x-request-id", b"mine")))
+    asyncio.run(send_error(send, record, InvalidInput("x", "is 3"), NamingCodec()))
+    assert (b"request-id", b"mine") in sent[0]["headers"]
 
 
 def test_beginning_of_body_is_checked_before_the_rest() -> None:

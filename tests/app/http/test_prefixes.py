@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
+from app.auth.permissions import HTTP_ACCESS as CORE_ACCESS
 from app.config.loading import ServerSettings
-from app.config.web_names import OWN_FIRST_PARTS
+from app.config.web_names import OWN_FIRST_PARTS, first_parts
 from app.extension import http_access
 from app.http.prefixes import PathPrefixes, PrefixRules, prefix_of
 
@@ -67,7 +68,7 @@ def test_any_prefix_needs_no_escapes(text: str) -> None:
     assert not set(prefix) & set("\"'<>&%?#\\ \r\n")
 
 
-@pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/v1", "/models/x", "/a/..", "/%61", "//a"])
+@pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/v1", "/models/x", "/a/..", "/%61", "//a", "/generate"])
 def test_wrong_root_path_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="expected a path"):
         ServerSettings(root_path=path)
@@ -83,4 +84,8 @@ def test_wrong_proxy_is_refused() -> None:
 
 
 def test_first_parts_of_all_routes_are_known() -> None:
-    assert {path.split("/")[1] for path in HTTP_ACCESS} - {""} | {"web"} == OWN_FIRST_PARTS
+    assert {path.split("/")[1] for path in HTTP_ACCESS} | {"web"} == first_parts()
+
+
+def test_core_names_parts_of_its_routes_only() -> None:
+    assert {path.split("/")[1] for path in CORE_ACCESS} - {""} | {"web"} == OWN_FIRST_PARTS

@@ -59,13 +59,17 @@ def test_find_resolves_paths(path: str, resolved: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v9/ask", "/v9", "/v9/", "/v9/nothing/at/all"])
-def test_error_writer_belongs_to_first_part(path: str) -> None:
-    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
+def test_error_codec_belongs_to_first_part(path: str) -> None:
+    assert TABLE.error_codec(path).error_body(ErrorReply(404, "not_found", "m"), "id") == b"other"
 
 
 @pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
-def test_error_writer_of_other_paths_is_native(path: str) -> None:
-    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id").startswith(b'{"error":{"code":"not_found"')
+def test_error_codec_of_other_paths_is_native(path: str) -> None:
+    assert (
+        TABLE.error_codec(path)
+        .error_body(ErrorReply(404, "not_found", "m"), "id")
+        .startswith(b'{"error":{"code":"not_found"')
+    )
 
 
 class TestSharedPaths:
@@ -83,8 +87,8 @@ class TestSharedPaths:
 
     @pytest.mark.parametrize("path", ["/models/ask", "/models/ask/"])
     def test_route_writes_its_errors(self, path: str) -> None:
-        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
+        assert self.TABLE.error_codec(path).error_body(ErrorReply(404, "not_found", "m"), "id") == b"other"
 
     @pytest.mark.parametrize("path", ["/", "", "/models/asked", "/models"])
     def test_other_paths_keep_their_writer(self, path: str) -> None:
-        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") != b"other"
+        assert self.TABLE.error_codec(path).error_body(ErrorReply(404, "not_found", "m"), "id") != b"other"
