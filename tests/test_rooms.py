@@ -9,8 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "extensions", "frameworks", "memory")
 MAX_FILES = 16
-LARGER: dict[str, int] = {"app/protocols/open_inference": 17}
-"""Folders that still have more files than `MAX_FILES`, and how many. No number here grows."""
 MAX_DOCSTRING_LINES = 10
 
 _ROW = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \|", re.MULTILINE)
@@ -53,7 +51,7 @@ def test_room_keeps_its_bound(room: str) -> None:
 
 def test_folders_have_few_files() -> None:
     found = {str(each.relative_to(ROOT)): len([*each.glob("*.py")]) - 1 for each in folders()}
-    assert {folder: files for folder, files in found.items() if files > MAX_FILES} == LARGER
+    assert not {folder: files for folder, files in found.items() if files > MAX_FILES}
 
 
 def test_packages_say_where_to_begin() -> None:

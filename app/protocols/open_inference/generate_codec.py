@@ -12,7 +12,6 @@ from typing import Self
 import orjson
 
 from app.inference.pipeline import FindSpec
-from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import Options, collect_options
 from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
@@ -23,6 +22,7 @@ from app.protocols.open_inference.generate_response import (
     describe_response,
 )
 from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
+from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse, error_body
 from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json.long_documents import parse_body

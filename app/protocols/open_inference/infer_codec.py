@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from app.inference.pipeline import FindSpec
-from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_body import decode_json, decode_one_tensor, decode_raw_tensor
 from app.protocols.open_inference.infer_request import with_own_field
 from app.protocols.open_inference.infer_response import (
@@ -15,7 +14,12 @@ from app.protocols.open_inference.infer_response import (
     encode_response,
     num_json_elements,
 )
-from app.protocols.open_inference.infer_schemas import OpenInferenceRequest, OpenInferenceResponse
+from app.protocols.open_inference.infer_schemas import (
+    OpenInferenceErrorResponse,
+    OpenInferenceRequest,
+    OpenInferenceResponse,
+    error_body,
+)
 from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.shared.codec import (
     LONG_BYTES,

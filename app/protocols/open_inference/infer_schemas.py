@@ -1,13 +1,15 @@
-"""Describe the bodies of infer for the OpenAPI document.
+"""Describe the bodies of inference requests and responses for OpenAPI, and write errors as the protocol has them.
 
 `infer_body` decodes the requests by hand, for speed; a property test holds these schemas to it.
 """
 
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field
 
 from app.protocols.shared.bodies import Body, ResponseBody
+from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json.shapes import MAX_RANK
 
 # fmt: off
@@ -83,3 +85,14 @@ class OpenInferenceResponse(ResponseBody):
     model_version: str
     id: str | None = None
     outputs: list[OpenInferenceTensor]
+
+
+class OpenInferenceErrorResponse(ResponseBody):
+    """The body of every response below /v2 whose status is not 200."""
+
+    error: str = Field(description="Names the field, the expected value and the remedy.")
+
+
+def error_body(error: ErrorReply) -> bytes:
+    """Write the message alone. The status line has the status, and the header x-request-id the request id."""
+    return orjson.dumps({"error": error.message})

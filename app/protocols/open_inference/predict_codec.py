@@ -14,11 +14,11 @@ from pydantic import Field
 
 from app.inference.pipeline import FindSpec
 from app.protocols.open_inference.datatypes import DTYPES
-from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.image_tensors import IMAGE_INPUT
 from app.protocols.open_inference.infer_body import read_parameters
 from app.protocols.open_inference.infer_request import check_request, read_timeout_ms
 from app.protocols.open_inference.infer_response import output_tensors
+from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest
 from app.protocols.open_inference.signature import Signature, TensorSignature, reads_content, signature_for
 from app.protocols.shared.bodies import Body, ResponseBody
