@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from app.admin.metrics.families import Family, by_tenant, counter, gauge, time_histogram
+from app.admin.metrics.families import Family, by_label, by_tenant, counter, gauge, time_histogram
 from app.observability.visible_counts import Counts
 from extensions.search.collections.contract import CollectionInfo
 
@@ -28,7 +28,7 @@ def collection_families(infos: Sequence[CollectionInfo], counts: Counts) -> Iter
         ["collection", "operation"],
         ((list(key), histogram) for key, histogram in counts.operation_seconds().items() if key[0] in visible),
     )
-    yield gauge("collection_rows", "Records of a collection.", ["collection"], _each(infos, "rows"))
+    yield by_label(gauge, "collection_rows", "Records of a collection.", "collection", _each(infos, "rows"))
     yield gauge(
         "collection_bytes",
         "Size of a collection: its vectors, filter columns and index in memory, and its files.",
@@ -40,15 +40,18 @@ def collection_families(infos: Sequence[CollectionInfo], counts: Counts) -> Iter
         ],
     )
     if counts.tenant is None:
-        yield counter("collection_queries", "Queries that were searched for.", ["collection"], _each(infos, "searches"))
-        yield counter(
-            "collection_batches",
-            "Products of a collection with queries; queries that wait together share one.",
-            ["collection"],
-            _each(infos, "batches"),
-        )
-        yield gauge("collection_waiting", "Queries that wait for a search.", ["collection"], _each(infos, "waiting"))
+        for kind, name, documentation, field in (
+            (counter, "queries", "Queries that were searched for.", "searches"),
+            (
+                counter,
+                "batches",
+                "Products of a collection with queries; queries that wait together share one.",
+                "batches",
+            ),
+            (gauge, "waiting", "Queries that wait for a search.", "waiting"),
+        ):
+            yield by_label(kind, f"collection_{name}", documentation, "collection", _each(infos, field))
 
 
-def _each(infos: Sequence[CollectionInfo], field: str) -> list[tuple[list[str], float]]:
-    return [([info.name], getattr(info, field)) for info in infos]
+def _each(infos: Sequence[CollectionInfo], field: str) -> list[tuple[str, float]]:
+    return [(info.name, getattr(info, field)) for info in infos]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
-from app.admin.metrics.families import Family, by_tenant, counter, gauge, time_histogram
-from app.admin.metrics.formats import OPEN_METRICS, Collector, Labelled, metrics_page
+from app.admin.metrics.families import Family, by_label, by_tenant, counter, gauge, single, time_histogram
+from app.admin.metrics.formats import OPEN_METRICS, metrics_page, with_labels
 from app.admin.metrics.models import (
     batch_families,
     generation_families,
@@ -78,16 +78,16 @@ class MetricsApi:
         devices = await asyncio.to_thread(self._sources.devices.devices)
         view = self._views.for_request(request)
         await view.counts.refresh()
-        added = [family for families in self._sources.added for family in await families(view)]
-        collector: Collector = _Collector(self._sources, view, devices, added)
+        added = [family for each in self._sources.added for family in await each(view)]
+        families = _Families(self._sources, view, devices, added).collect()
         if self._sources.labels:
-            collector = Labelled(collector, self._sources.labels)
-        page = metrics_page(collector, request.headers.getlist("accept"))
+            families = with_labels(families, self._sources.labels)
+        page = metrics_page(families, request.headers.getlist("accept"))
         return Response(page.content, headers={"content-type": page.content_type})
 
 
-class _Collector:
-    """Stand in for prometheus_client's registry: `collect` yields the families with their current values."""
+class _Families:
+    """The metrics that a view shows, with their values of now."""
 
     def __init__(self, sources: StatsSources, view: View, devices: list[Device], added: Sequence[Family]) -> None:
         self._sources = sources
@@ -134,80 +134,54 @@ class _Collector:
             *by_tenant(["reason"], (([reason], tenant, n) for (reason, tenant), n in counts.rejected())),
         )
         inflight = counts.all_in_flight(self._slots)
-        yield gauge("inflight", "Requests to models that are in progress.", [], [([], inflight)])
+        yield single(gauge, "inflight", "Requests to models that are in progress.", inflight)
 
     def _tenant_inflight(self) -> Family:
         tenants, visible = self._sources.tenants, self._counts.tenant
-        return gauge(
+        return by_label(
+            gauge,
             "tenant_inflight",
             "Requests that count towards the max_concurrent_requests of a tenant. Only tenants with limits.",
-            ["tenant"],
-            (([name], each.places.inflight) for name, each in tenants.items() if visible in (None, name)),
+            "tenant",
+            ((name, each.places.inflight) for name, each in tenants.items() if visible in (None, name)),
         )
 
     def _machine(self) -> Iterator[Family]:
         """Yield the families of process and devices, which show no requests."""
-        yield time_histogram(
-            "event_loop_lag_seconds",
-            "Delay of the event loop's periodic timer.",
-            [],
-            [([], self._process.loop_lag_seconds)],
-        )
+        process = self._process
+        about = "Delay of the event loop's periodic timer."
+        yield time_histogram("event_loop_lag_seconds", about, [], [([], process.loop_lag_seconds)])
         sizes = [
             ([device.id, kind], size)
             for device in self._devices
             for kind, size in (("total", device.total_bytes), ("free", device.free_bytes))
         ]
         yield gauge("device_memory_bytes", "Memory of a device.", ["device", "kind"], sizes)
-        yield counter(
-            "log_lines_dropped",
-            "Log lines lost because their reader was too slow.",
-            [],
-            [([], self._process.log_lines_dropped)],
-        )
-        yield counter(
-            "traces_dropped",
-            "Sampled requests without a trace: the queue was full, or the collector did not take them.",
-            [],
-            [([], self._process.traces_dropped)],
-        )
-        yield counter(
-            "integrity_failures",
-            "Integrity checks that found reserved memory without an owner, or an owner without a reservation.",
-            [],
-            [([], self._process.integrity_failures)],
-        )
-
+        about = "Log lines lost because their reader was too slow."
+        yield single(counter, "log_lines_dropped", about, process.log_lines_dropped)
+        about = "Sampled requests without a trace: the queue was full, or the collector did not take them."
+        yield single(counter, "traces_dropped", about, process.traces_dropped)
+        about = "Integrity checks that found reserved memory without an owner, or an owner without a reservation."
+        yield single(counter, "integrity_failures", about, process.integrity_failures)
         workers = self._sources.workers
-        yield gauge("workers", "Processes that accept connections.", [], [([], workers.running)])
-        yield counter(
-            "worker_restarts",
-            "Processes that accepted connections, ended, and were replaced, by reason.",
-            ["reason"],
-            # Zeros too: the first restart would not be an increase for Prometheus.
-            (([reason], workers.restarts[reason]) for reason in sorted({*_WORKER_ENDS, *workers.restarts})),
-        )
+        yield single(gauge, "workers", "Processes that accept connections.", workers.running)
+        # Zeros too: the first restart would not be an increase for Prometheus.
+        restarts = ((reason, workers.restarts[reason]) for reason in sorted({*_WORKER_ENDS, *workers.restarts}))
+        about = "Processes that accepted connections, ended, and were replaced, by reason."
+        yield by_label(counter, "worker_restarts", about, "reason", restarts)
 
     def _shared(self) -> Iterator[Family]:
         """Yield the families of parts that all tenants share."""
         cache = self._sources.response_cache
-        yield gauge(
-            "buffered_bytes",
-            "Size of the bodies in progress: received, decompressed, decoded or not yet sent.",
-            [],
-            [([], self._sources.request_limit.byte_limit.held_bytes)],
-        )
-        yield counter(
-            "auth_failures",
-            "Requests refused for their key: absent, not valid, without the scope, or in the query.",
-            ["reason"],
-            (([reason], count) for reason, count in self._counts.of_server.auth_failures.items()),
-        )
+        about = "Size of the bodies in progress: received, decompressed, decoded or not yet sent."
+        yield single(gauge, "buffered_bytes", about, self._sources.request_limit.byte_limit.held_bytes)
+        about = "Requests refused for their key: absent, not valid, without the scope, or in the query."
+        yield by_label(counter, "auth_failures", about, "reason", self._counts.of_server.auth_failures.items())
         yield from self._keys()
         yield from self._connections()
         yield from self._tls()
-        yield gauge("cache_bytes", "Size of the cached requests and responses.", [], [([], cache.size_bytes)])
-        yield counter("cache_evictions", "Cached responses evicted to free memory.", [], [([], cache.evictions)])
+        yield single(gauge, "cache_bytes", "Size of the cached requests and responses.", cache.size_bytes)
+        yield single(counter, "cache_evictions", "Cached responses evicted to free memory.", cache.evictions)
         yield from self._tensor_pool()
         yield from self._processes()
         yield self._model_budget()
@@ -219,30 +193,23 @@ class _Collector:
         )
 
     def _connections(self) -> Iterator[Family]:
-        yield gauge("connections", "Open connections over HTTP.", [], [([], self._sources.connections.open)])
-        yield counter(
-            "connections_closed",
-            "Connections over HTTP that the server closed before the client did, by reason.",
-            ["reason"],
-            (([reason], count) for reason, count in self._process.connections_closed.items()),
-        )
+        yield single(gauge, "connections", "Open connections over HTTP.", self._sources.connections.open)
+        about = "Connections over HTTP that the server closed before the client did, by reason."
+        yield by_label(counter, "connections_closed", about, "reason", self._process.connections_closed.items())
 
     def _keys(self) -> Iterator[Family]:
-        yield gauge("auth_keys", "Keys of the server, expired ones included.", [], [([], len(self._sources.keys))])
-        yield counter(
+        yield single(gauge, "auth_keys", "Keys of the server, expired ones included.", len(self._sources.keys))
+        yield by_label(
+            counter,
             "auth_key_reloads",
             "Changes of the keys file while the server ran, by outcome: `loaded`, or `failed`, with the old keys kept.",
-            ["outcome"],
-            (([outcome], count) for outcome, count in self._process.key_reloads.items()),
+            "outcome",
+            self._process.key_reloads.items(),
         )
 
     def _tls(self) -> Iterator[Family]:
-        yield counter(
-            "tls_reloads",
-            "Reads of changed TLS files, by outcome: `loaded`, or `failed`, with the last good files kept.",
-            ["outcome"],
-            (([outcome], count) for outcome, count in self._process.tls_reloads.items()),
-        )
+        about = "Reads of changed TLS files, by outcome: `loaded`, or `failed`, with the last good files kept."
+        yield by_label(counter, "tls_reloads", about, "outcome", self._process.tls_reloads.items())
         expires_s = self._process.tls_expires_s
         yield gauge(
             "tls_certificate_expiry_timestamp_seconds",
@@ -254,26 +221,19 @@ class _Collector:
     def _queue_limits(self) -> Family:
         limits = {"": self._sources.request_limit}
         limits |= {slot.name: slot.requests for slot in self._slots}
-        return gauge(
+        return by_label(
+            gauge,
             "queue_limit",
             'Maximum number of queued requests: of a model with its own limit, and with model="" of all models.',
-            ["model"],
-            (([model], limit.max_queue_size) for model, limit in limits.items() if limit.max_queue_size is not None),
+            "model",
+            ((model, limit.max_queue_size) for model, limit in limits.items() if limit.max_queue_size is not None),
         )
 
     def _cache(self) -> Iterator[Family]:
-        yield counter(
-            "cache_hits",
-            "Requests answered from the cache, or by the run of an equal request.",
-            ["model"],
-            (([model], count) for model, count in self._counts.cache_hits().items()),
-        )
-        yield counter(
-            "cache_misses",
-            "Requests that the cache could not answer.",
-            ["model"],
-            (([model], count) for model, count in self._counts.cache_misses().items()),
-        )
+        about = "Requests answered from the cache, or by the run of an equal request."
+        yield by_label(counter, "cache_hits", about, "model", self._counts.cache_hits().items())
+        about = "Requests that the cache could not answer."
+        yield by_label(counter, "cache_misses", about, "model", self._counts.cache_misses().items())
 
     def _tensor_pool(self) -> Iterator[Family]:
         stats = self._process.tensor_pool
@@ -289,15 +249,16 @@ class _Collector:
             ("gc_runs", "Collections of idle buffers.", sum(each.gc_runs for each in stats.values())),
             ("gc_freed_bytes", "Size of the collected idle buffers.", sum(each.freed_bytes for each in stats.values())),
         ):
-            yield counter(name, documentation, [], [([], total)])
+            yield single(counter, name, documentation, total)
 
     def _processes(self) -> Iterator[Family]:
-        yield gauge("engine_processes", "Processes of models that run.", [], [([], process_registry.count())])
-        yield gauge(
+        yield single(gauge, "engine_processes", "Processes of models that run.", process_registry.count())
+        yield by_label(
+            gauge,
             "engine_shared_memory_bytes",
             "Memory that the server shares with processes of models: blocks in use by requests, and pages in memory.",
-            ["kind"],
-            [(["leased"], self._process.shared_leased_bytes), (["resident"], self._process.shared_resident_bytes)],
+            "kind",
+            (("leased", self._process.shared_leased_bytes), ("resident", self._process.shared_resident_bytes)),
         )
 
     def _model_budget(self) -> Family:

@@ -3,7 +3,7 @@
 prometheus_client is imported at the first scrape, so that it does not delay the start.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from app.observability.tallies import Histogram
@@ -12,6 +12,8 @@ Family = Any
 """A metric family of prometheus_client, which has no types for it."""
 Samples = Iterable[tuple[Sequence[str], float]]
 """Pairs of label values and value."""
+Kind = Callable[[str, str, Sequence[str], Samples], Family]
+"""`counter` or `gauge`."""
 Bucket = tuple[str, float] | tuple[str, float, Any]
 """Upper bound, cumulated count, and perhaps an exemplar of prometheus_client."""
 
@@ -27,6 +29,16 @@ def by_tenant(
     if not any(tenant for _, tenant, _ in found):
         return labels, [(values, value) for values, _, value in found]
     return [*labels, "tenant"], [([*values, tenant], value) for values, tenant, value in found]
+
+
+def single(kind: Kind, name: str, documentation: str, value: float) -> Family:
+    """Return a family of one sample, without labels."""
+    return kind(name, documentation, [], [([], value)])
+
+
+def by_label(kind: Kind, name: str, documentation: str, label: str, values: Iterable[tuple[str, float]]) -> Family:
+    """Return a family with one label. `values`: pairs of its value and that of the sample."""
+    return kind(name, documentation, [label], (([key], value) for key, value in values))
 
 
 def counter(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Family:

@@ -3,9 +3,8 @@
 prometheus_client is imported at the first scrape, so that it does not delay the start.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from app.admin.metrics.families import Family
 
@@ -14,41 +13,42 @@ _VERSIONS = ("", "1.0.0")
 _TEXT_RANGES = frozenset({"text/plain", "text/*", "*/*"})
 
 
-class Collector(Protocol):
+class _Registry(NamedTuple):
     """Stands in for prometheus_client's registry."""
 
-    def collect(self) -> Iterator[Family]: ...
+    families: Iterable[Family]
+
+    def collect(self) -> Iterable[Family]:
+        return self.families
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """The families of a collector, with more labels in each sample."""
-
-    collector: Collector
-    labels: Mapping[str, str]
-
-    def collect(self) -> Iterator[Family]:
-        for family in self.collector.collect():
-            for sample in family.samples:
-                sample.labels.update(self.labels)
-            yield family
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
+class MetricsPage(NamedTuple):
     """The body of a scrape."""
 
     content: bytes
     content_type: str
 
 
-def metrics_page(collector: Collector, accept: Sequence[str]) -> Page:
+def metrics_page(families: Iterable[Family], accept: Sequence[str]) -> MetricsPage:
     """Return the page in the format that the Accept headers prefer."""
     if wants_open_metrics(accept):
-        return _open_metrics(collector)
+        from prometheus_client.openmetrics import exposition
+
+        registry = _Registry(_with_canonical_bounds(families))
+        # All names are ASCII. The other ways of escaping look at each character of each sample: three times the time.
+        content = exposition.generate_latest(registry, exposition.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return MetricsPage(content, exposition.CONTENT_TYPE_LATEST)
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    return Page(generate_latest(collector), CONTENT_TYPE_LATEST)
+    return MetricsPage(generate_latest(_Registry(families)), CONTENT_TYPE_LATEST)
+
+
+def with_labels(families: Iterable[Family], labels: Mapping[str, str]) -> Iterator[Family]:
+    """Yield the families, with more labels in each sample."""
+    for family in families:
+        for sample in family.samples:
+            sample.labels.update(labels)
+        yield family
 
 
 def wants_open_metrics(accept: Sequence[str]) -> bool:
@@ -77,25 +77,12 @@ def _quality(text: str) -> float:
     return min(1.0, float(text[:5])) if digits.isascii() and digits.isdecimal() else 0.0
 
 
-def _open_metrics(collector: Collector) -> Page:
-    from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
+def _with_canonical_bounds(families: Iterable[Family]) -> Iterator[Family]:
+    """Yield the families with the bounds of buckets as OpenMetrics writes numbers: 1.0 instead of 1."""
+    from prometheus_client.utils import floatToGoString
 
-    # All names are ASCII. The other ways of escaping look at each character of each sample, in three times the time.
-    content = generate_latest(_CanonicalBounds(collector), ALLOWUTF8)  # type: ignore[no-untyped-call]
-    return Page(content, CONTENT_TYPE_LATEST)
-
-
-class _CanonicalBounds:
-    """The families of a collector, with the bounds of buckets as OpenMetrics writes numbers: 1.0 instead of 1."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    def collect(self) -> Iterator[Family]:
-        from prometheus_client.utils import floatToGoString
-
-        for family in self._collector.collect():
-            for sample in family.samples if family.type == "histogram" else ():
-                if "le" in sample.labels:
-                    sample.labels["le"] = floatToGoString(sample.labels["le"])  # type: ignore[no-untyped-call]
-            yield family
+    for family in families:
+        for sample in family.samples if family.type == "histogram" else ():
+            if "le" in sample.labels:
+                sample.labels["le"] = floatToGoString(sample.labels["le"])  # type: ignore[no-untyped-call]
+        yield family

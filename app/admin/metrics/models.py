@@ -1,8 +1,9 @@
 """Collect the metrics of each model for /metrics: state, memory, batches, times and generated text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from app.admin.metrics.families import Family, by_tenant, counter, gauge, histogram, time_histogram
+from app.admin.metrics.families import Family, Kind, by_label, by_tenant, counter, gauge, histogram, time_histogram
 from app.observability.tallies import ModelMetrics
 from app.observability.visible_counts import Counts
 from frameworks.models.versions.slot import ModelSlot, ModelState
@@ -15,51 +16,58 @@ BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MODEL = ["model"]
 _REASONS = ("exit_status", "hang", "out_of_memory", "protocol", "sigabrt", "sigkill", "sigsegv")
 
+_REQUEST_TIMES = {
+    "request_seconds": "Time from the first byte of a request to the last byte of its response. Successful requests.",
+    "queue_seconds": "Time of a request in the queue. Successful requests.",
+    "compute_seconds": "Time in which rows of a request ran; rows that run at the same time count once. Successful "
+    "requests.",
+}
+_TOKEN_TIMES = {
+    "time_to_first_token_seconds": "Time from the first byte of a request to the first token of its text.",
+    "inter_token_seconds": "Time between two tokens of a text.",
+}
+_STEP_COUNTS = (
+    ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    ("preemptions", "Running texts that were queued again because the KV cache was full.", "preemptions"),
+    ("proposed_tokens", "Tokens that speculation proposed and a step checked.", "proposed_tokens"),
+    ("accepted_tokens", "Proposed tokens that were right.", "accepted_tokens"),
+)
+"""Name, documentation, and attribute of StepCounts."""
+
 
 def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], counts: Counts) -> Iterator[Family]:
     """Yield the families of visible models. `evictions`: by model."""
-    yield gauge(
-        "queue_depth",
-        "Decoded requests in the queue; a request for n texts counts as n.",
-        _MODEL,
-        (([slot.name], counts.queue_depth(slot)) for slot in slots),
-    )
+
+    def of_models(kind: Kind, name: str, documentation: str, value: Callable[[ModelSlot], float]) -> Family:
+        return by_label(kind, name, documentation, "model", ((slot.name, value(slot)) for slot in slots))
+
+    about = "Decoded requests in the queue; a request for n texts counts as n."
+    yield of_models(gauge, "queue_depth", about, counts.queue_depth)
     yield gauge(
         "model_state",
         "1 for the current state of a model, 0 for the other states.",
         ["model", "state"],
         (([slot.name, state.value], slot.state is state) for slot in slots for state in ModelState),
     )
-    yield gauge(
-        "model_memory_bytes",
-        "Measured memory of the loaded versions of a model.",
-        _MODEL,
-        (([slot.name], slot.memory_bytes) for slot in slots),
-    )
-    yield counter("model_loads", "Successful loads of a model.", _MODEL, (([slot.name], slot.loads) for slot in slots))
-    yield counter(
+    about = "Measured memory of the loaded versions of a model."
+    yield of_models(gauge, "model_memory_bytes", about, lambda slot: slot.memory_bytes)
+    yield of_models(counter, "model_loads", "Successful loads of a model.", lambda slot: slot.loads)
+    yield by_label(
+        counter,
         "download_bytes",
         "Bytes received from the address of a model, also by downloads that failed.",
-        _MODEL,
-        (([slot.name], slot.downloaded_bytes) for slot in slots if slot.has_address),
+        "model",
+        ((slot.name, slot.downloaded_bytes) for slot in slots if slot.has_address),
     )
-    yield counter(
-        "model_evictions",
-        "Evictions of a model to free memory for another one.",
-        _MODEL,
-        (([slot.name], evictions[slot.name]) for slot in slots),
-    )
+    about = "Evictions of a model to free memory for another one."
+    yield of_models(counter, "model_evictions", about, lambda slot: evictions[slot.name])
 
 
 def batch_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
     """Yield the families of batches, which mix tenants."""
     yield histogram("batch_size", "Rows of executed batches.", _MODEL, map(_batch_sizes, slots))
-    yield counter(
-        "batches_split",
-        "Batches that exceeded the memory and were split in half.",
-        _MODEL,
-        (([slot.name], slot.batches.split.total()) for slot in slots),
-    )
+    split = ((slot.name, slot.batches.split.total()) for slot in slots)
+    yield by_label(counter, "batches_split", "Batches that exceeded the memory and were split in half.", "model", split)
 
 
 def process_families(slots: Iterable[ModelSlot]) -> Iterator[Family]:
@@ -85,24 +93,7 @@ def tenant_family(slots: Iterable[ModelSlot], tenant: str | None) -> Family:
 
 def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
     """Yield the histograms of successful requests. `metrics`: by model."""
-    yield time_histogram(
-        "request_seconds",
-        "Time from the first byte of a request to the last byte of its response. Successful requests.",
-        _MODEL,
-        (([model], each.request_seconds) for model, each in metrics.items()),
-    )
-    yield time_histogram(
-        "queue_seconds",
-        "Time of a request in the queue. Successful requests.",
-        _MODEL,
-        (([model], each.queue_seconds) for model, each in metrics.items()),
-    )
-    yield time_histogram(
-        "compute_seconds",
-        "Time in which rows of a request ran; rows that run at the same time count once. Successful requests.",
-        _MODEL,
-        (([model], each.compute_seconds) for model, each in metrics.items()),
-    )
+    yield from _histograms(_REQUEST_TIMES, metrics)
     yield time_histogram(
         "pipeline_step_seconds",
         "Time of a step of a pipeline, with its wait for its model. Successful requests.",
@@ -117,19 +108,15 @@ def generation_families(slots: Iterable[ModelSlot], counts: Counts) -> Iterator[
     yield from _token_families(slots, counts.tenant)
     if counts.tenant is None:
         yield from _sequence_families(slots)
-    metrics = counts.generations()
-    yield time_histogram(
-        "time_to_first_token_seconds",
-        "Time from the first byte of a request to the first token of its text.",
-        _MODEL,
-        (([model], each.time_to_first_token_seconds) for model, each in metrics.items()),
-    )
-    yield time_histogram(
-        "inter_token_seconds",
-        "Time between two tokens of a text.",
-        _MODEL,
-        (([model], each.inter_token_seconds) for model, each in metrics.items()),
-    )
+    yield from _histograms(_TOKEN_TIMES, counts.generations())
+
+
+def _histograms(documentations: Mapping[str, str], metrics: Mapping[str, Any]) -> Iterator[Family]:
+    """Yield a histogram for each name, which is also the attribute of `metrics` that counts it."""
+    for name, documentation in documentations.items():
+        yield time_histogram(
+            name, documentation, _MODEL, (([model], getattr(each, name)) for model, each in metrics.items())
+        )
 
 
 def _sequence_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
@@ -147,30 +134,9 @@ def _sequence_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
         [sample for slot in slots for sample in _kv_cache(slot)],
     )
     counts = [(slot.name, slot.generated) for slot in slots]
-    yield counter(
-        "prefix_cache_hit_tokens",
-        "Prompt tokens found in the prefix cache.",
-        _MODEL,
-        (([name], each.prefix_hit_tokens) for name, each in counts),
-    )
-    yield counter(
-        "preemptions",
-        "Running texts that were queued again because the KV cache was full.",
-        _MODEL,
-        (([name], each.preemptions) for name, each in counts),
-    )
-    yield counter(
-        "proposed_tokens",
-        "Tokens that speculation proposed and a step checked.",
-        _MODEL,
-        (([name], each.proposed_tokens) for name, each in counts),
-    )
-    yield counter(
-        "accepted_tokens",
-        "Proposed tokens that were right.",
-        _MODEL,
-        (([name], each.accepted_tokens) for name, each in counts),
-    )
+    for name, documentation, attribute in _STEP_COUNTS:
+        values = ((model, getattr(each, attribute)) for model, each in counts)
+        yield by_label(counter, name, documentation, "model", values)
 
 
 def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[Family]:
@@ -178,7 +144,7 @@ def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[
     tokens = [
         ([slot.name], name, each)
         for slot in slots
-        for name, each in _tenant_tokens(slot.generated).items()
+        for name, each in tenant_tokens(slot.generated).items()
         if tenant is None or name == tenant
     ]
     yield counter(
@@ -193,7 +159,7 @@ def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[
     )
 
 
-def _tenant_tokens(counts: StepCounts) -> dict[str, TenantTokens]:
+def tenant_tokens(counts: StepCounts) -> dict[str, TenantTokens]:
     """Return the tokens by tenant; "" has those of no named tenant."""
     named = counts.tenants
     prompt = counts.prompt_tokens - sum(each.prompt for each in named.values())

@@ -24,20 +24,18 @@ PROMETHEUS_3 = (
 )
 
 
-class Counted:
-    """A model with a sampled request of 0.02 s, whose run took 0.004 s, and one of 7 s that is not sampled."""
-
-    def collect(self) -> Iterator[Any]:
-        metrics = ModelMetrics()
-        timings = Timings(compute_s=0.004)
-        metrics.observe(0.02, timings)
-        metrics.show("ab" * 16, 0.02, timings)
-        metrics.observe(7.0, Timings())
-        times = [(["m"], metrics.request_seconds)]
-        yield counter("requests", "Completed.", ["model"], [(["m"], 2)])
-        yield time_histogram("request_seconds", "Time.", ["model"], times)
-        yield time_histogram("compute_seconds", "Run.", ["model"], [(["m"], metrics.compute_seconds)])
-        yield histogram("batch_size", "Rows.", ["model"], [(["m"], [("1", 1.0), ("+Inf", 2.0)], 9.0)])
+def counted() -> Iterator[Any]:
+    """Yield families of a model: a sampled request of 0.02 s, whose run took 0.004 s, and one of 7 s."""
+    metrics = ModelMetrics()
+    timings = Timings(compute_s=0.004)
+    metrics.observe(0.02, timings)
+    metrics.show("ab" * 16, 0.02, timings)
+    metrics.observe(7.0, Timings())
+    times = [(["m"], metrics.request_seconds)]
+    yield counter("requests", "Completed.", ["model"], [(["m"], 2)])
+    yield time_histogram("request_seconds", "Time.", ["model"], times)
+    yield time_histogram("compute_seconds", "Run.", ["model"], [(["m"], metrics.compute_seconds)])
+    yield histogram("batch_size", "Rows.", ["model"], [(["m"], [("1", 1.0), ("+Inf", 2.0)], 9.0)])
 
 
 def samples(page: bytes) -> dict[tuple[str, str], Any]:
@@ -72,7 +70,7 @@ def test_accept_header_selects_format(accept: list[str], expected: bool) -> None
 
 
 def test_open_metrics_page_has_exemplars() -> None:
-    page = metrics_page(Counted(), [OPEN])
+    page = metrics_page(counted(), [OPEN])
     assert page.content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert page.content.endswith(b"\n# EOF\n")
     found = samples(page.content)
@@ -87,7 +85,7 @@ def test_open_metrics_page_has_exemplars() -> None:
 
 
 def test_both_formats_have_equal_samples() -> None:
-    plain, found = metrics_page(Counted(), []), samples(metrics_page(Counted(), [OPEN]).content)
+    plain, found = metrics_page(counted(), []), samples(metrics_page(counted(), [OPEN]).content)
     assert plain.content_type.startswith("text/plain; version=")
     assert b"trace_id" not in plain.content
     assert b"EOF" not in plain.content
