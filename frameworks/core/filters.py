@@ -1,8 +1,11 @@
-"""Define filters over metadata: a small typed expression tree, parsed from JSON within bounds."""
+"""Define filters over metadata: a small typed expression tree, parsed from JSON within bounds.
+
+Other processes receive a filter as a list of plain values.
+"""
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, assert_never, cast
 
 from frameworks.core.errors import InvalidInput, UnknownField
 
@@ -181,3 +184,39 @@ def _number(value: object, field: str) -> float:
 def _kind(value: object) -> str:
     kinds = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return kinds.get(type(value), "null" if value is None else "another value")
+
+
+def filter_to_list(where: Filter) -> list[Any]:
+    """Return the plain value of a filter: the name of its kind, and its fields."""
+    match where:
+        case AnyOf(key, values):
+            return ["in", key, list(values)]
+        case Range(key, above, at_least, below, at_most):
+            return ["range", key, above, at_least, below, at_most]
+        case Exists(key):
+            return ["exists", key]
+        case Not(inner):
+            return ["not", filter_to_list(inner)]
+        case All(parts):
+            return ["and", *map(filter_to_list, parts)]
+        case Any_(parts):
+            return ["or", *map(filter_to_list, parts)]
+    assert_never(where)
+
+
+def filter_from_list(value: list[Any]) -> Filter:
+    """Return the filter of `filter_to_list`. Raises ValueError for another list."""
+    match value:
+        case ["in", str() as key, list() as values]:
+            return AnyOf(key, tuple(values))
+        case ["range", str() as key, above, at_least, below, at_most]:
+            return Range(key, above, at_least, below, at_most)
+        case ["exists", str() as key]:
+            return Exists(key)
+        case ["not", inner]:
+            return Not(filter_from_list(inner))
+        case ["and", *parts]:
+            return All(tuple(map(filter_from_list, parts)))
+        case ["or", *parts]:
+            return Any_(tuple(map(filter_from_list, parts)))
+    raise ValueError("filter: expected a kind and its fields, got another list")

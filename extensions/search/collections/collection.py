@@ -14,7 +14,7 @@ from extensions.search.collections.index import index_file
 from extensions.search.collections.index.maintenance import Grants, Maintainer
 from extensions.search.collections.index.memory_estimates import MemoryGrowth, row_bytes
 from extensions.search.collections.memory_grant import Grant, MemoryNeeded, Reservations
-from extensions.search.collections.scan.block_matmul import compiled_kernels
+from extensions.search.collections.scan.scoring import compiled_kernels
 from extensions.search.collections.store.metadata_columns import Schema
 from extensions.search.collections.store.segments import Locks, Segments, normalized
 from extensions.search.collections.store.sqlite_store import Reader, Store, disk_errors

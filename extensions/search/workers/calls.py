@@ -8,8 +8,7 @@ import orjson
 from msgspec import Struct
 
 from extensions.search.collections.contract import CheckedRecords
-from extensions.search.collections.filter_serialization import filter_from_list, filter_to_list
-from frameworks.core.filters import Filter
+from frameworks.core.filters import Filter, filter_from_list, filter_to_list
 from frameworks.core.vector_search import Hit, Vectors
 from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.wire.messages import ProtocolError

@@ -3,12 +3,41 @@
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.core.errors import InvalidInput, RequestError, UnknownField
-from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, parse_filter
+from frameworks.core.filters import (
+    All,
+    Any_,
+    AnyOf,
+    Exists,
+    Filter,
+    Not,
+    Range,
+    filter_from_list,
+    filter_to_list,
+    parse_filter,
+)
+
+SCALARS = st.text(max_size=3) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
+BOUNDS = st.none() | st.floats(-9, 9)
+LEAVES = st.one_of(
+    st.builds(AnyOf, st.text(max_size=3), st.lists(SCALARS, max_size=3).map(tuple)),
+    st.builds(Range, st.text(max_size=3), BOUNDS, BOUNDS, BOUNDS, BOUNDS),
+    st.builds(Exists, st.text(max_size=3)),
+)
+FILTERS: st.SearchStrategy[Filter] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.builds(All, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(Any_, st.lists(inner, max_size=3).map(tuple)),
+    ),
+    max_leaves=8,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,3 +108,16 @@ _JSON = st.recursive(
 def test_any_json_is_parsed_or_refused(value: Any) -> None:
     with contextlib.suppress(RequestError):
         assert isinstance(parse_filter(value), AnyOf | Range | Exists | Not | All | Any_)
+
+
+@given(FILTERS)
+def test_sent_filter_is_the_same(where: Filter) -> None:
+    received = filter_from_list(msgspec.msgpack.decode(msgspec.msgpack.encode(filter_to_list(where))))
+    # 1.0 equals true: the types have to be the same too.
+    assert repr(received) == repr(where)
+
+
+@pytest.mark.parametrize("value", [[], ["like", "a"], ["exists", 1], ["in", "a", "b"], ["not"]])
+def test_other_list_is_refused(value: list[object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        filter_from_list(value)

@@ -15,7 +15,7 @@ import numpy as np
 
 from extensions.search.collections.collection import EmbeddedCollection, open_collection
 from extensions.search.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState
-from extensions.search.collections.scan.block_matmul import compiled_kernels
+from extensions.search.collections.scan.scoring import compiled_kernels
 from frameworks.core.vector_search import Record, Vectors
 from tools.bench.extensions.search_data import (
     BATCHES,

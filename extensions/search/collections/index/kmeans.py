@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extensions.search.collections.contract import Metric
-from extensions.search.collections.scan.block_matmul import BlockMatmul
+from extensions.search.collections.scan.scoring import BlockMatmul
 from frameworks.core.progress import phase, step
 from frameworks.core.vector_search import Vectors
 

@@ -14,7 +14,7 @@ from extensions.search.collections.contract import CollectionSettings, IndexInfo
 from extensions.search.collections.index import index_file
 from extensions.search.collections.index.compaction import LiveRows, compacted, parts_of
 from extensions.search.collections.index.index_file import SavedIndex
-from extensions.search.collections.index.inverted_lists import InvertedLists
+from extensions.search.collections.index.inverted_lists import InvertedLists, calibrate_probes
 from extensions.search.collections.index.kmeans import (
     SAMPLED_PER_LIST,
     Labels,
@@ -23,7 +23,6 @@ from extensions.search.collections.index.kmeans import (
     train_centroids,
 )
 from extensions.search.collections.index.memory_estimates import rebuild_bytes
-from extensions.search.collections.index.probe_calibration import calibrate_probes
 from extensions.search.collections.memory_grant import Grant
 from extensions.search.collections.store.segments import Locks, Segment, Segments, Snapshot
 from frameworks.core.errors import OutOfMemory

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from extensions.search.collections.contract import Metric
-from extensions.search.collections.scan.block_matmul import QUERY_BLOCK
-from extensions.search.collections.scan.scoring import Candidates, EligibleRows, make_kernel
+from extensions.search.collections.scan.scoring import QUERY_BLOCK, Candidates, EligibleRows, make_kernel
 from extensions.search.collections.scan.top_k import POSITION_BITS, TopK
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import Part, Positions, Segment

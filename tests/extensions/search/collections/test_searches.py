@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from extensions.search.collections.contract import CollectionFull, Metric
-from extensions.search.collections.scan import block_matmul, scoring
+from extensions.search.collections.scan import scoring
 from frameworks.core.errors import Draining, InvalidInput, Overloaded
 from frameworks.core.filters import parse_filter
 from frameworks.core.vector_search import Hit, Record
@@ -41,16 +41,16 @@ def test_hits_equal_those_of_semantic_search(tmp_path: Path, metric: Metric, sco
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_matmul_equals_numpy(count: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_compiled:
-        monkeypatch.setattr(block_matmul, "compiled_kernels", lambda: None)
+        monkeypatch.setattr(scoring, "compiled_kernels", lambda: None)
     rows, queries = random_vectors(701, 37), random_vectors(count, 37, seed=1)
-    product = block_matmul.BlockMatmul(queries)
+    product = scoring.BlockMatmul(queries)
     assert np.allclose(product(rows), rows.astype(np.float64) @ queries.T.astype(np.float64), atol=1e-4)
     assert product(rows[:3]).shape == (3, count)
 
 
 def test_compiled_kernels_are_used_where_numba_is() -> None:
     pytest.importorskip("numba")
-    assert block_matmul.compiled_kernels() is not None
+    assert scoring.compiled_kernels() is not None
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extensions.search.collections.contract import Metric
-from extensions.search.collections.scan import block_matmul, exact_scan, scoring
+from extensions.search.collections.scan import exact_scan, scoring
 from extensions.search.collections.scan.top_k import TopK, exact_scores
 from extensions.search.collections.store.metadata_columns import Mask
 from extensions.search.collections.store.segments import NOT_DELETED, Part, Positions, Segment, normalized
@@ -23,11 +23,10 @@ _generator = np.random.default_rng(0)
 def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run each test with the compiled kernels and with those of numpy."""
     if request.param == "numpy":
-        for module in (scoring, block_matmul):
-            monkeypatch.setattr(module, "compiled_kernels", lambda: None)
+        monkeypatch.setattr(scoring, "compiled_kernels", lambda: None)
     else:
         pytest.importorskip("numba")
-        assert block_matmul.compiled_kernels() is not None
+        assert scoring.compiled_kernels() is not None
     return str(request.param)
 
 
