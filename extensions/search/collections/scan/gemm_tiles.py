@@ -18,8 +18,10 @@ QUERIES = 16
 _FLOAT, _BYTE, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _LINE = 16
 """Float32 elements of a cache line."""
-_UNROLLED = 4
-"""Cache lines of a GEMV row in flight: so many accumulators hide the latency of one FMA."""
+_LANES = 8
+"""Float32 elements of a GEMV vector. With 16, AVX-512 reads a row at 0.77 of the speed (AMD EPYC)."""
+_UNROLLED = 8
+"""Vectors of a GEMV row in flight: so many accumulators hide the latency of one FMA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,10 @@ def _gemm(operands: Operands, num_rows: int) -> Any:
 def _gemv(operands: Operands) -> Any:
     """Emit the GEMV tile: one row times one query."""
     builder, dimensions = operands.builder, operands.dimensions
-    vector = ir.VectorType(_FLOAT, _LINE)
+    vector = ir.VectorType(_FLOAT, _LANES)
     sums = [cgutils.alloca_once(builder, vector) for _ in range(_UNROLLED)]
     for own in sums:
-        builder.store(ir.Constant(vector, [0.0] * _LINE), own)
+        builder.store(ir.Constant(vector, [0.0] * _LANES), own)
     tail = cgutils.alloca_once(builder, _FLOAT)
     builder.store(_bias(operands, 0), tail)
 
@@ -113,20 +115,20 @@ def _gemv(operands: Operands) -> Any:
         factors = [_load(builder, builder.gep(each, [index]), kind) for each in (operands.rows, operands.queries)]
         builder.store(builder.call(_fma(builder, kind), [*factors, builder.load(own)]), own)
 
-    block = _LINE * _UNROLLED
+    block = _LANES * _UNROLLED
     blocks = builder.and_(dimensions, _number(-block))
-    lines = builder.and_(dimensions, _number(-_LINE))
-    # Not up to `blocks`: LLVM would know the number of rounds, unroll them and read lines out of order, at 0.75 of
+    vectors = builder.and_(dimensions, _number(-_LANES))
+    # Not up to `blocks`: LLVM would know the number of rounds, unroll them and read vectors out of order, at 0.75 of
     # the speed (AMD Zen 4).
     with cgutils.for_range_slice(builder, _number(0), builder.sub(dimensions, _number(block - 1)), _number(block)) as (
         first,
         _,
     ):
         for number, own in enumerate(sums):
-            add(builder.add(first, _number(number * _LINE)), vector, own)
-    with cgutils.for_range_slice(builder, blocks, lines, _number(_LINE)) as (first, _):
+            add(builder.add(first, _number(number * _LANES)), vector, own)
+    with cgutils.for_range_slice(builder, blocks, vectors, _number(_LANES)) as (first, _):
         add(first, vector, sums[0])
-    with cgutils.for_range_slice(builder, lines, dimensions, _number(1)) as (index, _):
+    with cgutils.for_range_slice(builder, vectors, dimensions, _number(1)) as (index, _):
         add(index, _FLOAT, tail)
     first, *others = (builder.load(own) for own in sums)
     for other in others:
