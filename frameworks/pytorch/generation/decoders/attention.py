@@ -9,7 +9,7 @@ import torch
 
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
-from frameworks.pytorch.generation.decoders.prompt_products import are_blocks_faster, attend_in_blocks
+from frameworks.pytorch.generation.decoders.prefill_attention import are_blocks_faster, attend_in_blocks
 from frameworks.pytorch.generation.decoders.step_layout import (
     BlockViews,
     DecodeRows,

@@ -15,7 +15,7 @@ from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.decoders import attention
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
-from frameworks.pytorch.generation.decoders.prompt_products import attend_in_blocks
+from frameworks.pytorch.generation.decoders.prefill_attention import attend_in_blocks
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, StepLayout
 from tests.support.axes import one_axis_at_a_time
 
