@@ -107,7 +107,7 @@ def calibrate_probes(
     the ranks of the lists. The target is halfway between `recall` and 1: real queries are farther from the rows than
     held-out rows are.
     """
-    queries, numbers = _held_out(parts)
+    queries, held_out = _held_out(parts)
     top_k = CALIBRATED_TOP_K[-1] + 1
     best = [TopK(query, top_k) for query in queries]
     scan = Scan(best, metric, sequence)
@@ -119,7 +119,7 @@ def calibrate_probes(
     rows = np.concatenate([part.segment.rows[: part.count] for part in parts])
     sorter = np.argsort(rows)
     ranks = np.full((len(queries), top_k - 1), len(lists.centroids), dtype=np.int64)
-    for index, (query, number) in enumerate(zip(best, numbers, strict=True)):
+    for index, (query, number) in enumerate(zip(best, held_out, strict=True)):
         check()
         found = query.ranked(metric)[0]
         found = found[found != number][: top_k - 1]
