@@ -37,19 +37,27 @@ def _open(process: ServerProcess) -> "ExtensionPart":
 
 
 def _access() -> "Mapping[str, Mapping[str, Access]]":
-    from extensions.search.access import HTTP_ACCESS
+    from app.auth.permissions import CREATE, DELETE, INFER, READ, WRITE
 
-    return HTTP_ACCESS
+    return {
+        "/v1/similarity": {"POST": INFER},
+        "/v1/collections": {"GET": READ, "POST": CREATE},
+        "/v1/collections/{collection}": {"GET": READ, "DELETE": DELETE},
+        "/v1/collections/{collection}/search": {"POST": INFER},
+        "/v1/collections/{collection}/upsert": {"POST": WRITE},
+        "/v1/collections/{collection}/delete": {"POST": WRITE},
+        "/v1/collections/{collection}/records/{rest:path}": {"GET": INFER},
+    }
 
 
 def _messages() -> tuple[Sequence[type[Any]], Sequence[type[Any]]]:
-    from extensions.search.workers.messages import FROM_WORKER, TO_WORKER
+    from extensions.search.workers.calls import FROM_WORKER, TO_WORKER
 
     return TO_WORKER, FROM_WORKER
 
 
 def _local_collections(loaded: "LoadedSettings") -> "LocalCollections":
-    from extensions.search.local import OfflineCollections
+    from extensions.search.part import OfflineCollections
 
     return OfflineCollections(loaded)
 

@@ -1,24 +1,26 @@
 """Collections and similarity in one process of a server: operations, routes, metrics, start and stop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import APIRouter
 
 from app.admin.extension_part import ExtensionPart, ServerParts
-from app.admin.metrics.families import Family
+from app.admin.metrics.families import Family, by_label, by_tenant, counter, gauge, time_histogram
 from app.admin.views import View
 from app.auth.principal import Principal
+from app.config import LoadedSettings
 from app.extension import ServerProcess
+from app.observability.visible_counts import Counts
 from extensions.search.api import CollectionsApi
-from extensions.search.metrics import collection_families
+from extensions.search.collections.contract import CollectionInfo
 from extensions.search.operations.collections import Collections, ConfiguredCollection
 from extensions.search.operations.files import CollectionFiles
 from extensions.search.operations.operations import CollectionOperations, Deletes, Searches, Upserts
 from extensions.search.operations.requests import DeleteRequest, SearchRequest, UpsertRequest
 from extensions.search.operations.similarity import Similarities, SimilarityRequest
 from extensions.search.settings import COLLECTIONS_FOLDER, entries_of
-from frameworks.core.vector_search import NamedCollections
+from frameworks.core.vector_search import NamedCollections, WritableCollection
 
 
 class SearchPart(ExtensionPart):
@@ -45,14 +47,12 @@ class SearchPart(ExtensionPart):
         pipeline.at_close(similarities.close)
         self._created = None
         if process.link is not None:
-            from extensions.search.workers.collections import RemoteCollections
-            from extensions.search.workers.created import CreatedReceiver
+            from extensions.search.workers.collections import CreatedReceiver, RemoteCollections
 
             collections.connect(RemoteCollections(process.link).connect)
             CreatedReceiver(process.link, collections)
         elif process.workers is not None:
-            from extensions.search.workers.collections import CollectionServer
-            from extensions.search.workers.created import CreatedSender
+            from extensions.search.workers.collections import CollectionServer, CreatedSender
 
             self._created = CreatedSender(process.workers, collections)  # a worker has them before its models
             process.workers.on_connect(CollectionServer(collections).serve)
@@ -74,3 +74,67 @@ class SearchPart(ExtensionPart):
     async def applied(self) -> None:
         if self._created is not None:
             await self._created.applied()
+
+
+def collection_families(infos: Sequence[CollectionInfo], counts: Counts) -> Iterator[Family]:
+    """Yield the families of the collections that a principal may see, and of its requests to them."""
+    visible = {info.name for info in infos}
+    yield counter(
+        "collection_requests",
+        "Completed requests to collections, by operation (search, upsert, delete) and HTTP status.",
+        *by_tenant(
+            ["collection", "operation", "code"],
+            (
+                ([name, operation, str(status)], tenant, count)
+                for (name, operation, status, tenant), count in counts.operations()
+                if name in visible
+            ),
+        ),
+    )
+    yield time_histogram(
+        "collection_seconds",
+        "Time of successful requests to collections, from the first byte to the response.",
+        ["collection", "operation"],
+        ((list(key), histogram) for key, histogram in counts.operation_seconds().items() if key[0] in visible),
+    )
+    yield by_label(gauge, "collection_rows", "Records of a collection.", "collection", _each(infos, "rows"))
+    yield gauge(
+        "collection_bytes",
+        "Size of a collection: its vectors, filter columns and index in memory, and its files.",
+        ["collection", "kind"],
+        [
+            ([info.name, kind], size)
+            for info in infos
+            for kind, size in (("memory", info.memory_bytes), ("disk", info.disk_bytes))
+        ],
+    )
+    if counts.tenant is None:
+        for kind, name, documentation, field in (
+            (counter, "queries", "Queries that were searched for.", "searches"),
+            (counter, "batches", "GEMMs of a collection; queries that wait together share one.", "batches"),
+            (gauge, "waiting", "Queries that wait for a search.", "waiting"),
+        ):
+            yield by_label(kind, f"collection_{name}", documentation, "collection", _each(infos, field))
+
+
+def _each(infos: Sequence[CollectionInfo], field: str) -> list[tuple[str, float]]:
+    return [(info.name, getattr(info, field)) for info in infos]
+
+
+class OfflineCollections:
+    """Implements LocalCollections."""
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self._loaded = loaded
+        self._entries = {each.name: each for each in entries_of(loaded.settings)}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    async def open(self, name: str) -> WritableCollection:
+        """Raises CollectionInUse if a server has it open, and what `open_collection` raises."""
+        from extensions.search.collections.collection import open_collection  # numba's import takes seconds
+
+        entry = self._entries[name]
+        return await open_collection(entry.at(self._loaded.resolve(entry.folder)))

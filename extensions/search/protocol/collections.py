@@ -26,9 +26,9 @@ from extensions.search.protocol.bodies import (
     SearchOptions,
 )
 from extensions.search.protocol.codec import OperationRequest, SearchBody, SearchCodec
-from extensions.search.protocol.images import read_image_object
 from extensions.search.protocol.reading import (
     Fields,
+    read_image_object,
     read_object,
     read_options,
     read_vector_or_vectors,

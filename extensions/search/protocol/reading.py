@@ -1,17 +1,16 @@
 """Read the parts of bodies that one pydantic model would read too slowly: vectors, and lists of texts."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from app.protocols.shared.bodies import Body, read_body
-from app.protocols.shared.fields.images import check_num_images
+from app.protocols.shared.fields.images import check_num_images, decode_image
 from app.protocols.shared.json.body import Document, Node, NonNumericArray, RaggedArray, describe_type, describe_value
 from app.protocols.shared.json.reading import read_document
 from app.protocols.shared.json.tensors import narrow
 from extensions.search.collections.contract import MAX_DIMENSIONS
-from extensions.search.protocol.images import read_image_object
 from frameworks.core.errors import InvalidInput
 from frameworks.core.vector_search import Vectors
 
@@ -130,3 +129,15 @@ def _numbers(document: Document, node: Node, field: str) -> tuple[Vectors, tuple
 def _check_dimensions(dimensions: int, field: str) -> None:
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise InvalidInput(field, f"expected vectors of 1 to {MAX_DIMENSIONS} numbers, got {dimensions}")
+
+
+def read_image_object(document: Document, node: Node, field: str) -> bytes:
+    """Return the file in an object that has only `image`. Raises InvalidInput, UnknownField."""
+    return read_image(document.members(node, ("image",), f"{field}."), field)
+
+
+def read_image(members: Mapping[str, Node], field: str) -> bytes:
+    """Return the file in the member `image`. Raises InvalidInput."""
+    if "image" not in members:
+        raise InvalidInput(f"{field}.image", "expected an image as base64 or data URL, got nothing")
+    return decode_image(members["image"], f"{field}.image")

@@ -13,8 +13,7 @@ from extensions.search.operations.requests import ChangeAnswer, GivenRecord, Ups
 from extensions.search.protocol.bodies import MAX_RECORDS, UpsertCollection, UpsertRecord
 from extensions.search.protocol.codec import OperationRequest, SearchBody, SearchCodec
 from extensions.search.protocol.collections import named, with_options
-from extensions.search.protocol.images import read_image
-from extensions.search.protocol.reading import Fields, read_object, read_options, read_vector, read_vectors
+from extensions.search.protocol.reading import Fields, read_image, read_object, read_options, read_vector, read_vectors
 from frameworks.core.errors import InvalidInput
 from frameworks.core.vector_search import Vectors
 

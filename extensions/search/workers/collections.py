@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -10,8 +11,15 @@ from app.workers.forwarding import SupervisorLost
 from extensions.search.collections.contract import CheckedRecords, CollectionSettings
 from extensions.search.collections.validation import checked_queries, checked_records
 from extensions.search.operations.collections import Collections
+from extensions.search.settings import CollectionEntry
 from extensions.search.workers.calls import (
     Call,
+    CollectionAnswer,
+    CollectionAnswerPart,
+    CollectionCall,
+    CollectionCallPart,
+    CollectionsNoted,
+    CreatedCollections,
     DeleteCall,
     SearchCall,
     UpsertCall,
@@ -23,16 +31,10 @@ from extensions.search.workers.calls import (
     vectors_of,
     where_of,
 )
-from extensions.search.workers.messages import (
-    CollectionAnswer,
-    CollectionAnswerPart,
-    CollectionCall,
-    CollectionCallPart,
-)
 from frameworks.core.filters import Filter
 from frameworks.core.vector_search import Hit, Record, Vectors
 from frameworks.engine.process.wire.messages import ChannelLost
-from frameworks.replicas.control import ControlLink
+from frameworks.replicas.control import ControlLink, Workers
 
 PART_BYTES = 1024 * 1024
 """Of one message. Those of other calls and of the supervisor's orders are sent between the parts."""
@@ -180,3 +182,47 @@ def _parts_of(content: bytes) -> list[bytes]:
     if len(content) <= PART_BYTES:
         return [content]
     return [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
+
+
+class CreatedReceiver:
+    """The created collections in a worker."""
+
+    def __init__(self, link: ControlLink, collections: Collections) -> None:
+        """`link`: not yet open. `collections`: connected to those of the supervisor."""
+        self._collections = collections
+        link.answer(CreatedCollections, self._note)
+
+    async def _note(self, message: CreatedCollections) -> CollectionsNoted:
+        self._collections.show_created(map(CollectionEntry.model_validate_json, message.entries))
+        return CollectionsNoted(message.id)
+
+
+class CreatedSender:
+    """Sends the created collections to all workers whenever they change. Owned by the event loop."""
+
+    def __init__(self, workers: Workers, collections: Collections) -> None:
+        """Made before the first worker is connected."""
+        self._workers = workers
+        self._collections = collections
+        self._unconfirmed: set[asyncio.Task[None]] = set()
+        collections.on_created_changed = self._send_all
+        workers.on_joined(self._send)
+
+    async def applied(self) -> None:
+        """Return when all workers have the collections of now."""
+        if self._unconfirmed:
+            await asyncio.wait(self._unconfirmed)
+
+    def _send_all(self) -> None:
+        for link in self._workers.links.values():
+            self._send(link)
+
+    def _send(self, link: ControlLink) -> None:
+        entries = [each.model_dump_json(exclude={"path"}).encode() for each in self._collections.created]
+        task = link.start(self._ask(link, entries))
+        self._unconfirmed.add(task)
+        task.add_done_callback(self._unconfirmed.discard)
+
+    async def _ask(self, link: ControlLink, entries: list[bytes]) -> None:
+        with suppress(ChannelLost):
+            await link.ask(lambda number: CreatedCollections(number, entries))

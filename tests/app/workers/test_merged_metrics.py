@@ -24,7 +24,7 @@ from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
 from app.observability.worker_counts import WorkerCounts
-from extensions.search.metrics import collection_families
+from extensions.search.part import collection_families
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
