@@ -1,28 +1,32 @@
 """Authenticate and authorize each call before a message is read: its key, and the scope that its method needs.
 
 The bridge's interceptor calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
-each handler, so that a method without an entry in the table of permissions is denied.
+each handler, so that a method without an entry in the table of permissions is denied. Of a signed call the nonce and
+the only message are checked before its handler gets them.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
+from app.auth.digests import LONG_BYTES, parse_digest
 from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.permissions import EXEMPT, GRPC_ACCESS, INFER
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.signatures import SignedRequest, is_signed
-from app.grpc.call import Call, GrpcError, Header, Metadata, Stream, Unary
-from app.grpc.digests import SignedChecks, answer_signed, answer_signed_stream
-from app.grpc.handler import as_grpc_error
+from app.grpc.call import Call, GrpcError, Metadata, Stream, Unary, headers_of
+from app.grpc.handler import as_grpc_error, begin_record
 from app.observability.audit import log_outcome
-from app.observability.metrics import Observer, RequestRecord, request_id
+from app.observability.metrics import Observer
 from app.protocols.shared.errors import NotFound
 from frameworks.core.errors import RoundhouseError
 
+_DIGEST = b"content-digest"
 _NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
 
 
@@ -53,9 +57,9 @@ class CallAuthorization:
         """Return the sender of a call, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
         certificate = self._authenticator.certificates.find(names) if names else None
         principal = None
-        credentials = _headers(metadata, _NAMES)
+        credentials = headers_of(metadata, _NAMES)
         if not credentials:
-            headers = _headers(metadata)
+            headers = headers_of(metadata)
             if is_signed(headers):
                 request = SignedRequest(b"POST", path.encode(), b"", headers)
                 principal = self._authenticator.signatures.verify(request).stored.principal
@@ -89,11 +93,8 @@ class CallAuthorization:
 
     async def _note(self, path: str, principal: Principal, error: RoundhouseError, call: Call) -> GrpcError:
         """Count and log a refused call; return the error that ends it."""
-        record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+        record = begin_record(path, call, self._observer.tracer)
         record.principal = principal
-        if self._observer.tracer is not None:
-            record.trace = self._observer.tracer.begin(call.headers)
-            record.trace.checked = call.checked
         if isinstance(error, Unauthenticated):
             self._observer.auth_failures[error.reason] += 1
             if error.is_guess:
@@ -113,14 +114,14 @@ class CallAuthorization:
     def with_scopes(self, unary: dict[str, Unary], streams: dict[str, Stream]) -> None:
         """Put a check of the scope in front of each handler."""
         for path, handler in unary.items():
-            unary[path] = self._with_scope(path, handler, answer_signed)
+            unary[path] = self._with_scope(path, handler, partial(self._answer_signed, path, handler))
         for path, stream in streams.items():
-            streams[path] = self._with_scope(path, stream, answer_signed_stream)
+            streams[path] = self._with_scope(path, stream, partial(self._answer_signed_stream, path, stream))
 
     def _with_scope(
-        self, path: str, handler: Callable[[Any, Call], Any], answer_checked: Callable[..., Any]
+        self, path: str, handler: Callable[[Any, Call], Any], answer_signed: Callable[[Any, Call], Any]
     ) -> Callable[[Any, Call], Any]:
-        """`answer_checked`: runs the handler for a signed call."""
+        """`answer_signed`: checks a signed call before it runs the handler."""
         access = GRPC_ACCESS.get(path)
         if access is EXEMPT:
             return handler
@@ -130,23 +131,64 @@ class CallAuthorization:
             if self._authenticator.required and (call.principal is ANONYMOUS or scope not in call.principal.scopes):
                 raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
             result: Awaitable[bytes] | AsyncIterator[bytes]
-            if call.principal.is_signed:
-                checks = SignedChecks(partial(self._use_nonce, path), partial(self._note, path, call.principal))
-                result = answer_checked(handler, checks, requests, call)
-            else:
-                result = handler(requests, call)
+            result = (answer_signed if call.principal.is_signed else handler)(requests, call)
             return result
 
         return handle
 
+    async def _answer_signed(self, path: str, handler: Unary, request: bytes, call: Call) -> bytes:
+        """Answer the request of a signed call: its nonce and its message are checked first. Raises GrpcError."""
+        await self._use_nonce(path, call)
+        await self._check_message(path, call, request)
+        return await handler(request, call)
 
-def _headers(metadata: Metadata, names: frozenset[str] | None = None) -> list[Header]:
-    """Return the metadata with these names, or all."""
-    return [
-        (name.encode(), value if isinstance(value, bytes) else value.encode())
-        for name, value in metadata
-        if names is None or name in names
-    ]
+    async def _answer_signed_stream(
+        self, path: str, handler: Stream, requests: AsyncIterator[bytes], call: Call
+    ) -> AsyncIterator[bytes]:
+        """Answer the only request of a signed stream. Raises GrpcError, also for a second request."""
+        await self._use_nonce(path, call)
+        responses = cast(Any, handler(_SignedRequests(requests, partial(self._check_message, path, call)), call))
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    async def _check_message(self, path: str, call: Call, message: bytes, is_second: bool = False) -> None:
+        """Raise GrpcError unless the message is the only one of its call and agrees with the digest, which is among
+        the metadata of a call whose signature was verified.
+        """
+        try:
+            if is_second:
+                raise Unauthenticated(
+                    "signature: expected one request in a stream of a signed key, got another; call again for each"
+                )
+            digest = parse_digest(next(value for name, value in call.headers if name == _DIGEST))
+            if len(message) < LONG_BYTES:
+                digest.check(message)
+            else:
+                await asyncio.to_thread(digest.check, message)
+        except Unauthenticated as error:
+            raise await self._note(path, call.principal, error, call) from None
+
+
+class _SignedRequests:
+    """Iterate the requests of a signed stream, and check each. A handler that stops waiting may ask again, which a
+    generator does not allow.
+    """
+
+    def __init__(self, requests: AsyncIterator[bytes], check: Callable[[bytes, bool], Awaitable[None]]) -> None:
+        """`check`: takes a request and whether it is a second one."""
+        self._requests = requests
+        self._check = check
+        self._is_read = False
+
+    def __aiter__(self) -> "_SignedRequests":
+        return self
+
+    async def __anext__(self) -> bytes:
+        request = await anext(self._requests)
+        is_second, self._is_read = self._is_read, True
+        await self._check(request, is_second)
+        return request
 
 
 def _address(peer: str) -> str:

@@ -50,6 +50,25 @@ Unary = Callable[[bytes, Call], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
 """Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""
 Metadata = Iterable[tuple[str, str | bytes]]
+"""As grpcio gives it."""
 Check = Callable[[str, Metadata, tuple[str, ...]], Principal | Stream]
 """Decide on a call by its full method name, its metadata and the names in the client's certificate: its principal, or
 a handler that refuses it. Never raises."""
+
+
+def headers_of(metadata: Metadata, names: frozenset[str] | None = None) -> list[Header]:
+    """Return the metadata with these names, or all, as headers."""
+    return [
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in metadata
+        if names is None or name in names
+    ]
+
+
+def earlier_ms(timeout_ms: float | None, call: Call) -> float | None:
+    """Return the time until the request's own deadline or the call's, whichever is earlier; None without either."""
+    left_s = call.left_s
+    if left_s is None:
+        return timeout_ms
+    left_ms = max(left_s * 1e3, 0.001)
+    return left_ms if timeout_ms is None else min(timeout_ms, left_ms)

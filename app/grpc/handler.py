@@ -11,6 +11,7 @@ from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
+from app.observability.traces.traces import Tracer
 from app.protocols.open_inference.infer_request import with_own_field
 from app.protocols.shared.codec import LONG_ELEMENTS, elements_of
 from app.protocols.shared.errors import STATUS_CLIENT_GONE, grpc_code
@@ -105,12 +106,8 @@ class GrpcHandler:
 
     async def run(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None = None) -> Any:
         """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
-        headers, tracer = call.headers, self._observer.tracer
-        record = RequestRecord(request_id(headers), "gRPC", inference.path, time.perf_counter())
-        record.principal, record.request_bytes = call.principal, inference.size
-        if tracer is not None:
-            record.trace = tracer.begin(headers)
-            record.trace.checked = call.checked
+        record = begin_record(inference.path, call, self._observer.tracer)
+        record.request_bytes = inference.size
         self._observer.inflight += 1
         try:
             context = self.pipeline.admit(record)
@@ -138,6 +135,17 @@ class GrpcHandler:
         finally:
             self._observer.inflight -= 1
             self._observer.record_inference(record, time.perf_counter() - record.started_s)
+
+
+def begin_record(path: str, call: Call, tracer: Tracer | None) -> RequestRecord:
+    """Return the record of a call that starts now. `tracer`: begins its trace; None: it has none."""
+    headers = call.headers
+    record = RequestRecord(request_id(headers), "gRPC", path, time.perf_counter())
+    record.principal = call.principal
+    if tracer is not None:
+        record.trace = tracer.begin(headers)
+        record.trace.checked = call.checked
+    return record
 
 
 def _has_strings(answer: Any) -> bool:

@@ -7,13 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from app.grpc.call import Call, GrpcError
+from app.grpc.call import Call, GrpcError, earlier_ms
 from app.grpc.handler import GrpcHandler, InferenceCall
+from app.grpc.infer_messages import is_typed, parse_request, serialize_response, serialize_stream_response
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
-from app.grpc.responses import serialize_response, serialize_stream_response
-from app.grpc.streams import StreamPlaces, next_request
-from app.grpc.tensors import is_typed, parse_request
+from app.grpc.streams import OpenStreams, next_request
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.generate_tensors import StreamedTensors
@@ -49,7 +48,7 @@ class InferCalls:
 
     def __init__(self, handler: GrpcHandler) -> None:
         self._handler = handler
-        self._places = StreamPlaces("ModelStreamInfer", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
+        self._streams = OpenStreams("ModelStreamInfer", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
     async def model_infer(self, request: bytes, call: Call) -> bytes:
         received = read_infer(request)
@@ -59,8 +58,8 @@ class InferCalls:
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer tensors in the order of their requests; send generated text as soon as it is decoded."""
-        with self._places.place(call):
-            stream = _Stream(self._handler, call)
+        with self._streams.count(call):
+            stream = _InferStream(self._handler, call)
             reading = asyncio.create_task(stream.read(requests))
             try:
                 while (response := await stream.responses.get()) is not None:
@@ -79,7 +78,7 @@ class InferCalls:
                     await reading
 
 
-class _Stream:
+class _InferStream:
     """One ModelStreamInfer call."""
 
     def __init__(self, handler: GrpcHandler, call: Call) -> None:
@@ -196,21 +195,12 @@ def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, find_spec: F
     """Decode a ModelInferRequest. Raises InvalidInput, UnknownField, and the errors of `find_spec`."""
     message = received.message
     # The call's deadline also bounds the wait for a load.
-    spec = find_spec(message.model_name, message.model_version or None, lambda: _earlier_ms(None, call))
+    spec = find_spec(message.model_name, message.model_version or None, lambda: earlier_ms(None, call))
     request = check_request(parse_request(received, spec), spec)
     if is_streamed and request.generation is not None:
         request = request._replace(stream=wants_text_in_parts(request))
-    timeout_ms = _earlier_ms(request.timeout_ms, call)
+    timeout_ms = earlier_ms(request.timeout_ms, call)
     return request if timeout_ms == request.timeout_ms else request._replace(timeout_ms=timeout_ms)
-
-
-def _earlier_ms(timeout_ms: float | None, call: Call) -> float | None:
-    """Return the time until the request's own deadline or the call's, whichever is earlier; None without either."""
-    left_s = call.left_s
-    if left_s is None:
-        return timeout_ms
-    left_ms = max(left_s * 1e3, 0.001)
-    return left_ms if timeout_ms is None else min(timeout_ms, left_ms)
 
 
 def _write_response(

@@ -5,42 +5,34 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message_factory import GetMessageClass
 
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
 from app.admin.open_inference.schemas import RepositoryUnloadRequest
 from app.admin.views import View, Views
 from app.auth.permissions import GRPC_ACCESS
-from app.grpc import messages
 from app.grpc.call import Call, Unary
-from app.grpc.handler import as_grpc_error
-from app.grpc.messages import INFERENCE_SERVICE, Message, parse
+from app.grpc.handler import as_grpc_error, begin_record
+from app.grpc.messages import INFERENCE_SERVICE, POOL, Message, parse
 from app.observability.audit import log_outcome
-from app.observability.metrics import Observer, RequestRecord, request_id
+from app.observability.metrics import Observer, RequestRecord
 from app.protocols.shared.bodies import read_body
 from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 Answer = Callable[[Message, RequestRecord], Awaitable[bytes]]
 """Takes the request and its record, and returns the serialized response. Raises RoundhouseError, GrpcError."""
-Method = Callable[[Message, View], Awaitable[Message]]
-"""Takes the request and the view of its sender."""
+Method = Callable[[Message, View], Awaitable[dict[str, Any]]]
+"""Takes the request and the view of its sender, and returns the fields of the response."""
 
-REQUESTS: dict[str, Message] = {
-    f"/{INFERENCE_SERVICE}/{name}": kind
-    for name, kind in {
-        "ServerLive": messages.ServerLiveRequest,
-        "ServerReady": messages.ServerReadyRequest,
-        "ModelReady": messages.ModelReadyRequest,
-        "ServerMetadata": messages.ServerMetadataRequest,
-        "ModelMetadata": messages.ModelMetadataRequest,
-        "ModelConfig": messages.ModelConfigRequest,
-        "ModelStatistics": messages.ModelStatisticsRequest,
-        "RepositoryIndex": messages.RepositoryIndexRequest,
-        "RepositoryModelLoad": messages.RepositoryModelLoadRequest,
-        "RepositoryModelUnload": messages.RepositoryModelUnloadRequest,
-    }.items()
+_METHODS = {
+    f"/{INFERENCE_SERVICE}/{method.name}": method
+    for method in POOL.FindServiceByName(INFERENCE_SERVICE).methods
+    if method.name not in ("ModelInfer", "ModelStreamInfer")
 }
+REQUESTS: dict[str, Message] = {path: GetMessageClass(method.input_type) for path, method in _METHODS.items()}
 """Full method name -> class of its request."""
+_RESPONSES: dict[str, Message] = {path: GetMessageClass(method.output_type) for path, method in _METHODS.items()}
 
 
 def management_methods(answer: Answer, observer: Observer) -> dict[str, Unary]:
@@ -53,8 +45,7 @@ def _handler(path: str, kind: Message, answer: Answer, observer: Observer) -> Un
     action = "" if access is None else access.action
 
     async def handle(request: bytes, call: Call) -> bytes:
-        record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
-        record.principal = call.principal
+        record = begin_record(path, call, None)
         try:
             if len(request) > MAX_MANAGEMENT_BYTES:
                 raise TooLarge.for_management()
@@ -97,56 +88,48 @@ class ManagementCalls:
 
     async def answer(self, request: Message, record: RequestRecord) -> bytes:
         """Implement Answer."""
-        answer = await self._methods[record.path](request, self._views.of(record.principal))
+        fields = await self._methods[record.path](request, self._views.of(record.principal))
+        # Fields that only the REST response has are dropped.
+        answer = ParseDict(fields, _RESPONSES[record.path](), ignore_unknown_fields=True)
         response: bytes = answer.SerializeToString()
         return response
 
-    async def _server_live(self, _: Message, view: View) -> Message:
-        return messages.ServerLiveResponse(live=True)
+    async def _server_live(self, _: Message, view: View) -> dict[str, Any]:
+        return {"live": True}
 
-    async def _server_ready(self, _: Message, view: View) -> Message:
-        return messages.ServerReadyResponse(ready=self._management.why_not_ready(view) is None)
+    async def _server_ready(self, _: Message, view: View) -> dict[str, Any]:
+        return {"ready": self._management.why_not_ready(view) is None}
 
-    async def _model_ready(self, request: Message, view: View) -> Message:
-        error = self._management.why_model_not_ready(view, request.name, request.version)
-        return messages.ModelReadyResponse(ready=error is None)
+    async def _model_ready(self, request: Message, view: View) -> dict[str, Any]:
+        return {"ready": self._management.why_model_not_ready(view, request.name, request.version) is None}
 
-    async def _server_metadata(self, _: Message, view: View) -> Message:
-        return _fill(messages.ServerMetadataResponse, server_metadata())
+    async def _server_metadata(self, _: Message, view: View) -> dict[str, Any]:
+        return server_metadata()
 
-    async def _model_metadata(self, request: Message, view: View) -> Message:
-        metadata = await self._management.model_metadata(view, request.name, request.version)
-        return _fill(messages.ModelMetadataResponse, metadata)
+    async def _model_metadata(self, request: Message, view: View) -> dict[str, Any]:
+        return await self._management.model_metadata(view, request.name, request.version)
 
-    async def _model_config(self, request: Message, view: View) -> Message:
-        configuration = await self._management.model_configuration(view, request.name, request.version)
-        return _fill(messages.ModelConfigResponse, {"config": configuration})
+    async def _model_config(self, request: Message, view: View) -> dict[str, Any]:
+        return {"config": await self._management.model_configuration(view, request.name, request.version)}
 
-    async def _model_statistics(self, request: Message, view: View) -> Message:
-        statistics = await self._management.model_statistics(view, request.name, request.version)
-        return _fill(messages.ModelStatisticsResponse, statistics)
+    async def _model_statistics(self, request: Message, view: View) -> dict[str, Any]:
+        return await self._management.model_statistics(view, request.name, request.version)
 
-    async def _repository_index(self, request: Message, view: View) -> Message:
-        index = self._management.repository_index(view, request.ready)
-        return _fill(messages.RepositoryIndexResponse, {"models": index})
+    async def _repository_index(self, request: Message, view: View) -> dict[str, Any]:
+        return {"models": self._management.repository_index(view, request.ready)}
 
-    async def _load(self, request: Message, view: View) -> Message:
+    async def _load(self, request: Message, view: View) -> dict[str, Any]:
         await self._management.load(view, request.model_name, request.parameters)
-        return messages.RepositoryModelLoadResponse()
+        return {}
 
-    async def _unload(self, request: Message, view: View) -> Message:
+    async def _unload(self, request: Message, view: View) -> dict[str, Any]:
         parameters = {name: _value_of(parameter) for name, parameter in request.parameters.items()}
         body = read_body(RepositoryUnloadRequest, {"parameters": parameters})
         await self._management.unload(view, request.model_name, body.parameters.drain_timeout_s)
-        return messages.RepositoryModelUnloadResponse()
+        return {}
 
 
 def _value_of(parameter: Message) -> Any:
     """Return the value of a ModelRepositoryParameter."""
     chosen = parameter.WhichOneof("parameter_choice")
     return None if chosen is None else getattr(parameter, chosen)
-
-
-def _fill(kind: Message, fields: dict[str, Any]) -> Message:
-    """Return a message of class `kind`. Fields that only the REST response has are dropped."""
-    return ParseDict(fields, kind(), ignore_unknown_fields=True)

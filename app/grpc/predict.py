@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from app.auth.principal import Principal
-from app.grpc.call import Call
+from app.grpc.call import Call, earlier_ms
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
 from app.grpc.received import ReceivedPredict, read_predict
@@ -56,7 +56,7 @@ class PredictCalls:
     def _decode(self, received: ReceivedPredict, call: Call, find_spec: FindSpec) -> DecodedPredict:
         """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
         message = received.message
-        timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
+        timeout_ms = earlier_ms(None, call)
         spec = find_spec(message.model_name or self._default_name(call.principal), None, lambda: timeout_ms)
         sole = spec.sole_input
         if spec.text is not None or spec.generation is not None:

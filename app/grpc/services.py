@@ -12,7 +12,7 @@ from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
 from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse_small
 from app.grpc.predict import PredictCalls
-from app.grpc.streams import StreamPlaces, next_request
+from app.grpc.streams import OpenStreams, next_request
 from app.inference.pipeline import Pipeline
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -63,7 +63,7 @@ class HealthCalls:
     def __init__(self, services: Iterable[str], is_ready: Callable[[], bool]) -> None:
         self._services = frozenset({"", *services})
         self._is_ready = is_ready
-        self._places = StreamPlaces("Watch", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
+        self._streams = OpenStreams("Watch", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
     async def check(self, request: bytes, call: Call) -> bytes:
         """Return the status now. Raises GrpcError for an unknown service."""
@@ -75,7 +75,7 @@ class HealthCalls:
 
     async def watch(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Yield the status now and after every change. Raises GrpcError after an hour."""
-        with self._places.place(call):
+        with self._streams.count(call):
             request = await next_request(requests, _IDLE_S)
             if request is None:
                 raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
@@ -108,11 +108,11 @@ class ReflectionCalls:
             file = descriptor_pb2.FileDescriptorProto()
             descriptor.CopyToProto(file)
             pool.AddSerializedFile(file.SerializeToString())
-        self._places = StreamPlaces("ServerReflectionInfo", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
+        self._streams = OpenStreams("ServerReflectionInfo", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
         self._servicer = reflection.aio.ReflectionServicer([*services, _REFLECTION_SERVICES[1]], pool)
 
     async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        with self._places.place(call):
+        with self._streams.count(call):
             async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
                 yield response.SerializeToString()
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from app.grpc.call import Call, GrpcError
 
 
-class StreamPlaces:
-    """Owned by the event loop. A stream costs one or two threads for as long as it is open."""
+class OpenStreams:
+    """The open streams of one method. Owned by the event loop. A stream costs one or two threads while it is open."""
 
     def __init__(self, owner: str, in_all: int, on_one_connection: int) -> None:
         """`owner`: named in the error message."""
@@ -20,8 +20,8 @@ class StreamPlaces:
         self.num_open = 0
 
     @contextmanager
-    def place(self, call: Call) -> Iterator[None]:
-        """Hold a place for a stream within the block. Raises GrpcError if there is none."""
+    def count(self, call: Call) -> Iterator[None]:
+        """Count a stream within the block. Raises GrpcError if as many are open as may be."""
         peer = call.peer
         if self._open[peer] >= self._on_one_connection:
             raise self._refusal(self._on_one_connection, "on one connection")

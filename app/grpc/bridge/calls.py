@@ -14,7 +14,7 @@ from app.auth.principal import ANONYMOUS, Principal
 from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
-from app.grpc.call import GrpcError, Header, Stream, Unary
+from app.grpc.call import GrpcError, Header, Stream, Unary, headers_of
 from app.observability.traces.traces import KeyCheck
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
@@ -47,10 +47,7 @@ class ReceivedCall:
 
     @property
     def headers(self) -> list[Header]:
-        return [
-            (name.encode(), value if isinstance(value, bytes) else value.encode())
-            for name, value in self._context.invocation_metadata()
-        ]
+        return headers_of(self._context.invocation_metadata())
 
     @property
     def peer(self) -> str:

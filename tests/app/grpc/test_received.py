@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.grpc.call import GrpcError
+from app.grpc.infer_messages import parse_request
 from app.grpc.messages import ModelInferRequest, PredictRequest, parse
 from app.grpc.received import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES, MAX_TENSORS, read_infer, read_predict
-from app.grpc.tensors import parse_request
 from app.grpc.wire import write_field
 from app.protocols.open_inference.datatypes import MAX_STRINGS
 from app.protocols.open_inference.infer_types import ParsedRequest

@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from app.grpc.infer_messages import (
+    is_typed,
+    parse_request,
+    read_parameters,
+    serialize_response,
+    serialize_stream_response,
+)
 from app.grpc.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
-from app.grpc.responses import serialize_response, serialize_stream_response
-from app.grpc.tensors import is_typed, parse_request, read_parameters
 from app.protocols.open_inference.datatypes import DATATYPES, encode_tensor
 from app.protocols.open_inference.infer_types import OutputTensor, ParsedRequest, RequestedOutput
 from frameworks.core.errors import InvalidInput
