@@ -72,7 +72,7 @@ _SKIPPED = (
     "tools/training/dialogues.py",  # training texts
     "tools/training/prose.py",
     "tools/training/tool_tasks.py",
-    "frameworks/quantization/warm_up_texts.py",
+    "frameworks/quantization/texts.py",
     "tools/bench/shared/corpus.py",
 )
 _DASHBOARDS = "docker/grafana/"

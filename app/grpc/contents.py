@@ -8,7 +8,12 @@ import numpy as np
 
 from app.grpc.messages import Message, ModelInferRequest
 from app.grpc.received import Span
-from app.grpc.wire import (
+from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype
+from app.protocols.open_inference.infer_types import OutputTensor
+from app.protocols.shared.json.tensors import narrow
+from app.protocols.shared.pauses import pause
+from frameworks.core.errors import InvalidInput
+from frameworks.core.protobuf_wire import (
     BYTES,
     FIXED32,
     FIXED64,
@@ -22,11 +27,6 @@ from app.grpc.wire import (
     decode_varints,
     write_head,
 )
-from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype
-from app.protocols.open_inference.infer_types import OutputTensor
-from app.protocols.shared.json.tensors import narrow
-from app.protocols.shared.pauses import pause
-from frameworks.core.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 
 _CONTENTS_MESSAGE = type(ModelInferRequest.InferInputTensor().contents)

@@ -6,7 +6,6 @@ from math import prod
 from app.grpc.contents import CONTENTS, contents_parts, read_contents, read_large_contents, write_contents
 from app.grpc.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, Span
-from app.grpc.wire import write_field, write_head
 from app.protocols.open_inference.datatypes import Raw, check_num_strings, decode_tensor, encode_tensor
 from app.protocols.open_inference.image_tensors import decode_files, holds_files
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
@@ -14,6 +13,7 @@ from app.protocols.open_inference.infer_types import InputTensor, OutputTensor, 
 from app.protocols.shared.codec import LONG_ELEMENTS
 from app.protocols.shared.json.shapes import MAX_RANK, read_sizes
 from frameworks.core.errors import InvalidInput
+from frameworks.core.protobuf_wire import write_field, write_head
 from frameworks.types import ModelSpec
 
 _FIELDS = ModelInferResponse.DESCRIPTOR.fields_by_name

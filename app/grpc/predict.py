@@ -11,7 +11,6 @@ from app.grpc.call import Call, earlier_ms
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
 from app.grpc.received import ReceivedPredict, read_predict
-from app.grpc.wire import write_head
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.datatypes import encode_tensor
@@ -19,6 +18,7 @@ from app.protocols.shared.codec import LONG_BYTES, LONG_ELEMENTS
 from app.protocols.shared.json.shapes import MAX_RANK, check_shape, read_sizes, reshape_flat
 from app.protocols.shared.json.tensors import narrow
 from frameworks.core.errors import InvalidInput
+from frameworks.core.protobuf_wire import write_head
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
 _PREDICT = f"/{PREDICT_SERVICE}/Predict"

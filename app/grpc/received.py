@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from app.grpc.call import GrpcError
 from app.grpc.messages import Message, ModelInferRequest, PredictRequest, parse
-from app.grpc.wire import BYTES, FIXED32, FieldReader, TooManyFields, WireError, write_field
+from frameworks.core.protobuf_wire import BYTES, FIXED32, FieldReader, TooManyFields, WireError, write_field
 
 LARGE_BYTES = 16 * 1024
 """From this size on a message is split; below, protobuf reads any message in less than a millisecond."""

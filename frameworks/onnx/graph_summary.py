@@ -3,10 +3,13 @@
 Sources: protobuf's wire format; the field numbers of onnx.proto, which never change.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+
+from frameworks.core.protobuf_wire import BYTES, FieldReader, read_varint
 
 # Message → its fields that may contain a node or a TensorProto, and their messages.
 _CHILD_MESSAGES: dict[str, dict[int, str]] = {
@@ -19,9 +22,6 @@ _CHILD_MESSAGES: dict[str, dict[int, str]] = {
     "Tensor": {13: "Entry"},
     "Entry": {},
 }
-VARINT, COUNTED = 0, 2
-"""Kinds of fields in protobuf's wire format."""
-_FIXED_BYTES = {1: 8, 5: 4}
 _KEY, _VALUE = 1, 2
 _INPUT, _OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 # Protobuf refuses larger messages, so a larger file cannot be a graph.
@@ -130,7 +130,7 @@ def read_graph_summary(file: Path) -> GraphSummary:
         except (ValueError, IndexError, OSError):
             return GraphSummary()
         _follow_copies(uses, copies)
-        activations |= {name for name in copies if _origin(name, copies) in activations}
+        activations |= {name for name in copies if not activations.isdisjoint(_origins(name, copies))}
         found = frozenset(files.values()), frozenset(operators), frozenset(files)
         return GraphSummary(*found, uses, frozenset(activations))
 
@@ -149,7 +149,7 @@ def _add_uses(operator: str, fields: _Fields, uses: dict[str, ValueUse], copies:
         copies[_last(fields, _OUTPUT)] = _last(fields, _INPUT)
     elif operator in _POSITIONS_OF_VALUES:
         names = [name.decode() for name in fields.get(_INPUT, [])]
-        [axis] = [varint(raw, len(_AXIS))[0] for raw in fields.get(_ATTRIBUTE, [])[:1]] or [0]
+        [axis] = [read_varint(raw, len(_AXIS), len(raw))[0] for raw in fields.get(_ATTRIBUTE, [])[:1]] or [0]
         axis -= 2**64 if axis >= 2**63 else 0
         for position in _POSITIONS_OF_VALUES[operator]:
             if position < len(names) and names[position]:
@@ -162,23 +162,19 @@ def _first(fields: _Fields) -> str:
 
 
 def _follow_copies(uses: dict[str, ValueUse], copies: dict[str, str]) -> None:
-    """Give the origin of a copy the use of the copy."""
-    for name in list(uses):
-        origin = name
-        for _ in range(_MAX_COPIES):
-            if origin not in copies:
-                break
-            origin = copies[origin]
-            uses.setdefault(origin, uses[name])
+    """Give the origins of a copy the use of the copy."""
+    for name, use in list(uses.items()):
+        for origin in _origins(name, copies):
+            uses.setdefault(origin, use)
 
 
-def _origin(name: str, copies: dict[str, str]) -> str:
-    """Return the value that a value is a copy of, at a few removes."""
+def _origins(name: str, copies: dict[str, str]) -> Iterator[str]:
+    """Yield the values that a value is a copy of, at a few removes: the nearest first."""
     for _ in range(_MAX_COPIES):
         if name not in copies:
-            break
+            return
         name = copies[name]
-    return name
+        yield name
 
 
 def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
@@ -191,7 +187,7 @@ def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
         message, position, end = pending.pop()
         fields: _Fields = {}
         for number, kind, start, stop in fields_of(content, position, end):
-            if kind != COUNTED:
+            if kind != BYTES:
                 continue
             if number in wanted.get(message, ()):
                 fields.setdefault(number, []).append(content[start:stop])
@@ -204,38 +200,10 @@ def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
 
 
 def fields_of(content: mmap | bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, kind, start, stop) of the fields of a message. `kind`: COUNTED for bytes, VARINT, or another.
-
-    Raises ValueError or IndexError for bytes that are not protobuf.
+    """Yield (number, wire type, start, stop) of the fields of a message. Raises ValueError or IndexError for bytes that
+    are not protobuf.
     """
-    while position < end:
-        tag, position = varint(content, position)
-        start, kind = position, tag & 7
-        if tag < 8:
+    for number, kind, _, start, stop in FieldReader(content, sys.maxsize).fields(position, end):
+        if not number:
             raise ValueError("no field has number 0")
-        if kind == VARINT:
-            _, position = varint(content, position)
-        elif kind == COUNTED:
-            length, start = varint(content, position)
-            position = start + length
-            if position > end:
-                raise ValueError("a field is longer than its message")
-        elif kind in _FIXED_BYTES:
-            position += _FIXED_BYTES[kind]
-        else:
-            raise ValueError(f"there is no wire type {kind}")
-        yield tag >> 3, kind, start, position
-
-
-def varint(content: mmap | bytes, position: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, lowest first, and the position after it."""
-    number = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
+        yield number, kind, start, stop

@@ -47,7 +47,7 @@ class _PixelInput:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _ImageHead:
     """The output of a task."""
 
     task: Task
@@ -155,7 +155,7 @@ def _size(preparation: Preparation, pixels: _PixelInput) -> tuple[int, int]:
     return size
 
 
-def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _Head:
+def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _ImageHead:
     """Return the output that answers requests for images. Raises InvalidModel."""
     floats = [each for each in spec.outputs if isinstance(each.type, TensorType) and each.type.dtype in _FLOATS]
     flat = {each.name: each for each in floats if each.shape is not None and _is_flat(each.shape)}
@@ -168,13 +168,15 @@ def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _Hea
         labels = labels or read_labels(folder)
         logits = flat.get("logits") or next(iter(flat.values()), None)
         if logits is not None and (labels or is_classifier):
-            return _Head("classify", logits.name, _fitting(labels, logits, settings is not None and settings.labels))
+            return _ImageHead(
+                "classify", logits.name, _fitting(labels, logits, settings is not None and settings.labels)
+            )
     if embedding is not None:
-        return _Head("embed", embedding.name, size=_columns(embedding))
+        return _ImageHead("embed", embedding.name, size=_columns(embedding))
     hidden = next((each for each in floats if each.name == _HIDDEN_STATES and len(each.shape or ()) == 3), None)
     if hidden is not None:
-        return _Head("embed", hidden.name, size=_columns(hidden), pooling="cls")
-    return _Head("tensor")
+        return _ImageHead("embed", hidden.name, size=_columns(hidden), pooling="cls")
+    return _ImageHead("tensor")
 
 
 def _given_labels(settings: ImageSettings | None, folder: Path) -> tuple[str, ...]:

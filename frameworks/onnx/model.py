@@ -14,13 +14,12 @@ from frameworks.batches.padding import missing_mask
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.images.spec import ImageSpec
-from frameworks.onnx.batching import reason_not_batched
+from frameworks.onnx.batching import read_sequence, reason_not_batched, try_padding
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
 from frameworks.onnx.given_values import read_given_values
 from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.providers import ProviderChoice
-from frameworks.onnx.sequence_axis import read_sequence, try_padding
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
 from frameworks.onnx.value_types import read_type
 from frameworks.text.tokenizer import TextTokenizer

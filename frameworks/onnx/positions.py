@@ -12,7 +12,8 @@ from pathlib import Path
 import onnxruntime as ort
 
 from frameworks.core.errors import InvalidModel
-from frameworks.onnx.graph_summary import COUNTED, VARINT, fields_of, varint
+from frameworks.core.protobuf_wire import BYTES, VARINT, read_varint, write_field
+from frameworks.onnx.graph_summary import fields_of
 from frameworks.onnx.session import plain_message
 from frameworks.text.positions import usable_positions
 from frameworks.types import Array
@@ -118,9 +119,9 @@ def _read(content: mmap) -> _Graph:
     for number, kind, start, stop in fields_of(content, 0, len(content)):
         if number == _IR_VERSION and kind == VARINT:
             graph.header += bytes([_IR_VERSION << 3]) + content[start:stop]
-        elif number == _OPSET and kind == COUNTED:
-            graph.header += _field(_OPSET, content[start:stop])
-        elif number == _GRAPH and kind == COUNTED:
+        elif number == _OPSET and kind == BYTES:
+            graph.header += write_field(_OPSET, content[start:stop])
+        elif number == _GRAPH and kind == BYTES:
             for inner, _, first, last in fields_of(content, start, stop):
                 if inner == _NODE:
                     _add_node(graph, first, last)
@@ -142,7 +143,7 @@ def _add_node(graph: _Graph, start: int, stop: int) -> None:
             for inner, _, value, _ in fields_of(node.raw, first, last):
                 node.has_graph |= inner in _ATTRIBUTE_GRAPHS
                 if inner == _ATTRIBUTE_INTEGER and _texts(node.raw, first, last, _ATTRIBUTE_NAME) == ["axis"]:
-                    node.axis = varint(node.raw, value)[0]
+                    node.axis = read_varint(node.raw, value, last)[0]
     graph.producers |= {name: len(graph.nodes) for name in outputs if name}
     graph.nodes.append(node)
 
@@ -157,9 +158,9 @@ def _add_tensor(graph: _Graph, start: int, stop: int) -> None:
         elif number == _DIMENSION:
             position = first
             while position < last:  # packed, or a field for each
-                size, position = varint(graph.content, position)
+                size, position = read_varint(graph.content, position, last)
                 dimensions.append(size)
-        is_external |= number == _EXTERNAL_DATA and kind == COUNTED
+        is_external |= number == _EXTERNAL_DATA and kind == BYTES
     graph.tensors[name] = _Tensor(tuple(dimensions), (start, stop), is_external)
 
 
@@ -212,29 +213,20 @@ def _part(graph: _Graph, outputs: list[str], numbers: set[int]) -> bytes:
     """Return a model of these nodes, with the inputs of the graph and these outputs."""
     nodes = [graph.nodes[number] for number in sorted(numbers)]
     used = {name for node in nodes for name in node.inputs} | set(outputs)
-    parts = [_field(_NODE, node.raw) for node in nodes]
+    parts = [write_field(_NODE, node.raw) for node in nodes]
     # An output may be an input of the graph, or an output twice.
     for position, name in enumerate(outputs):
         copy = f"{_OUTPUT_PREFIX}{position}".encode()
         fields = {_NODE_INPUT: name.encode(), _NODE_OUTPUT: copy, _OPERATOR: b"Identity"}
-        parts.append(_field(_NODE, b"".join(_field(number, text) for number, text in fields.items())))
-        parts.append(_field(_GRAPH_OUTPUT, _field(_VALUE_NAME, copy)))
+        parts.append(write_field(_NODE, b"".join(write_field(number, text) for number, text in fields.items())))
+        parts.append(write_field(_GRAPH_OUTPUT, write_field(_VALUE_NAME, copy)))
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name in used}
-    parts += [_field(_INITIALIZER, graph.content[slice(*tensor.span)]) for tensor in tensors.values()]
-    parts += [_field(_GRAPH_INPUT, raw) for name, raw in graph.inputs.items() if name not in graph.tensors]
-    return graph.header + _field(_GRAPH, _field(_GRAPH_NAME, b"positions") + b"".join(parts))
+    parts += [write_field(_INITIALIZER, graph.content[slice(*tensor.span)]) for tensor in tensors.values()]
+    parts += [write_field(_GRAPH_INPUT, raw) for name, raw in graph.inputs.items() if name not in graph.tensors]
+    return graph.header + write_field(_GRAPH, write_field(_GRAPH_NAME, b"positions") + b"".join(parts))
 
 
 def _texts(content: mmap | bytes, start: int, stop: int, wanted: int) -> list[str]:
     """Return the texts of a repeated field of a message."""
     fields = fields_of(content, start, stop)
     return [content[first:last].decode() for number, _, first, last in fields if number == wanted]
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Return a field of protobuf's wire format that holds bytes."""
-    head, size = bytearray([number << 3 | COUNTED]), len(content)
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes(head) + bytes([size]) + content

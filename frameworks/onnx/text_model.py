@@ -43,7 +43,7 @@ _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids"
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _TextHead:
     """The output that a task reads. `pools`: whether it has to be pooled over the tokens."""
 
     task: Task
@@ -89,7 +89,7 @@ class OnnxTextModel:
         model: OnnxModel,
         folder: Path,
         config: TextConfig,
-        head: _Head,
+        head: _TextHead,
         padding: TextPadding,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
@@ -241,7 +241,7 @@ class OnnxTextModel:
         return feeds
 
 
-def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
+def _find_head(spec: ModelSpec, config: TextConfig) -> _TextHead | None:
     """Return the task that the graph serves on text, by its inputs and outputs and config.json's architecture."""
     required = {s.name for s in spec.inputs if s.required}
     if "input_ids" not in required or not required <= set(_TOKEN_INPUTS):
@@ -252,18 +252,18 @@ def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
     if config.classifies or (ranks.get("logits") == 2 and 3 not in ranks.values()):
         named = ["logits"] if "logits" in ranks else list(ranks)
         logits = next((name for name in named if ranks[name] == 2), None)
-        return _Head("classify", logits, pools=False) if logits else None
+        return _TextHead("classify", logits, pools=False) if logits else None
     # text_embeds: of CLIP's tower of texts, in the space of its images.
     for name in ("sentence_embedding", "text_embeds"):
         if ranks.get(name) == 2:
-            return _Head("embed", name, pools=False)
+            return _TextHead("embed", name, pools=False)
     # Without sentence-transformers files BERT's own pooler defines a text's vector.
     if config.pooling is None and ranks.get("pooler_output") == 2:
-        return _Head("embed", "pooler_output", pools=False)
+        return _TextHead("embed", "pooler_output", pools=False)
     # Logits of rank 3 are a language model's scores over its vocabulary, not an embedding.
     hidden = [n for n in ("last_hidden_state", "token_embeddings") if ranks.get(n) == 3]
     hidden += [n for n, rank in ranks.items() if rank == 3 and "logits" not in n]
-    return _Head("embed", hidden[0], pools=True) if hidden else None
+    return _TextHead("embed", hidden[0], pools=True) if hidden else None
 
 
 def _labels(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Parse ONNX Runtime's spelling of types, like `seq(map(int64,tensor(float)))`."""
 
-from typing import Protocol
+import onnxruntime as ort
 
 from frameworks.core.errors import InvalidModel
 from frameworks.types import MapType, OptionalType, SequenceType, TensorType, ValueType
@@ -23,18 +23,7 @@ _DTYPES = {
 }
 
 
-class NodeArg(Protocol):
-    """An input or output of an InferenceSession, as onnxruntime describes it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def shape(self) -> list[int | str | None]: ...
-
-
-def read_type(argument: NodeArg) -> ValueType:
+def read_type(argument: ort.NodeArg) -> ValueType:
     """Return the type of a graph's input or output. Raises InvalidModel for an unsupported one (sparse, float8, …)."""
     try:
         return _parse(argument.type, argument.shape)

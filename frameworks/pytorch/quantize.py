@@ -21,8 +21,8 @@ from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import Comparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.quantization.cpu import cpu_capability
-from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
+from frameworks.quantization.ranges import cpu_capability
+from frameworks.quantization.texts import WARM_UP_TEXTS
 from frameworks.runtime import BatchModel
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, QuantizationReport, TokenBatch, Value

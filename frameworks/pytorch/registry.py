@@ -23,9 +23,9 @@ from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
-from frameworks.text.answers import Answers
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
+from frameworks.text.pair_scores import Answers
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import parse_json, read_json
-from frameworks.text.activation import read_scores_are_logits
-from frameworks.text.answers import Answers, PairMessages, read_answers, read_pair_messages
+from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved

@@ -12,7 +12,7 @@ from app.grpc.messages import (
     PredictRequest,
     RepositoryModelLoadRequest,
 )
-from app.grpc.wire import VARINT, write_field, write_varint
+from frameworks.core.protobuf_wire import VARINT, write_field, write_varint
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -20,8 +20,8 @@ from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.quantization.cpu import cpu_capability
-from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
+from frameworks.quantization.ranges import cpu_capability
+from frameworks.quantization.texts import WARM_UP_TEXTS
 from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
 
 log = structlog.get_logger(__name__)

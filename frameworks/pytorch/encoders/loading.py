@@ -19,8 +19,8 @@ from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.text.answers import has_chat_template
 from frameworks.text.config import TextConfig
+from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec

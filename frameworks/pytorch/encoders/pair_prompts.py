@@ -11,8 +11,8 @@ from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.generation.types import Message
 from frameworks.pytorch.generation.prompts.chat_template import ChatTemplate
 from frameworks.pytorch.generation.prompts.tokenizer import read_chat_template
-from frameworks.text.answers import has_chat_template, has_named_templates
 from frameworks.text.config import TextConfig
+from frameworks.text.pair_scores import has_chat_template, has_named_templates
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TokenBatch, Truncation
 

@@ -11,10 +11,10 @@ from app.grpc.call import GrpcError
 from app.grpc.infer_messages import parse_request
 from app.grpc.messages import ModelInferRequest, PredictRequest, parse
 from app.grpc.received import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES, MAX_TENSORS, read_infer, read_predict
-from app.grpc.wire import write_field
 from app.protocols.open_inference.datatypes import MAX_STRINGS
 from app.protocols.open_inference.infer_types import ParsedRequest
 from frameworks.core.errors import InvalidInput
+from frameworks.core.protobuf_wire import write_field
 from tests.app.protocols.native.specs import model
 from tests.support import hostile_grpc
 

@@ -27,7 +27,7 @@ from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.step.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.step.shape import NotPaged, read_limits
 from frameworks.pytorch.loader import DTYPE_NAMES
-from frameworks.quantization.held_out_text import HELD_OUT_TEXT
+from frameworks.quantization.texts import HELD_OUT_TEXT
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
 _MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}

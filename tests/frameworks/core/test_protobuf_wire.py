@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.grpc.messages import ModelInferRequest
-from app.grpc.wire import (
+from frameworks.core.protobuf_wire import (
     FieldReader,
     TooManyFields,
     WireError,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.text.activation import read_scores_are_logits
 from frameworks.text.config import read_text_config
+from frameworks.text.pair_scores import read_scores_are_logits
 from tests.frameworks.conftest import FolderMaker
 from tests.support.models.text_files import change_json, write_json
 from tests.support.models.torch_folders import save_classifier

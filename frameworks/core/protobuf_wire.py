@@ -6,6 +6,7 @@ protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Iterator
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ A plain tuple: a million strings are a million fields.
 class FieldReader:
     """Find the fields of a message and of its submessages, at most `max_fields` of them in all."""
 
-    def __init__(self, serialized: bytes, max_fields: int) -> None:
+    def __init__(self, serialized: bytes | mmap, max_fields: int) -> None:
         self._serialized = serialized
         self._max_fields = max_fields
         self.num_fields = 0
@@ -75,7 +76,7 @@ class FieldReader:
             yield tag >> 3, wire_type, start, value, at
 
 
-def read_varint(serialized: bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(serialized: bytes | mmap, at: int, end: int) -> tuple[int, int]:
     """Return the number at `at`, and where it ends. Raises WireError."""
     number = shift = 0
     for position in range(at, min(at + _MAX_VARINT_BYTES, end)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.quantization.cpu import cpu_capability
+from frameworks.quantization.ranges import cpu_capability
 
 
 @pytest.mark.parametrize(
