@@ -15,7 +15,7 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
 from app.protocols.shared.bodies import ResponseBody
-from frameworks.core.devices import DeviceManager
+from frameworks.core.devices import Device, DeviceManager
 from frameworks.models.versions.slot import ModelState
 from memory.host import resident_bytes
 
@@ -103,15 +103,7 @@ class HealthApi:
                     "models_ready": sum(state == ModelState.READY for state in states.values()),
                     "resident_memory_bytes": memory_bytes,
                 },
-                "devices": [
-                    {
-                        "id": device.id,
-                        "name": device.name,
-                        "total_bytes": device.total_bytes,
-                        "free_bytes": device.free_bytes,
-                    }
-                    for device in devices
-                ],
+                "devices": list(map(describe_device, devices)),
                 "max_connections": self._connections.most,
                 "uptime_seconds": round(self._lifecycle.uptime_s, 3),
             }
@@ -142,3 +134,13 @@ def _with_parts(parts: Sequence[ExtensionPart]) -> type[Health]:
         if part.health_key
     }
     return create_model("Health", __base__=Health, __doc__=Health.__doc__, **added)
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """Return the DeviceDescription of a device."""
+    return {
+        "id": device.id,
+        "name": device.name,
+        "total_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+    }

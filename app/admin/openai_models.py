@@ -12,6 +12,7 @@ from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
+from app.inference.model_view import ModelView
 from app.inference.unnamed_model import kind_of, last_spec_of
 from app.protocols.openai.responses import OpenAiErrorResponse
 from app.protocols.shared.bodies import ResponseBody, got
@@ -71,11 +72,25 @@ def capabilities_of(spec: ModelSpec) -> list[str]:
     return [of_task, "vision"] if spec.image is not None else [of_task]
 
 
-def _spec_of(slot: ModelSlot) -> ModelSpec | None:
+def known_spec(slot: ModelSlot) -> ModelSpec | None:
+    """Return the spec of the last load of a model; None if it was never loaded, failed, or was unloaded."""
     try:
         return last_spec_of(slot)
-    except RoundhouseError:  # it failed, or was unloaded
+    except RoundhouseError:
         return None
+
+
+def find_named(models: ModelView, name: str) -> tuple[ModelSlot, str, str]:
+    """Return the model of a name that may be `model:adapter`, and the two parts; "" without an adapter.
+
+    Raises ModelNotFound, AdapterNotFound.
+    """
+    base, mark, adapter = name.partition(ADAPTER_MARK)
+    slot = models.slot(base)
+    known = [each.name for each in slot.adapters]
+    if mark and adapter not in known:
+        raise AdapterNotFound(base, adapter, known)
+    return slot, base, adapter
 
 
 def _task_of(spec: ModelSpec | None) -> Task | None:
@@ -109,17 +124,12 @@ class OpenAiModelsApi:
             )
         slots = self._views.for_request(request).models.slots
         if task is not None:
-            slots = [slot for slot in slots if _task_of(_spec_of(slot)) == task]
+            slots = [slot for slot in slots if _task_of(known_spec(slot)) == task]
         return json_response({"object": "list", "data": [each for slot in slots for each in self._describe_all(slot)]})
 
     async def show_openai_model(self, name: str, request: Request) -> Response:
         """Show one model, an alias, or an adapter as `model:adapter`, in the format of the OpenAI API."""
-        base, mark, adapter = name.partition(ADAPTER_MARK)
-        slot = self._views.for_request(request).models.slot(base)
-        known = [each.name for each in slot.adapters]
-        if mark and adapter not in known:
-            raise AdapterNotFound(base, adapter, known)
-        return json_response(self._describe(slot, base, adapter))
+        return json_response(self._describe(*find_named(self._views.for_request(request).models, name)))
 
     def _describe_all(self, slot: ModelSlot) -> list[dict[str, Any]]:
         """Describe the model, its aliases and its adapters."""
@@ -129,7 +139,7 @@ class OpenAiModelsApi:
     def _describe(self, slot: ModelSlot, name: str, adapter: str = "") -> dict[str, Any]:
         """`name`: that of the model, or an alias."""
         shown = f"{name}{ADAPTER_MARK}{adapter}" if adapter else name
-        spec = _spec_of(slot)
+        spec = known_spec(slot)
         model = {
             "id": shown,
             "object": "model",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import orjson
 import structlog
 from starlette.responses import Response
-from starlette.types import Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.listener.protocol import FAST_PATH
@@ -27,6 +27,17 @@ _OPENAI_PATHS = "/v1/"
 _CLOSE = (b"connection", b"close")
 _BODY_HEADERS = (b"content-type", b"content-encoding")
 _READ_HEADERS = frozenset({b"host", b"x-request-id", *_BODY_HEADERS, *PAGE_HEADERS, *CREDENTIAL_HEADERS})
+
+
+class AsgiResponse(Response):
+    """A response that an ASGI application sends."""
+
+    def __init__(self, answer: ASGIApp) -> None:
+        self._answer = answer
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
 
 
 def begin_record(scope: Scope) -> RequestRecord:

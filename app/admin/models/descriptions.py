@@ -232,50 +232,72 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     spec = slot.spec
     unused_s = counts.seconds_unused(slot)
     total, failed = counts.completed(slot.name)
-    return {
-        "name": slot.name,
+    return state_of(slot, counts.sees_paths) | {
         "aliases": list(slot.entry.aliases),
-        "framework": slot.framework,
-        "task": spec.task if spec else None,
-        "state": slot.state.value,
-        "reason": reason_of(slot, counts.sees_paths),
         "versions": list(slot.versions),
-        "device": spec.device if spec else None,
-        "dtype": spec.dtype if spec else None,
-        "quantized": bool(spec and spec.quantization),
-        "downloadable": slot.entry.downloadable,
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "kernels": [asdict(each) for each in spec.products] if spec else [],
         "awaits_kernels": bool(spec and spec.awaits_kernels),
         "progress": work_of(slot.name),
-        "memory_bytes": slot.memory_bytes if spec else None,
         "attention": _attention(spec),
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
         "image": _image(spec.image) if spec and spec.image else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
-        "requests": {
-            "total": total,
-            "failed": failed,
-            "inflight": counts.in_flight([slot]),
-        },
+        "requests": {"total": total, "failed": failed, "inflight": counts.in_flight([slot])},
     }
 
 
 def describe_in_detail(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     """Return the fields of ModelDetail: those of `describe`, and the versions."""
-    return describe(slot, counts) | {
-        "active_version": slot.version,
-        "previous_version": slot.previous.version if slot.previous else None,
-        "canary": share_of(slot.canary),
-        "shadow": share_of(slot.shadow),
-        "adapters": _adapters(slot),
-        "version_details": {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()},
+    details = {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()}
+    return describe(slot, counts) | traffic_of(slot) | {"adapters": _adapters(slot), "version_details": details}
+
+
+def state_of(slot: ModelSlot, sees_paths: bool) -> dict[str, Any]:
+    """Return the fields of ModelDescription that every page of models shows. `sees_paths`: of the reader."""
+    spec = slot.spec
+    return {
+        "name": slot.name,
+        "framework": slot.framework,
+        "task": spec.task if spec else None,
+        "state": slot.state.value,
+        "reason": reason_of(slot, sees_paths),
+        "device": spec.device if spec else None,
+        "dtype": spec.dtype if spec else None,
+        "quantized": bool(spec and spec.quantization),
+        "downloadable": slot.entry.downloadable,
+        "memory_bytes": slot.memory_bytes if spec else None,
     }
 
 
-def share_of(share: Share | None) -> dict[str, Any] | None:
+def traffic_of(slot: ModelSlot) -> dict[str, Any]:
+    """Return the fields of ModelDetail that say which versions answer requests."""
+    return {
+        "active_version": slot.version,
+        "previous_version": slot.previous.version if slot.previous else None,
+        "canary": _share_of(slot.canary),
+        "shadow": _share_of(slot.shadow),
+    }
+
+
+def state_of_version(version: ModelVersion, sees_paths: bool) -> dict[str, Any]:
+    """Return the fields of VersionDetail that every page of models shows."""
+    spec, download = version.spec, version.model.downloads.running.get(version.version)
+    return {
+        "state": version.state.value,
+        "reason": reason_of(version, sees_paths),
+        "memory_bytes": version.total_bytes if spec else None,
+        "device": spec.device if spec else None,
+        "loads": version.loads,
+        "load_seconds": round(version.load_s, 3),
+        "download": download
+        and {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes},
+    }
+
+
+def _share_of(share: Share | None) -> dict[str, Any] | None:
     """Return a TrafficShare; None without one."""
     return {"version": share.version, "percent": share.percent} if share else None
 
@@ -283,33 +305,21 @@ def share_of(share: Share | None) -> dict[str, Any] | None:
 def _adapters(slot: ModelSlot) -> list[dict[str, Any]]:
     generation = slot.spec.generation if slot.spec else None
     loaded = {each.name: each for each in generation.adapters} if generation else {}
-    described: list[dict[str, Any]] = []
-    for entry in slot.adapters:
-        spec = loaded.get(entry.name)
-        described.append(
-            {
-                "name": entry.name,
-                "rank": spec.rank if spec else None,
-                "memory_bytes": spec.memory_bytes if spec else None,
-            }
-        )
-    return described
+    found = [(entry.name, loaded.get(entry.name)) for entry in slot.adapters]
+    return [
+        {"name": name, "rank": spec.rank if spec else None, "memory_bytes": spec.memory_bytes if spec else None}
+        for name, spec in found
+    ]
 
 
 def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> dict[str, Any]:
     spec = version.spec
     text, generation = (spec.text, spec.generation) if spec else (None, None)
     max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
-    return {
-        "state": version.state.value,
-        "reason": reason_of(version, counts.sees_paths),
-        "memory_bytes": version.total_bytes if spec else None,
-        "device": spec.device if spec else None,
+    return state_of_version(version, counts.sees_paths) | {
         "providers": list(spec.providers) if spec else [],
         "max_tokens": max_tokens,
         "labels": list(spec.labels) if spec and spec.labels else None,
-        "loads": version.loads,
-        "load_seconds": round(version.load_s, 3),
         "warm_up": _warm_up(spec),
         "batching": (spec.unbatched_because if spec else None) or "on",
         "padding": _padding(spec),
@@ -318,16 +328,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "queue_depth": counts.queue_depth(slot),
         "path": _path_of(slot, version, counts.sees_paths),
         "revision": None if version.fetched is None else version.fetched.revision,
-        "download": describe_download(version),
     }
-
-
-def describe_download(version: ModelVersion) -> dict[str, Any] | None:
-    """Return the DownloadProgress of a version; None while none runs."""
-    download = version.model.downloads.running.get(version.version)
-    if download is None:
-        return None
-    return {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes}
 
 
 def _padding(spec: ModelSpec | None) -> str | None:

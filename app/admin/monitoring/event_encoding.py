@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from app.admin.health import describe_device
+from app.admin.models.descriptions import state_of, state_of_version, traffic_of
 from app.admin.monitoring.sample_cells import INFLIGHT, MEMORY_BYTES, OWN_INFLIGHT, OWN_QUEUE, QUEUE
 from app.admin.monitoring.sample_ring import (
     INTERVAL_S,
@@ -85,10 +87,7 @@ def device_figures(devices: Iterable[Device], limits: dict[str, int], sample: Sa
         reserved = sample.devices.get(device.memory_id, DeviceBytes())
         shown.append(
             {
-                "id": device.id,
-                "name": device.name,
-                "total_bytes": device.total_bytes,
-                "free_bytes": device.free_bytes,
+                **describe_device(device),
                 "limit_bytes": limits.get(device.memory_id),
                 "reserved_bytes": reserved.reserved if limits else None,
                 "kv_bytes": reserved.kv_total if limits else None,
@@ -257,3 +256,27 @@ def _shares(window: Sequence[Sample], principal: Principal) -> dict[str, dict[st
 def _is_operator(principal: Principal) -> bool:
     """Whether nothing is left out; as Counts.are_of_server."""
     return principal.counts_of is None and principal.sees_all
+
+
+def describe_model(slot: ModelSlot, sees_paths: bool) -> dict[str, Any]:
+    """Return the state of a model and of its versions, without counts: what changes while a server runs.
+
+    `sees_paths`: of the reader.
+    """
+    entry, answering = slot.entry, slot.answering
+    return {
+        **state_of(slot, sees_paths),
+        **traffic_of(slot),
+        "generates": slot.generates or bool(slot.spec and slot.spec.generation),
+        "pinned": entry.pinned,
+        "load": entry.load,
+        "isolation": slot.isolation,
+        "max_batch_size": slot.limits.max_rows,
+        "instances": entry.instances,
+        "queue_limit": slot.requests.max_queue_size,
+        "adapters": [each.name for each in slot.adapters],
+        "versions": {
+            name: {**state_of_version(version, sees_paths), "answers": name in answering}
+            for name, version in slot.versions.items()
+        },
+    }

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
-from starlette.types import Receive, Scope, Send
 
 from app.admin.monitoring.event_encoding import describe_request
 from app.admin.monitoring.event_subscribers import Viewers
@@ -14,7 +13,7 @@ from app.admin.monitoring.request_log import RequestLog
 from app.admin.monitoring.visibility import shows_request
 from app.auth.principal import Principal
 from app.http.openapi import EVENT_STREAM, describe_responses
-from app.http.responses import json_response
+from app.http.responses import AsgiResponse, json_response
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.shared.bodies import ResponseBody
@@ -57,17 +56,6 @@ class RequestList(ResponseBody):
     requests: list[RequestDescription]
 
 
-class _EventStream(Response):
-    """A response that streams events; see Viewers.stream."""
-
-    def __init__(self, viewers: Viewers) -> None:
-        self._viewers = viewers
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._viewers.stream(scope, receive, send)
-
-
 class EventsApi:
     """Handlers of the routes."""
 
@@ -103,7 +91,7 @@ class EventsApi:
 
         Server-sent events. The key sees what it sees in `GET /models`, `/metrics` and `/requests`.
         """
-        return _EventStream(self._viewers)
+        return AsgiResponse(self._viewers.stream)
 
     async def list_requests(self, request: Request) -> Response:
         """List the last 200 inference requests of the key's tenant, or for an operator of all tenants. Never bodies."""

@@ -16,7 +16,7 @@ from app.auth.principal import Principal
 from app.http.file_responses import FileSender
 from app.http.model_paths import NAME
 from app.http.openapi import describe_responses
-from app.http.responses import json_response
+from app.http.responses import AsgiResponse, json_response
 from app.inference.model_view import ModelView
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.shared.bodies import ResponseBody
@@ -126,18 +126,7 @@ class ModelFilesApi:
 
     async def file(self, name: str, rest: str) -> Response:
         """Fetch a file of `GET /models/{name}/files`. Range, If-Range and If-None-Match are understood."""
-        return _FileResponse(partial(self._files.send, name, rest))
-
-
-class _FileResponse(Response):
-    """A response that is sent by a function of the ASGI application."""
-
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+        return AsgiResponse(partial(self._files.send, name, rest))
 
 
 def file_of(path: str) -> tuple[str, str] | None:

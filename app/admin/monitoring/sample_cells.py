@@ -1,11 +1,12 @@
 """Read the counts of the server as differences since the last sample: one cell for each model and tenant."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.admin.metrics.models import tenant_tokens
 from app.observability.metrics import REJECTED_STATUSES
 from app.observability.tallies import SECONDS_BUCKETS, RequestTallies
 from frameworks.models.versions.slot import ModelSlot
@@ -131,7 +132,8 @@ class CellReader:
         tokens_now = sum(run.generated.tokens for run in runs), sum(run.generated.prompt_tokens for run in runs)
         if tokens_now != self._all_tokens.get(name, (0, 0)):
             self._all_tokens[name] = tokens_now
-            for tenant, (tokens, prompt) in _tokens_of(slot).items():
+            for tenant, each in tenant_tokens(slot.generated).items():
+                tokens, prompt = each.generated, each.prompt
                 earlier = self._tokens.get(Cell(name, tenant), (0, 0))
                 if (tokens, prompt) != earlier:
                     self._tokens[Cell(name, tenant)] = tokens, prompt
@@ -145,15 +147,6 @@ class CellReader:
             self._batches = {name: counts for name, counts in self._batches.items() if name in names}
             self._all_tokens = {name: counts for name, counts in self._all_tokens.items() if name in names}
             self._tokens = {cell: counts for cell, counts in self._tokens.items() if cell.model in names}
-
-
-def _tokens_of(slot: ModelSlot) -> Mapping[str, tuple[int, int]]:
-    """Return the generated tokens and those of prompts by tenant; "" has those of no named tenant."""
-    generated = slot.generated
-    found = {name: (each.generated, each.prompt) for name, each in generated.tenants.items()}
-    others = generated.tokens - sum(each[0] for each in found.values())
-    found[""] = others, generated.prompt_tokens - sum(each[1] for each in found.values())
-    return found
 
 
 def _cell(cells: dict[Cell, Floats], key: Cell) -> Floats:

@@ -8,12 +8,18 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from app.admin.monitoring.event_encoding import describe_request, device_figures, event, history, sample_figures
-from app.admin.monitoring.model_descriptions import describe_model
+from app.admin.monitoring.event_encoding import (
+    describe_model,
+    describe_request,
+    device_figures,
+    event,
+    history,
+    sample_figures,
+)
 from app.admin.monitoring.request_log import MOST_FRESH, RequestLog
 from app.admin.monitoring.sample_cells import CellReader
 from app.admin.monitoring.sample_ring import INTERVAL_S, DeviceBytes, Sample, SampleRing
-from app.admin.monitoring.totals import totals
+from app.admin.monitoring.statistics import totals
 from app.admin.monitoring.visibility import ViewKey, shows_request, view_key
 from app.admin.progress import visible_works
 from app.admin.views import Views

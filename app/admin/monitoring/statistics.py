@@ -1,6 +1,7 @@
-"""Compute rates, means and quantiles from sums of cells. Each function takes and returns one value per sample."""
+"""Compute rates, means and quantiles from sums of cells, and add up the requests since the start of the server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from app.admin.monitoring.sample_cells import (
     TOKENS,
 )
 from app.admin.monitoring.sample_ring import Doubles
+from app.observability.metrics import REJECTED_STATUSES
 from app.observability.tallies import SECONDS_BUCKETS
+from app.observability.visible_counts import Counts
+from frameworks.models.versions.slot import ModelSlot
 
 _BOUNDS_S = (0.0, *SECONDS_BUCKETS, SECONDS_BUCKETS[-1])
 _BOUNDS = np.array(_BOUNDS_S)
@@ -120,3 +124,50 @@ def _quantile_of_s(counts: Sequence[float], quantile: float) -> float:
         index += 1
     low, high = _BOUNDS_S[index], _BOUNDS_S[index + 1]
     return low + (high - low) * (wanted - below) / counts[index]
+
+
+def totals(slots: Iterable[ModelSlot], counts: Counts) -> dict[str, Any]:
+    """Return the totals of the registered models, of a size that does not grow with them.
+
+    Times in milliseconds are those of successful requests; None without one. `rows`: of all batches, steps of language
+    models left out; absent for a tenant, as batches are shared.
+    """
+    slots = list(slots)
+    generated, prompts = _tokens(slots, counts.tenant)
+    shown = {**_requests(counts), "tokens": generated, "prompt_tokens": prompts, **_times(counts)}
+    if counts.tenant is None:
+        shown["rows"] = sum(
+            size * number
+            for slot in slots
+            for run in slot.identity.runs.values()
+            for size, number in run.batches.sizes.items()
+        )
+    return shown
+
+
+def _requests(counts: Counts) -> dict[str, int]:
+    requests = failed = refused = 0
+    for (_, _, status, _), number in counts.requests():
+        requests += number
+        failed += number * (status >= 400)
+        refused += number * (status in REJECTED_STATUSES)
+    return {"requests": requests, "failed": failed, "refused": refused}
+
+
+def _times(counts: Counts) -> dict[str, float | None]:
+    buckets, queue_s = [0] * (len(SECONDS_BUCKETS) + 1), 0.0
+    for each in counts.each_times():
+        queue_s += each.queue_seconds.total
+        for index, number in enumerate(each.request_seconds.counts):
+            buckets[index] += number
+    answered = sum(buckets)
+    return {"queue_ms": round(queue_s / answered * 1e3, 3) if answered else None, **quantiles_ms(buckets)}
+
+
+def _tokens(slots: Iterable[ModelSlot], tenant: str | None) -> tuple[int, int]:
+    """Return the generated tokens and those of prompts. `tenant`: None for all of them."""
+    runs = [run.generated for slot in slots for run in slot.identity.runs.values()]
+    if tenant is None:
+        return sum(each.tokens for each in runs), sum(each.prompt_tokens for each in runs)
+    own = [each.tenants[tenant] for each in runs if tenant in each.tenants]
+    return sum(each.generated for each in own), sum(each.prompt for each in own)

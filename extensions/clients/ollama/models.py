@@ -9,16 +9,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.admin.bodies import read_object
-from app.admin.openai_models import capabilities_of
+from app.admin.openai_models import capabilities_of, find_named, known_spec
 from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
-from app.inference.unnamed_model import last_spec_of
 from app.protocols.shared.bodies import Body, ResponseBody, read_body
 from extensions.clients.ollama.codec import without_tag
 from extensions.clients.ollama.routes import OllamaErrorResponse
-from frameworks.core.errors import AdapterNotFound, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState
 
@@ -111,18 +109,15 @@ class OllamaApi:
     async def show_ollama_model(self, request: Request) -> Response:
         """Show one model, an alias, or an adapter as `model:adapter`."""
         body = read_body(OllamaShowRequest, await read_object(request, self._max_body_bytes))
-        base, mark, adapter = str(without_tag(body.model or body.name or "")).partition(ADAPTER_MARK)
-        slot = self._views.for_request(request).models.slot(base)
-        known = [each.name for each in slot.adapters]
-        if mark and adapter not in known:
-            raise AdapterNotFound(base, adapter, known)
+        name = str(without_tag(body.model or body.name or ""))
+        slot, _, adapter = find_named(self._views.for_request(request).models, name)
         info: dict[str, Any] = {"general.architecture": slot.framework}
         if slot.spec is not None and slot.spec.max_tokens is not None:
             info[f"{slot.framework}.context_length"] = slot.spec.max_tokens
         return json_response(
             {
                 "modified_at": self._started,
-                "details": _details(slot) | ({"parent_model": slot.name} if mark else {}),
+                "details": _details(slot) | ({"parent_model": slot.name} if adapter else {}),
                 "model_info": info,
                 "capabilities": _capabilities(slot),
             }
@@ -160,10 +155,7 @@ def _details(slot: ModelSlot) -> dict[str, Any]:
 
 
 def _capabilities(slot: ModelSlot) -> list[str]:
-    try:
-        spec = last_spec_of(slot)
-    except RoundhouseError:  # it failed, or was unloaded
-        return []
+    spec = known_spec(slot)
     return [] if spec is None else [name for name in capabilities_of(spec) if name in _CAPABILITIES]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
+from app.admin.open_inference.management import version_statistics, versions_with_statistics
 from app.auth.principal import ANONYMOUS
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.visible_counts import Counts
@@ -47,7 +47,7 @@ def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
 
 def test_requests_are_counted_by_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = SimpleNamespace(time=lambda: 1_000_000.0, perf_counter=lambda: NOW_S + 1)
-    monkeypatch.setattr("app.admin.open_inference.statistics.time", clocks)
+    monkeypatch.setattr("app.admin.open_inference.management.time", clocks)
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
     complete(observer, 1.0, Timings(0.1, 0.2, 0.3, 0.4))
     complete(observer, 2.0, Timings(0.1, 0.0, 0.5, 0.1, cache_hit=False))
