@@ -43,7 +43,7 @@ _SEARCHED_MARKS = ("isa", "gpu")
 """`make test-cpus` and the GPU kit find the files of these tests by the text of the marker."""
 
 # Groups that take minutes start first, so that no worker is left alone with one in the end.
-_SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/app/ray/", "tests/tools/training/")
+_SLOW = ("tests/e2e/", "tests/docker/", "tests/app/embedded/", "tests/extensions/ray/", "tests/tools/training/")
 
 _LONGEST_ID = 200
 """Characters or bytes of a parameter that stands in the name of its test."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from app import VERSION
 from app.cli.config_file import config_file
-from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
 from app.cli.parser import (
     INTERRUPTED,
@@ -29,6 +28,7 @@ from app.cli.parser import (
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
 from app.extension import extensions
+from extensions.ray.command import add_deploy
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings

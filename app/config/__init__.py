@@ -14,7 +14,7 @@ from app.config.loading import (
     parse_model_entry,
     settings_class,
 )
-from app.config.ray_settings import RayGroupSettings, RaySettings
+from extensions.ray.settings import RayGroupSettings, RaySettings
 
 __all__ = [
     "API_KEY_VARIABLE",

@@ -25,12 +25,12 @@ from app.config.checks import (
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.pipelines import check_pipelines
-from app.config.ray_groups import check_replica_groups
-from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
+from extensions.ray.groups import check_replica_groups
+from extensions.ray.settings import RaySettings
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.entries import (
     Isolation,

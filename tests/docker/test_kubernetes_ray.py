@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from app.config import load_settings
-from app.ray.checks import check_for_ray
+from extensions.ray.checks import check_for_ray
 from tests.docker.files import DOCKER
 from tests.docker.manifests import KUBERNETES, of_kind, read_documents, validate
 from tests.docker.ray_pods import groups_of

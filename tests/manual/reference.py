@@ -23,8 +23,8 @@ from app.auth.permissions import GRPC_ACCESS
 from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.loading import settings_class
-from app.config.ray_settings import RayGroupSettings
 from app.extension import http_access
+from extensions.ray.settings import RayGroupSettings
 from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry

@@ -36,7 +36,7 @@ def local_cluster() -> Iterator[None]:
         import ray
         from ray import serve
 
-        import frameworks.engine.ray.deployment  # noqa: F401
+        import extensions.ray.deployment  # noqa: F401
 
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:

@@ -10,7 +10,7 @@ import ray
 
 from extensions.offline.contract import RunFailed, WrongCommand
 from extensions.offline.ray.placement import Node
-from frameworks.engine.ray.cluster_connection import CannotConnect, connect
+from extensions.ray.cluster_connection import CannotConnect, connect
 from memory.host import host_memory
 
 # Blocks of rows on the way to a worker, and of results on the way back. More go to the disk.

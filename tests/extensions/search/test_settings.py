@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.config import ConfigError, check_file, load_settings
-from app.ray.checks import check_for_ray
+from extensions.ray.checks import check_for_ray
 from extensions.search.collections.contract import Metric
 from extensions.search.settings import entries_of
 

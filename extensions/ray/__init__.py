@@ -1,0 +1,26 @@
+"""Deploy the server on a Ray cluster: an ingress with the whole server but its models, and a deployment for each model
+or group of models. Begin with `serve_application.py`, then `deployment.py`, `ingress/ingress.py`, `replica/replica.py`.
+
+Discovery, placement, health checks and updates are those of Ray Serve. Requests travel over one TCP connection from
+each ingress to each replica, as frames of `frameworks.engine.process.wire`: a frame takes 20 µs of CPU, a call of a
+Serve handle 4 ms. Manual: docs/ray.md.
+"""
+
+from typing import TYPE_CHECKING
+
+from app.extension import Extension
+
+if TYPE_CHECKING:
+    from ray import serve
+
+
+def application(arguments: "dict[str, str]") -> "serve.Application":
+    """Build the application for `serve run extensions.ray:application config=config.toml`, and for Serve's config
+    files. Raises ConfigError.
+    """
+    from extensions.ray.serve_application import application as build
+
+    return build(arguments)
+
+
+EXTENSION = Extension()
