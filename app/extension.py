@@ -59,6 +59,8 @@ class Extension:
     a name that no other message has.
     `sources()`: for each scheme of a model's address, the function that opens a remote; the core opens `hf` itself.
     `local_collections(loaded)`: opens collections of the settings without a server.
+    `connect_to_cluster(option, where, **arguments)`: connects this process to a cluster of other machines, for a
+    command. `option`, `where`: that of the command and the address, for messages. Raises ConnectionError with one.
     """
 
     tables: "Callable[[], Sequence[ConfigTable]]" = tuple
@@ -69,6 +71,7 @@ class Extension:
     messages: "Callable[[], tuple[Iterable[type[Any]], Iterable[type[Any]]]]" = lambda: ((), ())
     sources: "Callable[[], Mapping[Scheme, OpenRemote]]" = dict
     local_collections: "Callable[[LoadedSettings], LocalCollections] | None" = None
+    connect_to_cluster: Callable[..., None] | None = None
 
 
 def extensions() -> tuple[Extension, ...]:

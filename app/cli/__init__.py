@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, deploy, keys, and the commands of extensions."""
+"""Run the command line: serve, check, models, infer, keys, and the commands of extensions."""
 
 from app.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, deploy, keys, and the commands of extensions."""
+"""Run the command line: serve, check, models, infer, keys, and the commands of extensions."""
 
 import argparse
 import json
@@ -28,7 +28,6 @@ from app.cli.parser import (
 from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
 from app.extension import extensions
-from extensions.ray.command import add_deploy
 
 if TYPE_CHECKING:
     from app.config import LoadedSettings
@@ -72,7 +71,6 @@ def _parser() -> CommandParser:
     _add_check(commands)
     _add_models(commands)
     _add_infer(commands)
-    add_deploy(commands)
     add_keys(commands)
     for extension in extensions():
         extension.add_commands(commands)

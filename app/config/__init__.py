@@ -14,7 +14,6 @@ from app.config.loading import (
     parse_model_entry,
     settings_class,
 )
-from extensions.ray.settings import RayGroupSettings, RaySettings
 
 __all__ = [
     "API_KEY_VARIABLE",
@@ -26,8 +25,6 @@ __all__ = [
     "IssueKind",
     "LoadedSettings",
     "LoggingSettings",
-    "RayGroupSettings",
-    "RaySettings",
     "ServerSettings",
     "Settings",
     "TenantSettings",

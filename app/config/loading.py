@@ -29,8 +29,6 @@ from app.config.source import Place, Source, read_toml
 from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
-from extensions.ray.groups import check_replica_groups
-from extensions.ray.settings import RaySettings
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.entries import (
     Isolation,
@@ -186,7 +184,6 @@ class Settings(BaseModel):
     cache: CacheSettings = CacheSettings()
     logging: LoggingSettings = LoggingSettings()
     auth: AuthSettings = AuthSettings()
-    ray: RaySettings = RaySettings()
     pipelines: Annotated[tuple[PipelineEntry, ...], Field(strict=False)] = ()
     """Pipelines, one table each."""
 
@@ -315,7 +312,6 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         framework = "onnx" if location[1] == "onnx_models" else "pytorch"
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
-    check_replica_groups(source)
     check_pipelines(source)
     for table in extension_tables():
         table.check(source)

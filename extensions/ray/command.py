@@ -2,7 +2,11 @@
 
 import argparse
 import os
+import re
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +15,18 @@ from app.cli.parser import add_command
 from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
+    from ray import serve
+
     from app.config import LoadedSettings
 
 _EXAMPLE = "roundhouse deploy config.toml\n  roundhouse deploy config.toml --address 10.0.0.1:6379"
 _MISSING = f"deploy: expected the extra ray, got none; {install_command('ray')}"
 _TIMEOUT_S = 1800.0
+_POLL_S = 0.5
+# An error of the project at the end of the traceback in Ray's message: it says what is wrong with a model.
+_OWN_ERROR = re.compile(r"^frameworks\.core\.errors\.\w+: ", re.MULTILINE)
+_FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+"""States of an application of Ray Serve."""
 
 
 def add_deploy(commands: Any) -> None:
@@ -45,10 +56,9 @@ def _deploy(options: argparse.Namespace) -> int:
         print(_MISSING, file=sys.stderr)
         return 2
     from extensions.ray.checks import check_for_ray
-    from extensions.ray.cluster import connected
-    from extensions.ray.cluster_connection import CannotConnect
-    from extensions.ray.deploying import deploy
+    from extensions.ray.cluster import CannotConnect, connected
     from extensions.ray.serve_application import build_application
+    from extensions.ray.settings import ray_settings
     from frameworks.core.errors import RoundhouseError
 
     try:
@@ -58,7 +68,7 @@ def _deploy(options: argparse.Namespace) -> int:
         check_for_ray(loaded)
         with connected(options.address):
             application = build_application(loaded, os.environ.get(API_KEY_VARIABLE, ""))
-            deploy(application, loaded.settings.ray.application)
+            deploy(application, ray_settings(loaded.settings).application)
             return _follow(loaded, options.timeout)
     except (ConfigError, CannotConnect, RoundhouseError) as error:
         print(error, file=sys.stderr)
@@ -67,9 +77,9 @@ def _deploy(options: argparse.Namespace) -> int:
 
 def _follow(loaded: "LoadedSettings", timeout_s: float) -> int:
     """Print the states until the application runs. Returns the exit status."""
-    from extensions.ray.deploying import follow
+    from extensions.ray.settings import ray_settings
 
-    server, name = loaded.settings.server, loaded.settings.ray.application
+    server, name = loaded.settings.server, ray_settings(loaded.settings).application
     for progress in follow(name, timeout_s):
         for deployment, state in sorted(progress.deployments.items()):
             print(f"{deployment}: {state}", flush=True)
@@ -82,3 +92,66 @@ def _follow(loaded: "LoadedSettings", timeout_s: float) -> int:
             return 0
     print(f"{name}: not ready within {timeout_s:.0f} s; the deployment goes on", file=sys.stderr)
     return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a deployment. `reason`: of a failure, or "". `deployments`: states by name."""
+
+    is_running: bool
+    has_failed: bool
+    reason: str
+    deployments: dict[str, str]
+
+
+def deploy(application: "serve.Application", name: str) -> None:
+    """Deploy or update the application `name`. Serve's own HTTP proxies are not started, as the ingress listens."""
+    from ray import serve
+
+    serve.start(proxy_location="Disabled")
+    target = serve.RunTarget(application, name=name, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def follow(name: str, timeout_s: float) -> Iterator[Progress]:
+    """Yield the state at each change, until the application runs, has failed, or the time is over."""
+    until_s = time.monotonic() + timeout_s
+    last: Progress | None = None
+    while last is None or not (last.is_running or last.has_failed):
+        if time.monotonic() > until_s:
+            return
+        if last is not None:
+            time.sleep(_POLL_S)
+        progress = _progress(name)
+        if progress != last:
+            yield progress
+        last = progress
+
+
+def _progress(name: str) -> Progress:
+    from ray import serve
+
+    found = serve.status().applications.get(name)
+    if found is None:
+        return Progress(False, False, "", {})
+    states = {each: str(status.status.value) for each, status in found.deployments.items()}
+    has_failed = found.status in _FAILED
+    messages = {each: status.message for each, status in found.deployments.items()}
+    reason = explain(found.message, messages) if has_failed else ""
+    return Progress(found.status == "RUNNING", has_failed, reason, states)
+
+
+def explain(message: str, by_deployment: Mapping[str, str]) -> str:
+    """Return why an application failed, from Ray's messages of it and of its deployments.
+
+    Of an error of the project, such as a model without files, only its text is left; of any other error all is.
+    """
+    lines, is_explained = [], False
+    for name, text in by_deployment.items():
+        own = list(_OWN_ERROR.finditer(text))
+        if own:
+            is_explained = True
+            lines.append(f"{name}: {text[own[-1].end() :].strip()}")
+        elif text:
+            lines.append(f"{name}: {text}")
+    return "\n".join(lines if is_explained else [message, *lines])

@@ -1,30 +1,17 @@
-"""The Serve deployments of models and of groups of models, and how an ingress finds them.
-
-The application binds `model_deployment(config)` for each model to its ingress, and the ingress makes its loader with
-`extensions.ray.ingress.starter.RayStarter({name: deployed(handle)})`:
-
-    app = Ingress.bind(settings, {name: model_deployment(config, replicas=2)})
-"""
+"""The Serve deployments of models and of groups of models."""
 
 import math
-from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
 
 from extensions.ray.config import GroupConfig, ReplicaConfig
-from extensions.ray.ingress.group_startup import Deployed, client_name
-from extensions.ray.ingress.loaded_versions import LoadedVersions
-from extensions.ray.replica.contract import Host
-from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.placement import measured_share
 from extensions.ray.replica.replica import ModelReplica
 from extensions.ray.router import PublishingRouter
-from extensions.ray.running_replicas import running_replicas
 
 MEASURE_S = 600.0
 """Limit of the time in which the memory of a model is estimated; its files may have to be fetched."""
@@ -68,20 +55,19 @@ def model_deployment(
     if num_gpus is None:
         num_gpus = default_gpus(config)
     name = deployment_name(config.engine.name)
-    return _deployment(name, config, HostedVersions, replicas, num_cpus, num_gpus, drain_s)
+    return _deployment(name, config, replicas, num_cpus, num_gpus, drain_s)
 
 
 def group_deployment(
-    config: GroupConfig, host: Host, replicas: int | Scaling, num_cpus: float, num_gpus: float, drain_s: float = DRAIN_S
+    config: GroupConfig, replicas: int | Scaling, num_cpus: float, num_gpus: float, drain_s: float = DRAIN_S
 ) -> serve.Application:
-    """Return the deployment of the models of a group, as `model_deployment`. `host`: for the models of a group."""
-    return _deployment(f"group-{config.name}", config, host, replicas, num_cpus, num_gpus, drain_s)
+    """Return the deployment of the models of a group, as `model_deployment`."""
+    return _deployment(f"group-{config.name}", config, replicas, num_cpus, num_gpus, drain_s)
 
 
 def _deployment(
     name: str,
     config: ReplicaConfig | GroupConfig,
-    host: Host,
     replicas: int | Scaling,
     num_cpus: float,
     num_gpus: float,
@@ -101,7 +87,7 @@ def _deployment(
         health_check_timeout_s=30.0,
         request_router_config=RequestRouterConfig(request_router_class=router),
     )
-    application: serve.Application = options(ModelReplica).bind(_with_threads(config, num_cpus), host)
+    application: serve.Application = options(ModelReplica).bind(_with_threads(config, num_cpus))
     return application
 
 
@@ -130,27 +116,6 @@ def default_gpus(config: ReplicaConfig) -> float:
     return share
 
 
-def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, is_shared: bool = False) -> Deployed:
-    """Return the deployment behind a handle, for the engines in this process. `may_be_empty`: it scales to zero.
-
-    `is_shared`: models share its replicas, which this process follows from now on. Call it in the event loop then.
-    """
-    # Starts the router of the handle, which publishes the running replicas.
-    waking = handle.options(method_name="wake")
-
-    async def wake() -> None:
-        await _response(waking)
-
-    key = handle.deployment_id
-    node = ray.get_runtime_context().get_node_id()
-    running = running_replicas(key.app_name, key.name)
-    loaded_versions = None
-    if is_shared:
-        loaded_versions = LoadedVersions(running, client_name())
-        loaded_versions.open()
-    return Deployed(running, wake, node, may_be_empty, loaded_versions)
-
-
 def _autoscaling(scaling: Scaling) -> AutoscalingConfig:
     policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
         policy_function="extensions.ray.autoscaling:QueuedSeconds",
@@ -164,7 +129,3 @@ def _autoscaling(scaling: Scaling) -> AutoscalingConfig:
         look_back_period_s=scaling.look_back_s,
         policy=policy,
     )
-
-
-def _response(handle: DeploymentHandle[Any]) -> Awaitable[Any]:
-    return handle.remote()

@@ -7,7 +7,7 @@ from pathlib import Path
 from ray import serve
 
 from app.auth.keys import Key, environment_key
-from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, RayGroupSettings, load_settings
+from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, load_settings
 from app.extension import open_remote
 from app.server.keys import open_keys
 from app.server.manager import build_manager, registry_settings
@@ -15,7 +15,7 @@ from extensions.ray.checks import check_for_ray, for_ingress
 from extensions.ray.config import GroupConfig, ReplicaConfig
 from extensions.ray.deployment import Scaling, group_deployment, model_deployment
 from extensions.ray.ingress.ingress import IngressConfig, ingress_deployment
-from extensions.ray.replica.hosted_models import HostedModels
+from extensions.ray.settings import RayGroupSettings, ray_settings
 from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.settings.values import ReplicaRange
@@ -25,7 +25,7 @@ from memory.tensor_pool import TensorPool
 _ARGUMENT = "config"
 
 
-def application(arguments: dict[str, str]) -> serve.Application:
+def configured_application(arguments: dict[str, str]) -> serve.Application:
     """Build the application of the config file that the argument `config` names. Raises ConfigError."""
     unknown = sorted(arguments.keys() - {_ARGUMENT})
     if unknown or _ARGUMENT not in arguments:
@@ -63,19 +63,18 @@ def build_application(loaded: LoadedSettings, api_key: str) -> serve.Application
     groups = {
         group.name: group_deployment(
             _group_config(loaded, group, manager.slots),
-            HostedModels,
             replicas=_replicas(loaded, group.replicas),
             num_cpus=group.num_cpus,
             num_gpus=group.num_gpus,
             drain_s=drain_s,
         )
-        for group in loaded.settings.ray.groups
+        for group in ray_settings(loaded.settings).groups
     }
     return ingress_deployment(IngressConfig(for_ingress(loaded), key), models, groups)
 
 
 def _replicas(loaded: LoadedSettings, replicas: int | ReplicaRange | None) -> int | Scaling:
-    ray = loaded.settings.ray
+    ray = ray_settings(loaded.settings)
     if not isinstance(replicas, ReplicaRange):
         return replicas or 1
     return Scaling(replicas.min, replicas.max, ray.target_queued_s, down_delay_s=ray.scale_down_delay_s)

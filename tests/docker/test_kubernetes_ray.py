@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from app.config import load_settings
 from extensions.ray.checks import check_for_ray
+from extensions.ray.settings import ray_settings
 from tests.docker.files import DOCKER
 from tests.docker.manifests import KUBERNETES, of_kind, read_documents, validate
 from tests.docker.ray_pods import groups_of
@@ -90,11 +91,11 @@ def test_serve_config_follows_schema_of_serve() -> None:
 def test_config_is_valid_on_ray(settings: Any) -> None:
     check_for_ray(settings)
     (application,) = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])["applications"]
-    assert settings.settings.ray.application == application["name"]
+    assert ray_settings(settings.settings).application == application["name"]
 
 
 def test_ingresses_and_models_fit_their_groups(settings: Any) -> None:
-    ray = settings.settings.ray
+    ray = ray_settings(settings.settings)
     assert {group: resources_of(group) for group in GROUPS} == {
         "head": {}, "ingress": {ray.ingress_resource: 1}, "models": {}
     }  # fmt: skip

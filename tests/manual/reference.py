@@ -65,7 +65,9 @@ _LARGEST_COUNT = 2**31 - 1
 def configuration() -> str:
     """Return one table for each table of config.toml, from the settings classes and the docstrings of their fields."""
     tables: list[tuple[str, type[BaseModel], set[str]]] = []
-    for name, field in settings_class().model_fields.items():
+    fields = list(settings_class().model_fields.items())
+    fields.sort(key=lambda each: "" if inspect.isclass(each[1].annotation) else each[0])  # lists of tables last
+    for name, field in fields:
         if name == "collections":
             tables.append(("[[collections]]", CollectionEntry, set()))
             continue

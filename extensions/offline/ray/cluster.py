@@ -8,9 +8,9 @@ from typing import Any
 
 import ray
 
+from app.extension import extensions
 from extensions.offline.contract import RunFailed, WrongCommand
 from extensions.offline.ray.placement import Node
-from extensions.ray.cluster_connection import CannotConnect, connect
 from memory.host import host_memory
 
 # Blocks of rows on the way to a worker, and of results on the way back. More go to the disk.
@@ -29,10 +29,13 @@ def joined(address: str) -> Iterator[None]:
             "--ray: expected HOST:PORT or auto, got the address of a Ray client; run the command on a node of the "
             "cluster, for example with ray job submit"
         )
+    connect = next((each.connect_to_cluster for each in extensions() if each.connect_to_cluster is not None), None)
+    if connect is None:
+        raise WrongCommand("--ray: expected an installation with extensions/ray, got none; run without --ray")
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
         connect("--ray", "this machine" if where == "local" else where, **_options(where))
-    except CannotConnect as error:
+    except ConnectionError as error:
         raise RunFailed(str(error)) from error
     _quieten()
     try:

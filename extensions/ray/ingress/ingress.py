@@ -10,6 +10,7 @@ from typing import Any
 import ray
 import structlog
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -21,12 +22,14 @@ from app.server.build import Host, Server, build
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from extensions.ray.checks import model_tables
-from extensions.ray.deployment import deployed
-from extensions.ray.ingress.group_startup import Deployed
+from extensions.ray.ingress.group_startup import Deployed, client_name
 from extensions.ray.ingress.grpc import open_grpc_listener
 from extensions.ray.ingress.http_listener import HttpListener
+from extensions.ray.ingress.loaded_versions import LoadedVersions
 from extensions.ray.ingress.starter import RayStarter
 from extensions.ray.ingress.takeover import SUCCESSOR_S, wait_for_successor
+from extensions.ray.running_replicas import running_replicas
+from extensions.ray.settings import ray_settings
 from frameworks.core.settings.values import ReplicaRange
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
@@ -122,13 +125,13 @@ def ingress_deployment(
     config: IngressConfig, models: dict[str, serve.Application], groups: dict[str, serve.Application]
 ) -> serve.Application:
     """Return the deployment of the ingress, bound to those of the models and of their groups."""
-    settings = config.loaded.settings
-    options: dict[str, Any] = {"num_cpus": settings.ray.ingress_cpus}
-    if settings.ray.ingress_resource is not None:
-        options["resources"] = {settings.ray.ingress_resource: _RESOURCE_SHARE}
+    ray_options = ray_settings(config.loaded.settings)
+    options: dict[str, Any] = {"num_cpus": ray_options.ingress_cpus}
+    if ray_options.ingress_resource is not None:
+        options["resources"] = {ray_options.ingress_resource: _RESOURCE_SHARE}
     deployment: Any = serve.deployment(
         name=NAME,
-        num_replicas=settings.ray.ingress_replicas,
+        num_replicas=ray_options.ingress_replicas,
         ray_actor_options=options,
         graceful_shutdown_timeout_s=stop_timeout_s(config.loaded),
         graceful_shutdown_wait_loop_s=_POLL_S,
@@ -146,7 +149,7 @@ def stop_timeout_s(loaded: LoadedSettings) -> float:
 
 def _deployments(loaded: LoadedSettings, models: dict[str, Any], groups: dict[str, Any]) -> dict[str, Deployed]:
     """Return the deployment of each model by its name."""
-    ray_groups = {each.name: each for each in loaded.settings.ray.groups}
+    ray_groups = {each.name: each for each in ray_settings(loaded.settings).groups}
     shared = {
         name: deployed(handle, may_be_empty=_may_be_empty(ray_groups[name].replicas), is_shared=True)
         for name, handle in groups.items()
@@ -158,6 +161,27 @@ def _deployments(loaded: LoadedSettings, models: dict[str, Any], groups: dict[st
         else:
             found[entry.name] = deployed(models[entry.name], may_be_empty=_may_be_empty(entry.replicas))
     return found
+
+
+def deployed(handle: DeploymentHandle[Any], may_be_empty: bool = False, is_shared: bool = False) -> Deployed:
+    """Return the deployment behind a handle, for the engines in this process. `may_be_empty`: it scales to zero.
+
+    `is_shared`: models share its replicas, which this process follows from now on. Call it in the event loop then.
+    """
+    # Starts the router of the handle, which publishes the running replicas.
+    waking = handle.options(method_name="wake")
+
+    async def wake() -> None:
+        await waking.remote()
+
+    key = handle.deployment_id
+    node = ray.get_runtime_context().get_node_id()
+    running = running_replicas(key.app_name, key.name)
+    loaded_versions = None
+    if is_shared:
+        loaded_versions = LoadedVersions(running, client_name())
+        loaded_versions.open()
+    return Deployed(running, wake, node, may_be_empty, loaded_versions)
 
 
 def _may_be_empty(replicas: int | ReplicaRange | None) -> bool:

@@ -2,14 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from extensions.ray.handshake import Handshake
 from extensions.ray.replica.clients import HostedVersion
 from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import ToEngine
-from frameworks.engine.threads.engine_threads import EngineThreads
 
 
 class Hosted(Protocol):
@@ -72,7 +71,3 @@ class VersionTotals(ABC):
         engines = [each.host.engine for each in self.all]
         since = [each.running_since_s for each in engines if each is not None and each.running_since_s is not None]
         return time.perf_counter() - min(since) if since else 0.0
-
-
-Host = Callable[[Any, EngineThreads], Hosted]
-"""Make the models of a replica, by its config."""

@@ -16,7 +16,8 @@ from ray import serve
 from extensions.ray.autoscaling import QUEUED_S
 from extensions.ray.config import GroupConfig, ReplicaConfig
 from extensions.ray.handshake import SECRET_BYTES, Address
-from extensions.ray.replica.contract import Host
+from extensions.ray.replica.contract import Hosted
+from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.listener import ReplicaListener
 from extensions.ray.tls import server_context
 from frameworks.engine.threads.engine_threads import EngineThreads
@@ -35,15 +36,15 @@ _QUIET_S = 1.0
 class ModelReplica:
     """The class of the Serve deployment of one model, and of those of a group."""
 
-    async def __init__(self, config: ReplicaConfig | GroupConfig, host: Host) -> None:  # type: ignore[misc]
+    async def __init__(self, config: ReplicaConfig | GroupConfig) -> None:  # type: ignore[misc]
         """Load the versions of the config: Serve routes to the replica, and ends older ones, after that.
 
-        `host`: for this kind of config. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
+        Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
         _prepare_process(config)
         self._limit_s = config.engine.max_batch_seconds if isinstance(config, ReplicaConfig) else None
         self._threads = EngineThreads()
-        self._versions = host(config, self._threads)
+        self._versions = _hosted(config, self._threads)
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._listener = ReplicaListener(self._secret, self._versions.accept)
         await self._versions.open()
@@ -92,6 +93,15 @@ class ModelReplica:
         while True:
             await asyncio.sleep(_CHECK_S)
             self._versions.check()
+
+
+def _hosted(config: ReplicaConfig | GroupConfig, threads: EngineThreads) -> Hosted:
+    if isinstance(config, ReplicaConfig):
+        return HostedVersions(config, threads)
+    # Of groups only: it takes the modules of the server's residency.
+    from extensions.ray.replica.hosted_models import HostedModels
+
+    return HostedModels(config, threads)
 
 
 def _prepare_process(config: ReplicaConfig | GroupConfig) -> None:

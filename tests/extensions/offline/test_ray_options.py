@@ -32,6 +32,21 @@ def test_wrong_ray_option_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_unreachable_cluster_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--ray", "127.0.0.1:9") == 1
+    assert capsys.readouterr().err.count("--ray: expected a Ray cluster at 127.0.0.1:9, got no connection") == 1
+
+
+def test_installation_without_deployments_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from extensions.offline.ray import cluster
+
+    monkeypatch.setattr(cluster, "extensions", lambda: ())
+    assert run(tmp_path, "--ray", "127.0.0.1:9") == 2
+    assert "--ray: expected an installation with extensions/ray, got none" in capsys.readouterr().err
+
+
 def test_absent_ray_names_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

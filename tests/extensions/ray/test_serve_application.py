@@ -31,6 +31,18 @@ def loaded_from(folder: Path, text: str = CONFIG) -> LoadedSettings:
     return load_settings(folder / "config.toml", {})
 
 
+def test_application_is_function_of_package(tmp_path: Path) -> None:
+    """As `serve run extensions.ray:application config=…` finds it."""
+    import extensions.ray
+    import extensions.ray.serve_application
+
+    loaded_from(tmp_path)
+    built: Any = extensions.ray.application({"config": str(tmp_path / "config.toml")})
+    assert built._bound_deployment.name == "Ingress"
+    with pytest.raises(ConfigError, match=r"expected the argument config, got file"):
+        extensions.ray.application({"file": "config.toml"})
+
+
 def test_replicas_read_as_number_or_range(tmp_path: Path) -> None:
     models = loaded_from(tmp_path).settings.models
     assert models.onnx_models[0].replicas == ReplicaRange(0, 3)
@@ -119,7 +131,7 @@ min_residency_s = 4.0
     assert {name: each._bound_deployment.name for name, each in models.items()} == {"c": "model-c"}
     group = groups["small"]._bound_deployment
     assert (group.name, group.ray_actor_options["num_cpus"]) == ("group-small", 0.5)
-    config, _ = group.init_args
+    (config,) = group.init_args
     assert [(member.name, member.entry.pinned, member.versions) for member in config.members] == [
         ("a", False, ()),
         ("b", True, ()),

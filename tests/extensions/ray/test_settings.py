@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.config import ConfigError, Settings, load_settings
+from extensions.ray.settings import ray_settings
 from frameworks.core.settings.values import ReplicaRange
 
 MODEL = """
@@ -29,13 +30,13 @@ def settings_of(folder: Path, text: str) -> Settings:
 
 def test_group_is_read_with_its_defaults(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, MODEL + GROUP)
-    [group] = settings.ray.groups
+    [group] = ray_settings(settings).groups
     assert (group.replicas, group.num_cpus, group.num_gpus, group.max_model_memory) == (1, 1.0, 0.0, 1024**3)
     assert settings.models.onnx_models[0].replica_group == group.name
 
 
 def test_group_has_range_of_replicas(tmp_path: Path) -> None:
-    [group] = settings_of(tmp_path, MODEL + GROUP + "replicas = { min = 0, max = 3 }\n").ray.groups
+    [group] = ray_settings(settings_of(tmp_path, MODEL + GROUP + "replicas = { min = 0, max = 3 }\n")).groups
     assert group.replicas == ReplicaRange(0, 3)
 
 

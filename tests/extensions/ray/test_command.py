@@ -1,6 +1,6 @@
 """Why a deployment failed."""
 
-from extensions.ray.deploying import explain
+from extensions.ray.command import explain
 
 APPLICATION = "Failed to update the deployments ['model-m']."
 TRACEBACK = """The deployment failed to start 3 times in a row. Error:
