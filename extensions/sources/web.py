@@ -112,7 +112,7 @@ class WebRemote:
         return files
 
     def _shards(self, index: str) -> list[str]:
-        """Return the names of the weights in an index. Names of other places are left out, and found missing later."""
+        """Return the names of the weights in an index, without those in other folders, which are then missing."""
         content = self._json(index)
         weight_map = content.get("weight_map") if isinstance(content, dict) else None
         found = weight_map.values() if isinstance(weight_map, dict) else ()
@@ -122,7 +122,7 @@ class WebRemote:
         return names
 
     def _modules(self, name: str) -> list[str]:
-        """Return the folders in modules.json, without those of other places."""
+        """Return the folders in modules.json, without those outside of the model."""
         content = self._json(name)
         modules = content[:MAX_MODULES] if isinstance(content, list) else []
         paths = [each.get("path") for each in modules if isinstance(each, dict)]

@@ -1,4 +1,4 @@
-"""Define what a source must offer: a list of its files, and their bytes from any offset."""
+"""Define a source of models: it lists its files, and reads their bytes from any offset."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class RemoteFile:
     """A file of a source. `name`: its path below the address's repository, with `/`.
 
     `size`: in bytes. `etag`: changes with the content. `sha256`: 64 hexadecimal digits; None where the source has none.
-    `git_sha1`: likewise, of the git blob.
+    `git_sha1`: 40 hexadecimal digits of the git blob; None where the source has none.
     """
 
     name: str

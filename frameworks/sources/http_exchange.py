@@ -67,12 +67,12 @@ def open_url(
 
     `allows_plain`: whether `url` may be http on another host than loopback. Raises SourceUnavailable and InvalidModel.
     """
-    origin = split(url)
-    _check_scheme(origin, origin if allows_plain else None)
+    first = split(url)
+    _check_scheme(first, first if allows_plain else None)
     is_public = False
     for _ in range(MAX_REDIRECTS + 1):
         parts = split(url)
-        own = headers if _place(parts) == _place(origin) else _without_secrets(headers)
+        own = headers if _origin(parts) == _origin(first) else _without_secrets(headers)
         try:
             connected, is_global = connect(parts, is_public, authorities)
             exchange = _exchange(method, url, own, connected, window_s)
@@ -187,7 +187,7 @@ def _joined(url: str, location: str) -> str:
         raise InvalidModel(f"{shown(url)}: expected a redirect to a URL; check the web server") from None
 
 
-def _place(parts: SplitResult) -> tuple[str, str | None, int]:
+def _origin(parts: SplitResult) -> tuple[str, str | None, int]:
     return parts.scheme, parts.hostname, port_of(parts)
 
 

@@ -1,6 +1,6 @@
 """Select the files of a source that are served: safetensors, ONNX graphs, tokenizers, labels and JSON.
 
-Never pickles or code. Names from a source are untrusted: a name is selected only if it is one that is known here.
+Never pickles or code. Names from a source are untrusted: only names that this module knows are selected.
 """
 
 import re
@@ -71,7 +71,8 @@ def select_files(
 ) -> Selection:
     """Return the files to serve. `framework`: None chooses pytorch for safetensors, else onnx for a graph.
 
-    `read` reads the index of sharded weights. Raises InvalidModel where nothing can be served, naming what was found.
+    `read` reads the index of sharded weights. Raises InvalidModel where no file can be served; the message names the
+    weights.
     """
     files = _Files(address, listed)
     folder = dirname(address.path) if address.graph else address.path
@@ -140,8 +141,8 @@ def _is_safe(name: str) -> bool:
 
 
 def _framework(address: SourceAddress, files: _Files, folder: str) -> Framework:
-    places = (folder, _join(folder, "0_Transformer"), _join(folder, "0_CLIPModel"))
-    if not address.graph and any(_join(place, name) in files.by_name for place in places for name in (WEIGHTS, INDEX)):
+    folders = (folder, _join(folder, "0_Transformer"), _join(folder, "0_CLIPModel"))
+    if not address.graph and any(_join(each, name) in files.by_name for each in folders for name in (WEIGHTS, INDEX)):
         return "pytorch"
     if any(name in files.by_name for name in _graphs(address, folder)):
         return "onnx"
@@ -204,13 +205,13 @@ def _onnx(address: SourceAddress, files: _Files, folder: str) -> dict[str, Remot
         raise InvalidModel(
             f"{address}: expected {expected}, got {files.found(folder)}; name one .onnx file in the address"
         )
-    place = dirname(graph)
+    beside = dirname(graph)
     # The text files of the nearest folder: exporters put them beside the graph or into the folder above.
-    places = dict.fromkeys(("" if address.scheme == "hf" else dirname(place), dirname(place), folder, place))
+    folders = dict.fromkeys(("" if address.scheme == "hf" else dirname(beside), dirname(beside), folder, beside))
     selected: dict[str, RemoteFile] = {}
-    for each in places:
+    for each in folders:
         selected |= _text_files(files, each)
-    selected |= {name: file for name, file in files.within(place).items() if _is_data(name, basename(graph))}
+    selected |= {name: file for name, file in files.within(beside).items() if _is_data(name, basename(graph))}
     return selected | {"model.onnx": files.by_name[graph]}
 
 

@@ -126,7 +126,7 @@ class _Fetch:
         self._max_bytes = max_bytes
 
     def run(self, cached: StoredVersion | None) -> Fetched:
-        """Fetch what the source lists; `cached` where the source does not answer."""
+        """Fetch the files that the source lists; return `cached` where the source does not answer."""
         try:
             version = self._listed_version(max_retries=_CACHED_RETRIES if cached else None)
         except SourceUnavailable as error:

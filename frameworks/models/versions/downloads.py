@@ -36,7 +36,7 @@ class Downloads:
     def __init__(self, open_store: "Callable[[], SourceStore]") -> None:
         """`open_store`: called at the first download. Its modules take 20 ms, which other servers should not pay."""
         self._open_store = cache(open_store)
-        self._places = asyncio.Semaphore(MAX_DOWNLOADS)
+        self._permits = asyncio.Semaphore(MAX_DOWNLOADS)
 
     async def fetch(self, version: ModelVersion) -> None:
         """Set the path of a version to the files of its address. Without an address this does nothing.
@@ -74,7 +74,7 @@ class Downloads:
     async def _fetch(self, version: ModelVersion, address: SourceAddress, progress: "Progress") -> "Fetched":
         with working("download", version.model.name) as work:
             work.phase("waits for other downloads")
-            async with self._places:
+            async with self._permits:
                 reports = _Reports(version, address, progress, work)
                 fetched = await self._fetch_now(version, address, progress, reports)
         reports.end(fetched)
