@@ -1,5 +1,6 @@
 """The application of a config file: deployments, checks, settings of the ingress."""
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.config import ConfigError, LoadedSettings, load_settings
+from app.extension import open_remote
 from extensions.ray.checks import check_for_ray, for_ingress
 from frameworks.core.settings.values import ReplicaRange
 
@@ -83,6 +85,7 @@ def test_application_binds_deployment_per_model(tmp_path: Path) -> None:
     assert "k" * 32 not in repr(config)
     assert {name: each._bound_deployment.name for name, each in models.items()} == {"a": "model-a", "b": "model-b"}
     assert models["b"]._bound_deployment.num_replicas == 2
+    assert pickle.loads(pickle.dumps(models["b"]._bound_deployment.init_args[0])).open_remote is open_remote
 
 
 def test_pipelines_have_no_deployment(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from extensions.ray.replica.files import local_files, newest_files
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.registries import RegistrySettings
+from tests.frameworks.sources.fake_remote import FakeSource
 from tests.support.engine_hosts import SETTINGS
 
 
@@ -37,6 +38,14 @@ def test_address_is_fetched_before_serving(config: ReplicaConfig, tmp_path: Path
     assert newest_files(config, str(tmp_path), fetch) == tmp_path / "versions" / "1"
     assert local_files(config, str(tmp_path / "versions" / "2"), fetch) == tmp_path / "versions" / "1"
     assert fetched == [("hf://org/name", "onnx")] * 2
+
+
+def test_source_of_config_is_read(config: ReplicaConfig, tmp_path: Path) -> None:
+    """The configuration names the function that opens sources: extensions have schemes of their own."""
+    entry = OnnxModelEntry(name="m", path="s3://bucket/m")  # type: ignore[arg-type]
+    source = FakeSource(files={"m/model.onnx": b"graph"}, revision=None)
+    files = newest_files(replace(config, entry=entry, open_remote=source.open), str(tmp_path))
+    assert (files / "model.onnx").read_bytes() == b"graph"
 
 
 def test_folder_of_ingress_is_used(config: ReplicaConfig, tmp_path: Path) -> None:
