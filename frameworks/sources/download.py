@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,6 +15,9 @@ from frameworks.core.errors import InvalidModel, SourceUnavailable
 from frameworks.sources.contract import CHUNK_BYTES, Listing, Remote, RemoteFile, SourceChanged
 from frameworks.sources.offline import HubOffline
 from frameworks.sources.served_files import Selection, ServedFile
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 log = structlog.get_logger(__name__)
 
@@ -41,16 +44,6 @@ class Progress:
     received_bytes: int = 0
     downloaded_bytes: int = 0
     file: str = ""
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _WrongHash(Exception):
-    pass
 
 
 class Downloader:
@@ -105,23 +98,19 @@ class Downloader:
     def _complete(self, file: ServedFile, target: Path, done: int) -> None:
         """Download one file, once more after a wrong hash."""
         part = target.with_name(f"{target.name}.part")
-        for is_last in (False, True):
-            try:
-                self._download(file.remote, part, done)
-            except _WrongHash:
+        if not self._download(file.remote, part, done):
+            log.warning("downloaded file has another hash; it is downloaded again", file=file.remote.name)
+            part.unlink()
+            if not self._download(file.remote, part, done):
                 part.unlink()
-                if is_last:
-                    raise InvalidModel(
-                        f"{file.remote.name}: expected the content that the source lists, got another hash twice; "
-                        "upload the file again or name another revision"
-                    ) from None
-                log.warning("downloaded file has another hash; it is downloaded again", file=file.remote.name)
-            else:
-                part.replace(target)
-                return
+                raise InvalidModel(
+                    f"{file.remote.name}: expected the content that the source lists, got another hash twice; "
+                    "upload the file again or name another revision"
+                )
+        part.replace(target)
 
-    def _download(self, file: RemoteFile, part: Path, done: int) -> None:
-        """Append the missing bytes to a part, make it durable and check its hash."""
+    def _download(self, file: RemoteFile, part: Path, done: int) -> bool:
+        """Append the missing bytes to a part and make it durable. Return whether it has the hash that is listed."""
         hashes = _hashes(file)
         if part.is_file() and part.stat().st_size > file.size:
             part.unlink()
@@ -140,8 +129,7 @@ class Downloader:
             self._read_on(file, opened.tell, write)
             opened.flush()
             os.fsync(opened.fileno())
-        if any(each.hexdigest() != expected for each, expected in hashes):
-            raise _WrongHash
+        return all(each.hexdigest() == expected for each, expected in hashes)
 
     def _read_on(self, file: RemoteFile, position: Callable[[], int], write: Callable[[bytes], object]) -> None:
         """Write the bytes from `position` to the end of a file. Repeats reads that failed, from where they ended."""
@@ -198,7 +186,7 @@ def _chunks(file: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _hashes(file: RemoteFile) -> list[tuple[_Hash, str]]:
+def _hashes(file: RemoteFile) -> "list[tuple[_Hash, str]]":
     """Return the hashes to compute, each with the expected digits."""
     hashes: list[tuple[_Hash, str]] = []
     if file.sha256 is not None:
@@ -209,6 +197,6 @@ def _hashes(file: RemoteFile) -> list[tuple[_Hash, str]]:
     return hashes
 
 
-def _update(hashes: list[tuple[_Hash, str]], chunk: bytes) -> None:
+def _update(hashes: "list[tuple[_Hash, str]]", chunk: bytes) -> None:
     for each, _ in hashes:
         each.update(chunk)

@@ -7,9 +7,10 @@ HF_HUB_OFFLINE, which the PyTorch side sets for transformers, refuses them.
 import os
 import re
 from collections.abc import Iterator
+from typing import Annotated
 from urllib.parse import quote
 
-import orjson
+import msgspec
 
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidModel
@@ -18,10 +19,38 @@ from frameworks.sources.contract import Listing, RemoteFile
 from frameworks.sources.http_bytes import HttpBytes
 
 _MAX_LISTING_BYTES = 16 << 20
-_SHA1 = re.compile(r"[0-9a-f]{40}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 _ADVICE = "check the name, and give a token in HF_TOKEN for a private or gated model"
+
+
+_Sha1 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class _LargeFile(msgspec.Struct):
+    sha256: _Sha256
+
+
+class _File(msgspec.Struct, rename={"name": "rfilename", "git_sha1": "blobId"}):
+    """A file of a repository. `git_sha1`: of a large file that of its pointer."""
+
+    name: str
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    git_sha1: _Sha1
+    lfs: _LargeFile | None = None
+
+    def described(self) -> RemoteFile:
+        if self.lfs is not None:
+            return RemoteFile(self.name, self.size, self.git_sha1, self.lfs.sha256)
+        return RemoteFile(self.name, self.size, self.git_sha1, None, self.git_sha1)
+
+
+class _Repository(msgspec.Struct):
+    """The answer of a hub that describes a repository at one commit, `sha`."""
+
+    sha: _Sha1
+    siblings: tuple[_File, ...]
 
 
 class HubRemote:
@@ -52,21 +81,16 @@ class HubRemote:
                 f"{self._address}: expected a model of the hub, got no such model or revision; {_ADVICE}"
             )
         try:
-            content = orjson.loads(body)
-            commit = content["sha"]
-            files = tuple(_file(each) for each in content["siblings"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            repository = msgspec.json.decode(body, type=_Repository)
+        except (ValueError, RecursionError) as error:
             raise InvalidModel(
                 f"{self._address}: expected names, sizes and hashes from the hub, got another answer; check HF_ENDPOINT"
             ) from error
-        if not isinstance(commit, str) or not _SHA1.fullmatch(commit):
-            raise InvalidModel(
-                f"{self._address}: expected a commit of 40 hexadecimal digits from the hub; check HF_ENDPOINT"
-            )
-        if _SHA1.fullmatch(self._address.revision or "") and commit != self._address.revision:
+        commit = repository.sha
+        if _COMMIT.fullmatch(self._address.revision or "") and commit != self._address.revision:
             raise InvalidModel(f"{self._address}: expected this commit from the hub, got {commit}; check HF_ENDPOINT")
         self._commit = commit
-        return Listing(files, commit)
+        return Listing(tuple(each.described() for each in repository.siblings), commit)
 
     def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
         """Yield the bytes of a file from `offset` on. Its hash, not its etag, shows that it is the listed one."""
@@ -77,19 +101,6 @@ class HubRemote:
 
     def close(self) -> None:
         """Do nothing: each connection ends with its response."""
-
-
-def _file(sibling: dict[str, object]) -> RemoteFile:
-    """Return the description of a file. Raises KeyError and TypeError for another content."""
-    name, size, blob, lfs = sibling["rfilename"], sibling["size"], sibling["blobId"], sibling.get("lfs")
-    sha256 = lfs["sha256"] if isinstance(lfs, dict) else None
-    if not isinstance(name, str) or type(size) is not int or size < 0:
-        raise TypeError("name or size")
-    if not isinstance(blob, str) or not _SHA1.fullmatch(blob):
-        raise TypeError("blobId")
-    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
-        raise TypeError("lfs")
-    return RemoteFile(name, size, blob, sha256, None if sha256 else blob)
 
 
 def _token() -> str | None:

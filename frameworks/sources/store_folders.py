@@ -10,10 +10,11 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
 from uuid import uuid4
+
+import msgspec
 
 from frameworks.core.addresses import SourceAddress
 from frameworks.sources.contract import Framework
@@ -90,10 +91,9 @@ class AddressFolder:
         for file in [each for each in partial.rglob("*") if not each.is_dir()]:
             if file.relative_to(partial).as_posix() not in expected:
                 file.unlink()
-        files = [_StoredFile(each.name, *_identity(each)) for each in selection.files]
-        content: dict[str, Any] = {"address": str(address), "framework": selection.framework, "revision": revision}
-        content["files"] = [asdict(each) for each in files]
-        _write_durably(partial / _MANIFEST, json.dumps(content, indent=1).encode())
+        files = tuple(_StoredFile(each.name, *_identity(each)) for each in selection.files)
+        content = msgspec.json.encode(_Manifest(str(address), selection.framework, revision, files))
+        _write_durably(partial / _MANIFEST, msgspec.json.format(content, indent=1))
         for each in {partial, *(file.parent for file in partial.rglob("*"))}:
             _sync_folder(each)
         if folder.exists():  # damaged
@@ -144,9 +144,8 @@ def version_name(selection: Selection) -> str:
     return hashlib.sha256(json.dumps([selection.framework, parts]).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredFile:
-    """A file of a manifest. `source`: its name there."""
+class _StoredFile(msgspec.Struct, frozen=True):
+    """A file of a manifest. `source`: its name at the source. `size`: in bytes."""
 
     name: str
     source: str
@@ -154,8 +153,8 @@ class _StoredFile:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Manifest:
+class _Manifest(msgspec.Struct, frozen=True):
+    address: str
     framework: Framework
     revision: str | None
     files: tuple[_StoredFile, ...]
@@ -165,15 +164,9 @@ def _manifest(folder: Path) -> _Manifest | None:
     """Return the manifest of a version; None where it is absent or damaged."""
     try:
         with (folder / _MANIFEST).open("rb") as opened:
-            content = json.loads(opened.read(_MAX_MANIFEST_BYTES))
-        files = tuple(
-            _StoredFile(str(each["name"]), str(each["source"]), int(each["size"]), str(each["etag"]))
-            for each in content["files"]
-        )
-        framework, revision = content["framework"], content["revision"]
-    except (OSError, ValueError, KeyError, TypeError):
+            return msgspec.json.decode(opened.read(_MAX_MANIFEST_BYTES), type=_Manifest)
+    except (OSError, ValueError, RecursionError):  # ValueError: also of msgspec
         return None
-    return _Manifest(framework, revision, files) if framework in get_args(Framework) else None
 
 
 def _identity(file: ServedFile) -> tuple[str, int, str]:
