@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -141,35 +141,14 @@ class _Reports:
 
 def _run_in_thread(name: str, work: Callable[[], Outcome]) -> asyncio.Future[Outcome]:
     """Run `work` in a daemon thread: a download must not keep the process from its end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Outcome] = loop.create_future()
-
-    def deliver(outcome: Callable[[], Outcome]) -> None:
-        if not done.cancelled():
-            try:
-                done.set_result(outcome())
-            except Exception as error:  # noqa: BLE001 - the waiter gets it
-                done.set_exception(error)
+    done: Future[Outcome] = Future()
+    done.set_running_or_notify_cancel()  # from here on, the thread alone sets its state
 
     def run() -> None:
-        outcome = _outcome_of(work)
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(deliver, outcome)
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - the waiter gets it
+            done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return done
-
-
-def _outcome_of(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
-    """Run `work`; return a function that returns its result or raises its error."""
-    try:
-        result = work()
-    except Exception as error:  # noqa: BLE001 - raised by the function
-        failure = error
-    else:
-        return lambda: result
-
-    def fail() -> Outcome:
-        raise failure
-
-    return fail
+    return asyncio.wrap_future(done)
