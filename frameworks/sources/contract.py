@@ -9,7 +9,7 @@ from frameworks.core.addresses import SourceAddress
 Framework = Literal["onnx", "pytorch"]
 
 CHUNK_BYTES = 1 << 20
-"""Maximum size of a chunk of `Remote.read`: a cancellation and the count of bytes wait no longer."""
+"""Maximum size of a chunk of `Remote.read`: a download is cancelled and counted between chunks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 MAX_RETRY_AFTER_S = 60.0
 
-# A connection that brought so many bytes is not counted as a failed one.
+# A connection on which so many bytes were received does not count as failed.
 _PROGRESS_BYTES = 1 << 20
 _MAX_SMALL_BYTES = 16 << 20
 

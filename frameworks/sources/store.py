@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -18,7 +18,7 @@ from frameworks.sources.contract import Framework, OpenRemote, SourceChanged
 from frameworks.sources.download import RETRY_DELAYS_S, Cancelled, Downloader, Progress, part_bytes
 from frameworks.sources.remotes import open_remote
 from frameworks.sources.served_files import Selection, listed_framework, select_files
-from frameworks.sources.store_folders import AddressFolder, StoredVersion, version_name
+from frameworks.sources.store_folders import AddressFolder, Fetched, version_name
 from memory.sizes import format_size
 
 __all__ = ["Cancelled", "Fetched", "Progress", "SourceStore"]
@@ -31,20 +31,6 @@ _LISTINGS = 3
 _CACHED_RETRIES = 1
 _LOCK_POLL_S = 0.2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A complete model. `folder`: absolute. `revision`: the commit of a hub. `downloaded_bytes`: 0 if it was cached."""
-
-    folder: Path
-    framework: Framework
-    revision: str | None
-    downloaded_bytes: int = 0
-
-    @property
-    def is_cached(self) -> bool:
-        return self.downloaded_bytes == 0
 
 
 class SourceStore:
@@ -82,7 +68,7 @@ class SourceStore:
         folder = AddressFolder(self._root, address)
         cached = folder.named(framework)
         if cached is not None and address.scheme == "hf" and _COMMIT.fullmatch(address.revision or ""):
-            return _fetched(cached)
+            return cached
         progress, is_cancelled = progress or Progress(), is_cancelled or threading.Event()
         with closing(self._open_remote(address)) as remote:
             downloader = Downloader(remote, progress, is_cancelled, self._delays_s)
@@ -125,7 +111,7 @@ class _Fetch:
         self._downloaded_before = downloader.progress.downloaded_bytes
         self._max_bytes = max_bytes
 
-    def run(self, cached: StoredVersion | None) -> Fetched:
+    def run(self, cached: Fetched | None) -> Fetched:
         """Fetch the files that the source lists; return `cached` where the source does not answer."""
         try:
             version = self._listed_version(max_retries=_CACHED_RETRIES if cached else None)
@@ -139,9 +125,9 @@ class _Fetch:
                 "source does not answer; the cached version is used", source=str(self._address), error=error.message
             )
             version = cached
-        return _fetched(version, self._downloader.progress.downloaded_bytes - self._downloaded_before)
+        return replace(version, downloaded_bytes=self._downloader.progress.downloaded_bytes - self._downloaded_before)
 
-    def _listed_version(self, max_retries: int | None) -> StoredVersion:
+    def _listed_version(self, max_retries: int | None) -> Fetched:
         """List and download until the source does not change meanwhile."""
         for _ in range(_LISTINGS):
             listing = self._downloader.list_files(max_retries)
@@ -157,7 +143,7 @@ class _Fetch:
             f"{self._address}: expected files that do not change, got a change in {_LISTINGS} downloads; load it later"
         )
 
-    def _version(self, selection: Selection, revision: str | None) -> StoredVersion:
+    def _version(self, selection: Selection, revision: str | None) -> Fetched:
         """Return the version of a selection; download it where it is absent."""
         if selection.total_bytes > self._max_bytes:
             raise InvalidModel(
@@ -177,7 +163,7 @@ class _Fetch:
             self._folder.prune(name)
         return replace(version, revision=revision)
 
-    def _download(self, name: str, selection: Selection, revision: str | None) -> StoredVersion:
+    def _download(self, name: str, selection: Selection, revision: str | None) -> Fetched:
         partial = self._folder.partial(name)
         self._folder.reuse(name, selection)
         missing = selection.total_bytes - part_bytes(selection, partial)
@@ -229,7 +215,3 @@ def _storage_errors() -> Iterator[None]:
 
 def _no_space(needed: str) -> str:
     return f"models.cache_dir: expected space for the download, got no space left; free {needed} and load it again"
-
-
-def _fetched(version: StoredVersion, downloaded_bytes: int = 0) -> Fetched:
-    return Fetched(version.folder, version.framework, version.revision, downloaded_bytes)

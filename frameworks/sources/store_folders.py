@@ -26,12 +26,20 @@ _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A complete version. `revision`: the commit of a hub that has these files, None for other sources."""
+class Fetched:
+    """A complete version. `folder`: absolute. `revision`: the commit of a hub that has these files, else None.
+
+    `downloaded_bytes`: 0 if all files were in the cache.
+    """
 
     folder: Path
     framework: Framework
     revision: str | None
+    downloaded_bytes: int = 0
+
+    @property
+    def is_cached(self) -> bool:
+        return self.downloaded_bytes == 0
 
 
 class AddressFolder:
@@ -47,7 +55,7 @@ class AddressFolder:
         # A branch cannot have this name.
         self._revision = address.revision or "@default"
 
-    def named(self, framework: Framework | None) -> StoredVersion | None:
+    def named(self, framework: Framework | None) -> Fetched | None:
         """Return the version that the revision of the address named last; None where it is absent or damaged.
 
         `framework`: None for any of them.
@@ -56,13 +64,13 @@ class AddressFolder:
             return self._named(framework)
         return self._named(None) or self._named("pytorch") or self._named("onnx")
 
-    def version(self, name: str) -> StoredVersion | None:
+    def version(self, name: str) -> Fetched | None:
         """Return a version whose files all have their sizes; None where it is absent or damaged."""
         folder = self.path / "versions" / name
         content = _manifest(folder)
         if content is None or not all(_size(folder / each.name) == each.size for each in content.files):
             return None
-        return StoredVersion(folder, content.framework, content.revision)
+        return Fetched(folder, content.framework, content.revision)
 
     def partial(self, name: str) -> Path:
         """Return the folder of a download, which may not exist."""
@@ -84,7 +92,7 @@ class AddressFolder:
                 with suppress(OSError):  # a file system without links: it is downloaded
                     os.link(file, target)
 
-    def publish(self, name: str, address: SourceAddress, selection: Selection, revision: str | None) -> StoredVersion:
+    def publish(self, name: str, address: SourceAddress, selection: Selection, revision: str | None) -> Fetched:
         """Turn a complete download into a version, in one step that a crash cannot divide."""
         partial, folder = self.partial(name), self.path / "versions" / name
         expected = {each.name for each in selection.files}
@@ -101,7 +109,7 @@ class AddressFolder:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial.rename(folder)
         _sync_folder(folder.parent)
-        return StoredVersion(folder, selection.framework, revision)
+        return Fetched(folder, selection.framework, revision)
 
     def name_version(self, name: str, revision: str | None, frameworks: Iterable[Framework | None]) -> None:
         """Let the revision of the address name a version. `revision`: the commit that has its files."""
@@ -126,7 +134,7 @@ class AddressFolder:
         for folder in unnamed[:-1]:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _named(self, framework: Framework | None) -> StoredVersion | None:
+    def _named(self, framework: Framework | None) -> Fetched | None:
         try:
             name, _, revision = self._ref(framework).read_text(encoding="ascii").partition(" ")
         except (OSError, ValueError):
