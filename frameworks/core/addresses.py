@@ -14,6 +14,7 @@ _MAX_CHARACTERS = 2048
 _LOCATION = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]+", re.ASCII)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _HOST = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII)
 _EXAMPLE = "hf://org/name@revision, s3://bucket/folder or https://host/model.onnx"
 
@@ -46,6 +47,11 @@ class SourceAddress:
     def graph(self) -> str | None:
         """The path of the `.onnx` file that the address names; None for a folder."""
         return self.path if self.path.endswith(".onnx") else None
+
+    @property
+    def commit(self) -> str | None:
+        """The revision of a hub if it is a commit, whose files never change; else None."""
+        return self.revision if self.revision is not None and _COMMIT.fullmatch(self.revision) else None
 
     def is_within(self, prefix: "SourceAddress | Scheme") -> bool:
         """Whether `prefix` allows this address: a whole scheme, or a repository or folder of the same revision.

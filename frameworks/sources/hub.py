@@ -19,7 +19,6 @@ from frameworks.sources.contract import Listing, RemoteFile
 from frameworks.sources.http_bytes import HttpBytes
 
 _MAX_LISTING_BYTES = 16 << 20
-_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 _ADVICE = "check the name, and give a token in HF_TOKEN for a private or gated model"
 
@@ -87,7 +86,7 @@ class HubRemote:
                 f"{self._address}: expected names, sizes and hashes from the hub, got another answer; check HF_ENDPOINT"
             ) from error
         commit = repository.sha
-        if _COMMIT.fullmatch(self._address.revision or "") and commit != self._address.revision:
+        if self._address.commit not in (None, commit):
             raise InvalidModel(f"{self._address}: expected this commit from the hub, got {commit}; check HF_ENDPOINT")
         self._commit = commit
         return Listing(tuple(each.described() for each in repository.siblings), commit)

@@ -1,7 +1,6 @@
 """Fetch models from sources into `models.cache_dir`, each version once for all processes of this machine."""
 
 import errno
-import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ __all__ = ["Cancelled", "Fetched", "Progress", "SourceStore"]
 
 log = structlog.get_logger(__name__)
 
-_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _LISTINGS = 3
 # Without a network, a model in the cache starts soon.
 _CACHED_RETRIES = 1
@@ -67,7 +65,7 @@ class SourceStore:
         """
         folder = AddressFolder(self._root, address)
         cached = folder.named(framework)
-        if cached is not None and address.scheme == "hf" and _COMMIT.fullmatch(address.revision or ""):
+        if cached is not None and address.commit is not None:
             return cached
         progress, is_cancelled = progress or Progress(), is_cancelled or threading.Event()
         with closing(self._open_remote(address)) as remote:
@@ -80,7 +78,7 @@ class SourceStore:
         Raises SourceUnavailable and InvalidModel.
         """
         cached = AddressFolder(self._root, address).named(None)
-        if cached is not None and address.scheme == "hf" and _COMMIT.fullmatch(address.revision or ""):
+        if cached is not None and address.commit is not None:
             return cached.framework
         with closing(self._open_remote(address)) as remote:
             downloader = Downloader(remote, Progress(), threading.Event(), self._delays_s)

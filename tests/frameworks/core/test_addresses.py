@@ -85,3 +85,17 @@ def test_parsed_address_never_leaves_its_repository(scheme: str, rest: str) -> N
     assert ".." not in parts
     assert not address.path.startswith("/")
     assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "commit"),
+    [
+        (f"hf://org/name@{'a1' * 20}/onnx", "a1" * 20),
+        (f"hf://org/name@{'a1' * 19}", None),
+        (f"hf://org/name@{'A1' * 20}", None),
+        ("hf://org/name", None),
+        (f"s3://bucket/{'a1' * 20}", None),
+    ],
+)
+def test_commit_is_revision_of_40_digits(address: str, commit: str | None) -> None:
+    assert parse_address(address).commit == commit
