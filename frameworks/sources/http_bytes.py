@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPException
+from threading import Lock
 
 from frameworks.core.errors import InvalidModel
-from frameworks.sources.connections import Authorities, shown
+from frameworks.sources.connections import shown
 from frameworks.sources.contract import SourceChanged
 from frameworks.sources.http_exchange import WINDOW_S, Exchange, open_url, unavailable
 
@@ -56,8 +57,9 @@ class HttpBytes:
         self._advice = advice
         self._allows_plain = allows_plain
         self._window_s = window_s
-        # Loading them takes 36 ms: once for all requests of a fetch.
-        self._authorities: Authorities = cache(ssl.create_default_context)
+        # Loading the certificate authorities takes 36 ms: once for all threads of a fetch.
+        self._load_authorities = cache(ssl.create_default_context)
+        self._lock = Lock()
 
     def head(self, url: str, absent: Collection[int] = ABSENT) -> Head | None:
         """Describe a file; None where the status is one of `absent`. Servers without HEAD are asked with GET."""
@@ -109,6 +111,10 @@ class HttpBytes:
                     return
             if position < size:
                 raise unavailable(url, f"{position} of {size} bytes")
+
+    def _authorities(self) -> ssl.SSLContext:
+        with self._lock:
+            return self._load_authorities()
 
     def _open(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> Exchange:
         sent = {**self._headers, **(headers or {})}

@@ -3,7 +3,9 @@
 import collections
 import socket
 import ssl
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
@@ -254,14 +256,18 @@ def test_requests_share_certificate_authorities(tls: WebServer, monkeypatch: pyt
     made = []
 
     def create() -> ssl.SSLContext:
-        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        made[-1].load_default_certs()
-        return made[-1]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_default_certs()
+        made.append(context)
+        time.sleep(0.05)  # the other threads arrive here, unless one of them loads for all
+        return context
 
     for name in ("create_default_context", "_create_default_https_context"):
         monkeypatch.setattr(ssl, name, create)
     bytes_of = HttpBytes()
-    assert [bytes_of.document(f"{tls.url}/a", len(CONTENT)) for _ in range(2)] == [CONTENT] * 2
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: bytes_of.document(f"{tls.url}/a", len(CONTENT)), range(8)))
+    assert found == [CONTENT] * 8
     assert len(made) == 1
 
 
