@@ -16,8 +16,8 @@ from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, Re
 from app.workers.forwarding import SupervisorLost
 from app.workers.messages import CloseFeed, CollectRequests, FeedContent, FeedOpened, FinishedRequests, OpenFeed
 from app.workers.principal_serialization import principal_of, sender_of
+from frameworks.core.channel.messages import ChannelError, ChannelLost
 from frameworks.core.errors import RoundhouseError
-from frameworks.engine.process.wire.messages import ChannelError, ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 _MOST_FRESH_OF_ALL = 10_000

@@ -10,7 +10,7 @@ from app.protocols.shared.errors import to_http
 from app.workers.forwarding import MAX_CALLS, Applied, Places, SupervisorLost
 from app.workers.messages import GrpcAnswer, GrpcCall
 from app.workers.principal_serialization import principal_of, sender_of
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.replicas.control import ControlLink
 
 

@@ -25,8 +25,8 @@ from app.observability.metrics import RequestRecord
 from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from app.workers.messages import AdminAnswer, AdminCall
 from app.workers.principal_serialization import principal_of, sender_of
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Overloaded
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit
 

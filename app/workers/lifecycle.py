@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from app.inference.lifecycle import Lifecycle
 from app.workers.messages import ServerStatus, StatusNoted
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 _POLL_S = 0.1

@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
 from app.observability.recent_requests import FinishedRequest
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.extensions import found_extensions
-from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import PlainTenant
 from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
 
@@ -24,19 +25,19 @@ class StatusNoted(Reply, frozen=True):
     """The worker has the status."""
 
 
-class DrainWorker(EngineMessage, frozen=True):
+class DrainWorker(ChannelMessage, frozen=True):
     """Accept no more connections, answer the requests in progress within `timeout_s`, and end."""
 
     timeout_s: float
 
 
-class ReadAgain(EngineMessage, frozen=True):
+class ReadAgain(ChannelMessage, frozen=True):
     """Read keys and certificates again, and log from `level` on."""
 
     level: str
 
 
-class WorkerReady(EngineMessage, frozen=True):
+class WorkerReady(ChannelMessage, frozen=True):
     """The worker accepts connections."""
 
 
@@ -127,13 +128,13 @@ class Tallies(Reply, frozen=True):
     report: TalliesReport
 
 
-class TalliesChanged(EngineMessage, frozen=True):
+class TalliesChanged(ChannelMessage, frozen=True):
     """Sent every second while counts change: those of a worker that is lost are kept."""
 
     report: TalliesReport
 
 
-class ForgetModel(EngineMessage, frozen=True):
+class ForgetModel(ChannelMessage, frozen=True):
     """Drop the counts of a deleted model. `number`: greater than that of the one before."""
 
     number: int
@@ -162,14 +163,14 @@ class FoundResponse(Reply, frozen=True):
     is_shared: bool = True
 
 
-class StoreResponse(EngineMessage, frozen=True):
+class StoreResponse(ChannelMessage, frozen=True):
     """The response of a request that the answer to FindResponse `id` let the worker run."""
 
     id: int
     answer: bytes
 
 
-class DropRun(EngineMessage, frozen=True):
+class DropRun(ChannelMessage, frozen=True):
     """The request of FindResponse `id` was cancelled, or its run has no response to store.
 
     Requests that wait for the run get the `error`; without one, the next of them runs. If not `is_shared`, its response
@@ -224,7 +225,7 @@ class FeedOpened(Reply, frozen=True):
     content: bytes
 
 
-class FeedContent(EngineMessage, frozen=True):
+class FeedContent(ChannelMessage, frozen=True):
     """Further events of a view."""
 
     feed: int
@@ -232,7 +233,7 @@ class FeedContent(EngineMessage, frozen=True):
     content: bytes
 
 
-class CloseFeed(EngineMessage, frozen=True):
+class CloseFeed(ChannelMessage, frozen=True):
     """The last reader of a view is gone."""
 
     feed: int

@@ -14,8 +14,8 @@ from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, WorkerReady, messages_from_worker
 from app.workers.restart_backoff import RestartBackoff
 from app.workers.sockets import HttpSockets
+from frameworks.core.channel.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
-from frameworks.engine.process.wire.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 
 log = structlog.get_logger(__name__)

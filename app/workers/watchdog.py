@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from app.workers.messages import CheckLoop, LoopRuns
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 log = structlog.get_logger(__name__)

@@ -12,10 +12,11 @@ import numpy as np
 from app.auth.digests import LONG_BYTES
 from app.inference.response_cache import CacheableRequest, PendingRun, key_of, owning_its_memory, size_of
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
+from frameworks.core.channel.arrays import ArrayWriter, array_reader
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.tenants import Tenant
-from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
-from frameworks.engine.process.wire.messages import ChannelLost, ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import (
     answer_from_plain,
     answer_to_plain,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from frameworks.engine.process.wire.messages import ProtocolError
+from frameworks.core.channel.messages import ProtocolError
 
 PROTOCOL_VERSION = 2
 MAX_HANDSHAKE_BYTES = 64 * 1024

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import structlog
 
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.descriptors import DescriptorSocket
+from frameworks.core.channel.messages import ChannelLost, ChannelMessage, ProtocolError
 from frameworks.core.errors import RoundhouseError
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.descriptors import DescriptorSocket
-from frameworks.engine.process.wire.messages import ChannelLost, EngineMessage, ProtocolError
 from frameworks.engine.process.wire.serialization import error_from_plain, error_to_plain
 from frameworks.replicas.messages import ControlRequest, Failure, Reply, Withdraw
 
 log = structlog.get_logger(__name__)
 
-Sent = TypeVar("Sent", bound=EngineMessage)
+Sent = TypeVar("Sent", bound=ChannelMessage)
 Asked = TypeVar("Asked", bound=ControlRequest)
 
 
@@ -30,8 +30,8 @@ class ControlLink:
         self.number = number
         self.pid = 0
         """Of the peer; 0 where it is not known."""
-        self._channel: Channel[EngineMessage] = Channel(received, self._received, self._channel_lost)
-        self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {Withdraw: self._withdraw}
+        self._channel: Channel[ChannelMessage] = Channel(received, self._received, self._channel_lost)
+        self._handlers: dict[type[ChannelMessage], Callable[[Any], None]] = {Withdraw: self._withdraw}
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
@@ -75,7 +75,7 @@ class ControlLink:
         else:
             self._handlers[kind] = lambda request: self._begin_answer(handler, complete(request))
 
-    def send(self, message: EngineMessage) -> None:
+    def send(self, message: ChannelMessage) -> None:
         """Send a message at the end of this round of the loop. Does nothing where the peer is lost.
 
         Raises MessageTooLarge, InvalidInput and TypeError as Channel.send.
@@ -116,7 +116,7 @@ class ControlLink:
         self._channel.close()
         self._channel_lost("the link was closed")
 
-    def _received(self, messages: list[EngineMessage]) -> None:
+    def _received(self, messages: list[ChannelMessage]) -> None:
         for message in messages:
             if isinstance(message, Reply):
                 reply = self._replies.get(message.id)

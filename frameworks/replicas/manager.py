@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import structlog
 
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.models.residency.loader import Loader

@@ -7,23 +7,24 @@ from typing import Any
 
 from msgspec import Struct
 
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import Device
-from frameworks.engine.process.wire.messages import BatchDeltas, EngineMessage, ErrorState, StepDeltas
+from frameworks.engine.process.wire.messages import BatchDeltas, ErrorState, StepDeltas
 
 
-class Reply(EngineMessage, frozen=True):
+class Reply(ChannelMessage, frozen=True):
     """The answer to a message with this `id`."""
 
     id: int
 
 
-class ControlRequest(EngineMessage, frozen=True):
+class ControlRequest(ChannelMessage, frozen=True):
     """A message that is answered by one Reply of the same `id`. Each side numbers its own."""
 
     id: int
 
 
-class Withdraw(EngineMessage, frozen=True):
+class Withdraw(ChannelMessage, frozen=True):
     """The sender of the ControlRequest `id` does not wait for the reply any more."""
 
     id: int
@@ -75,7 +76,7 @@ class ModelState(Struct, frozen=True, array_like=True):
     shadow: ShareState | None = None
 
 
-class ModelChanged(EngineMessage, frozen=True):
+class ModelChanged(ChannelMessage, frozen=True):
     """The state of a model from now on, all of it. Answered by Applied when requests see it.
 
     A worker drains each load that was ready and is so no more: it is `draining`, or no version has it any more. A load
@@ -86,14 +87,14 @@ class ModelChanged(EngineMessage, frozen=True):
     model: ModelState
 
 
-class ModelRemoved(EngineMessage, frozen=True):
+class ModelRemoved(ChannelMessage, frozen=True):
     """The name of a model is free: all its loads are drained. Answered by Applied."""
 
     number: int
     name: str
 
 
-class Prepare(EngineMessage, frozen=True):
+class Prepare(ChannelMessage, frozen=True):
     """A version is loaded, and is about to be ready: get its engine. Answered by Applied or PrepareFailed.
 
     The ModelChanged with its state `ready` follows when all workers have answered. The version may be ready with
@@ -112,23 +113,23 @@ class Prepare(EngineMessage, frozen=True):
     num_processes: int = 1
 
 
-class Abandon(EngineMessage, frozen=True):
+class Abandon(ChannelMessage, frozen=True):
     """A load that was prepared will not be ready: close its engine, and send no Drained."""
 
     serving: int
 
 
-class EndModelRequests(EngineMessage, frozen=True):
+class EndModelRequests(ChannelMessage, frozen=True):
     """Fail the requests of a load that is being drained."""
 
     serving: int
 
 
-class StateSent(EngineMessage, frozen=True):
+class StateSent(ChannelMessage, frozen=True):
     """The new worker has applied the state of all models, and has the engines of all that are ready. Sent once."""
 
 
-class EngineLost(EngineMessage, frozen=True):
+class EngineLost(ChannelMessage, frozen=True):
     """An engine process has ended; the connection to it is closed, or closes at once. `label`, `message`: of Loss."""
 
     serving: int
@@ -160,7 +161,7 @@ class Failure(Reply, frozen=True):
     error: ErrorState
 
 
-class Poisonous(EngineMessage, frozen=True):
+class Poisonous(ChannelMessage, frozen=True):
     """A request with this digest has ended a process of the model twice. Sent by the worker that found it, and then to
     all others.
     """
@@ -169,20 +170,20 @@ class Poisonous(EngineMessage, frozen=True):
     digest: bytes
 
 
-class Applied(EngineMessage, frozen=True):
+class Applied(ChannelMessage, frozen=True):
     """Prepare, ModelChanged or ModelRemoved with this number is applied."""
 
     number: int
 
 
-class PrepareFailed(EngineMessage, frozen=True):
+class PrepareFailed(ChannelMessage, frozen=True):
     """The worker cannot get the engine of a version."""
 
     number: int
     error: ErrorState
 
 
-class Drained(EngineMessage, frozen=True):
+class Drained(ChannelMessage, frozen=True):
     """The worker has no request to this load of a version any more, and has closed its engine.
 
     Sent for each load that was prepared, unless it was abandoned.
@@ -210,14 +211,14 @@ class Connect(ControlRequest, frozen=True):
     suspects: int = 0
 
 
-class Settled(EngineMessage, frozen=True):
+class Settled(ChannelMessage, frozen=True):
     """All suspects of the worker have an outcome."""
 
     serving: int
     index: int
 
 
-class KillEngine(EngineMessage, frozen=True):
+class KillEngine(ChannelMessage, frozen=True):
     """End an engine process that has broken the protocol."""
 
     serving: int
@@ -234,13 +235,13 @@ class VersionUse(Struct, frozen=True, array_like=True, gc=False):
     last_used_s: float | None
 
 
-class Uses(EngineMessage, frozen=True):
+class Uses(ChannelMessage, frozen=True):
     """How the worker uses the versions whose use has changed since the last message."""
 
     versions: list[VersionUse]
 
 
-class LocalCounts(EngineMessage, frozen=True):
+class LocalCounts(ChannelMessage, frozen=True):
     """Growth of the counts of a version that runs in the worker."""
 
     name: str

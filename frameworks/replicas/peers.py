@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.errors import RoundhouseError
-from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import ModelState
 
@@ -85,7 +85,7 @@ class Peers:
         """Notified when a worker has applied a change, has drained a load, or is lost."""
         self._number = 0
 
-    def send(self, peer: Peer, make: Callable[[int], EngineMessage]) -> int:
+    def send(self, peer: Peer, make: Callable[[int], ChannelMessage]) -> int:
         """Send the message `make(number)` and return its number, which rises."""
         self._number = peer.sent = self._number + 1
         peer.link.send(make(self._number))

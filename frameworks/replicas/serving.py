@@ -6,10 +6,10 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.host.counts_delta import CountsDelta
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.engines import WorkerEngines
 from frameworks.replicas.messages import Prepare

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import uvloop
 
-from frameworks.engine.process.wire.arrays import Find, Placement
-from frameworks.engine.process.wire.channel import Channel
+from frameworks.core.channel.arrays import Find, Placement
+from frameworks.core.channel.channel import Channel
 from frameworks.engine.process.wire.messages import FromEngine, ToEngine
 from tests.support.loops import HANGS_AFTER_S, soon
 

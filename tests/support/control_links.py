@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from app.workers.messages import messages_from_worker, messages_to_worker
-from frameworks.engine.process.wire.descriptors import socket_pair
+from frameworks.core.channel.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 
 

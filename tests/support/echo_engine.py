@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 
-from frameworks.engine.process.wire.channel import Channel
+from frameworks.core.channel.channel import Channel
 from frameworks.engine.process.wire.messages import Answer, Infer, ToEngine
 from frameworks.engine.process.wire.serialization import answer_to_plain, request_from_plain
 from frameworks.types import TensorBatch

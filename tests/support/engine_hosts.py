@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
@@ -21,7 +22,6 @@ from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.host.event_loop import ServedProcess
 from frameworks.engine.process.host.model_source import HostedModel, ModelSource
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import (
     Counts,
     Free,

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.workers.messages import messages_from_worker, messages_to_worker
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
-from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.models.residency.loader import Loader
 from frameworks.models.versions.version import ModelState as State
 from frameworks.replicas.control import ControlLink
@@ -60,7 +60,7 @@ class FakeSupervisor:
     def __init__(self, link: ControlLink) -> None:
         self.link = link
         self.number = 0
-        self.received: list[EngineMessage] = []
+        self.received: list[ChannelMessage] = []
         self.asked: list[LoadForRequest] = []
         self.load: Callable[[LoadForRequest], Awaitable[None]] | None = None
         """Called for each load that the worker asks for. It may raise."""
@@ -76,7 +76,7 @@ class FakeSupervisor:
     def drained(self) -> list[int]:
         return [message.serving for message in self.of(Drained)]
 
-    def send(self, make: Callable[[int], EngineMessage]) -> int:
+    def send(self, make: Callable[[int], ChannelMessage]) -> int:
         """Send a numbered message."""
         self.number += 1
         self.link.send(make(self.number))

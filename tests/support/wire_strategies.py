@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.tenants import Tenant
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.wire import messages
-from frameworks.engine.process.wire.messages import EngineMessage, ErrorState
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import (
     SentAnswer,
     SentRequest,
@@ -317,7 +318,7 @@ _step_deltas = st.builds(
     messages.StepDeltas, *[counts] * 7, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
 )
 _residents = st.builds(messages.VersionReport, texts, texts, texts, counts, _seconds)
-message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = {
+message_fields: dict[type[ChannelMessage], tuple[st.SearchStrategy[Any], ...]] = {
     messages.Measure: (texts, st.binary(max_size=9), texts, st.binary(max_size=9)),
     messages.Load: (_devices, _settings),
     messages.Needs: (_needs,),

@@ -6,7 +6,7 @@ from typing import cast
 
 from app.auth.failed_key_limit import FailedKeys
 from app.workers.messages import FailedKeyNoted, NoteFailedKey
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 _TIMEOUT_S = 1.0

@@ -9,8 +9,8 @@ from typing import cast
 from app.auth.errors import Unauthenticated
 from app.auth.nonces import NonceStore
 from app.workers.messages import NonceUsed, UseNonce
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Draining, Overloaded
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Failure, Reply

@@ -12,8 +12,8 @@ from app.observability.tallies import RequestTallies
 from app.observability.visible_counts import Sum
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport
 from app.workers.tallies.tallies import SERIES, WorkerTallies
+from frameworks.core.channel.messages import ChannelError
 from frameworks.core.errors import RoundhouseError
-from frameworks.engine.process.wire.messages import ChannelError
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
 from memory.host import bytes_together

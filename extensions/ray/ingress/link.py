@@ -10,11 +10,11 @@ import structlog
 from extensions.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from extensions.ray.ingress.clock_offset import PeerClock
 from extensions.ray.tls import client_context
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ChannelLost, ProtocolError
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import (
-    ChannelLost,
     Closed,
     FromEngine,
     Generate,
@@ -24,7 +24,6 @@ from frameworks.engine.process.wire.messages import (
     LoadFailed,
     Ping,
     Pong,
-    ProtocolError,
     ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain

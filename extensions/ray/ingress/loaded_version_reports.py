@@ -8,8 +8,9 @@ import structlog
 from extensions.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
 from extensions.ray.ingress.link import CONNECT_S, PING_S, SILENT_S
 from extensions.ray.tls import client_context
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.messages import ChannelLost, FromEngine, Ping, Pong, ProtocolError, ReplicaReport
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ChannelLost, ProtocolError
+from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ReplicaReport
 
 log = structlog.get_logger(__name__)
 

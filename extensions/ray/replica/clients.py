@@ -7,18 +7,10 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from extensions.ray.replica.metered_engine import MeteredEngine
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.engine.process.host.session import ClientSession
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.messages import (
-    Free,
-    FromEngine,
-    Loaded,
-    LoadFailed,
-    Ping,
-    Pong,
-    ProtocolError,
-    ToEngine,
-)
+from frameworks.engine.process.wire.messages import Free, FromEngine, Loaded, LoadFailed, Ping, Pong, ToEngine
 
 log = structlog.get_logger(__name__)
 

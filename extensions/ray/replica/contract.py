@@ -7,7 +7,7 @@ from typing import Protocol
 
 from extensions.ray.handshake import Handshake
 from extensions.ray.replica.clients import HostedVersion
-from frameworks.engine.process.wire.channel import Channel
+from frameworks.core.channel.channel import Channel
 from frameworks.engine.process.wire.messages import ToEngine
 
 

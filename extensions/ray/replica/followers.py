@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from extensions.ray.replica.clients import SILENT_S
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, ToEngine
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ProtocolError
+from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ReplicaReport, ToEngine
 
 REPORT_S = 0.1
 """Interval of the reports, where something has changed."""

@@ -15,11 +15,11 @@ from extensions.ray.replica.contract import VersionTotals
 from extensions.ray.replica.files import local_files, state_of
 from extensions.ray.replica.followers import Followers
 from extensions.ray.replica.shared_versions import ClientsEngine, SharedHost, SharedVersion
+from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.core.errors import Draining, ModelFailed, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.host.model_source import HostedModel
-from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import LoadFailed, ReplicaReport, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.registries import registry_factories

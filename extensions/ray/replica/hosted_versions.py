@@ -15,11 +15,11 @@ from extensions.ray.replica.clients import HostedVersion, ReplicaClient
 from extensions.ray.replica.contract import VersionTotals
 from extensions.ray.replica.files import local_files, newest_files, state_of
 from extensions.ray.replica.metered_engine import MeteredEngine
+from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.host.model_source import FileSource, HostedModel
-from frameworks.engine.process.wire.channel import Channel
 from frameworks.engine.process.wire.messages import LoadFailed, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads

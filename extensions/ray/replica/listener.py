@@ -8,8 +8,9 @@ from typing import Any, cast
 import structlog
 
 from extensions.ray.handshake import Handshake, take_handshake
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.messages import ProtocolError, ToEngine
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ProtocolError
+from frameworks.engine.process.wire.messages import ToEngine
 
 log = structlog.get_logger(__name__)
 

@@ -8,10 +8,10 @@ import orjson
 from msgspec import Struct
 
 from extensions.search.collections.contract import CheckedRecords
+from frameworks.core.channel.arrays import ArrayWriter, array_reader
+from frameworks.core.channel.messages import ChannelMessage, ProtocolError
 from frameworks.core.filters import Filter, filter_from_list, filter_to_list
 from frameworks.core.vector_search import Hit, Vectors
-from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
-from frameworks.engine.process.wire.messages import EngineMessage, ProtocolError
 from frameworks.replicas.messages import ControlRequest, Reply
 
 
@@ -111,7 +111,7 @@ def _array(value: object) -> Vectors:
     return value
 
 
-class CollectionCallPart(EngineMessage, frozen=True):
+class CollectionCallPart(ChannelMessage, frozen=True):
     """The next part of the call `id`, which follows."""
 
     id: int
@@ -128,7 +128,7 @@ class CollectionCall(ControlRequest, frozen=True):
     content: bytes
 
 
-class CollectionAnswerPart(EngineMessage, frozen=True):
+class CollectionAnswerPart(ChannelMessage, frozen=True):
     """The next part of the answer to the call `id`, which follows."""
 
     id: int

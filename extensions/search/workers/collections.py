@@ -31,9 +31,9 @@ from extensions.search.workers.calls import (
     vectors_of,
     where_of,
 )
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.filters import Filter
 from frameworks.core.vector_search import Hit, Record, Vectors
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 
 PART_BYTES = 1024 * 1024

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app.workers.messages import messages_from_worker, messages_to_worker
-from frameworks.engine.process.wire.descriptors import socket_pair
+from frameworks.core.channel.descriptors import socket_pair
 from frameworks.replicas.control import ControlLink, Workers
 from tests.support.loops import settle
 

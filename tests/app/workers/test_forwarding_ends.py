@@ -261,7 +261,7 @@ async def test_requests_above_bound_are_refused(tmp_path: Path, monkeypatch: pyt
 
 @in_loop
 async def test_page_above_frame_is_internal_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.engine.process.wire.channel._MAX_MESSAGE_BYTES", LARGE_BYTES)
+    monkeypatch.setattr("frameworks.core.channel.channel._MAX_MESSAGE_BYTES", LARGE_BYTES)
     async with gated(tmp_path) as (app, _, client):
         app.open.set()
         assert (await client.get("/docs")).status_code == 500

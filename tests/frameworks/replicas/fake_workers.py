@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.workers.messages import messages_to_worker
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.errors import ModelFailed, ModelNotFound, ModelUnavailable
-from frameworks.engine.process.wire.messages import EngineMessage
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.version import ModelState as Phase
@@ -46,7 +46,7 @@ class FakeWorker:
         self.is_held = False
         self.fails = 0
         """Number of Prepares that fail next."""
-        self.inbox: deque[EngineMessage] = deque()
+        self.inbox: deque[ChannelMessage] = deque()
         self.models: dict[str, ModelState] = {}
         self.prepared: set[int] = set()
         """Loads whose engine it has."""
@@ -57,7 +57,7 @@ class FakeWorker:
         """Loads that it has drained since they were prepared."""
         self.references: Counter[int] = Counter()
         self.serves = False
-        self.seen: list[EngineMessage] = []
+        self.seen: list[ChannelMessage] = []
         for kind in KINDS:
             self.link.handle(kind, self._receive)
 
@@ -118,14 +118,14 @@ class FakeWorker:
     def _is_draining(self, name: str) -> bool:
         return self.is_alive and name in self.models and self.state(name).state == Phase.DRAINING
 
-    def _receive(self, message: EngineMessage) -> None:
+    def _receive(self, message: ChannelMessage) -> None:
         self.seen.append(message)
         if self.is_held:
             self.inbox.append(message)
         else:
             self._apply(message)
 
-    def _apply(self, message: EngineMessage) -> None:
+    def _apply(self, message: ChannelMessage) -> None:
         match message:
             case ModelChanged(number, model):
                 self._change(model)
@@ -214,6 +214,6 @@ async def supervising(manager: MLFrameworkManager) -> AsyncIterator[Supervisor]:
         await soon(lambda: not supervisor.workers.links)
 
 
-def sent(worker: FakeWorker, kind: type[EngineMessage]) -> list[Any]:
+def sent(worker: FakeWorker, kind: type[ChannelMessage]) -> list[Any]:
     """Return the messages of a kind that the worker has received."""
     return [each for each in worker.seen if isinstance(each, kind)]

@@ -18,8 +18,8 @@ from app.workers.messages import (
     messages_from_worker,
     messages_to_worker,
 )
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import InvalidInput, ModelNotFound
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.replicas.control import ControlLink, Workers
 from frameworks.replicas.messages import Reply
 from tests.support.channels import in_both_loops

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import ModelFailed
-from frameworks.engine.process.wire.messages import BatchDeltas, ChannelLost
+from frameworks.engine.process.wire.messages import BatchDeltas
 from frameworks.models.versions.version import ModelState as Phase
 from frameworks.replicas.messages import (
     Abandon,

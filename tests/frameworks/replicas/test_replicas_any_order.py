@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 import frameworks.models.versions.load_failures
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import (
     Draining,
     InvalidInput,
@@ -25,7 +26,6 @@ from frameworks.core.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.engine.process.wire.messages import ChannelLost
 from frameworks.models.versions.slot import ModelSlot, ModelState
 from frameworks.models.versions.traffic import Share
 from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.engine.process.client.connection import PROTOCOL, EngineConnection
 from frameworks.engine.process.link import Listener, Loss
-from frameworks.engine.process.wire.messages import ChannelLost
 from memory.shared_arena import SharedArena
 
 log = structlog.get_logger(__name__)

@@ -5,16 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.messages import (
-    ChannelLost,
-    Closed,
-    EngineMessage,
-    Free,
-    FromEngine,
-    ProtocolError,
-    ToEngine,
-)
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.messages import ChannelLost, ChannelMessage, ProtocolError
+from frameworks.engine.process.wire.messages import Closed, Free, FromEngine, ToEngine
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
 from frameworks.types import Array
 from memory.shared_arena import SharedArena
@@ -83,7 +76,7 @@ class EngineConnection(ABC):
         except ProtocolError as error:
             self.kill(PROTOCOL, f"it sent a damaged message: {error.message}")
 
-    def _is_own(self, message: EngineMessage) -> bool:
+    def _is_own(self, message: ChannelMessage) -> bool:
         """Process the messages that are for the connection itself. Raises ProtocolError."""
         if isinstance(message, Free):
             self._tensors.freed(message)

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
+from frameworks.core.channel.arrays import ArrayWriter
+from frameworks.core.channel.messages import MessageTooLarge, ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.generations import GenerationCall
 from frameworks.engine.process.client.poison_requests import PROCESS_RULE, PoisonRequests, digest_of
 from frameworks.engine.process.client.retries import InFlight, RetryQueue
 from frameworks.engine.process.link import Link
-from frameworks.engine.process.wire.arrays import ArrayWriter
 from frameworks.engine.process.wire.messages import (
     Answer,
     Begun,
@@ -23,9 +24,7 @@ from frameworks.engine.process.wire.messages import (
     EndRequests,
     Failed,
     FromEngine,
-    MessageTooLarge,
     Proceed,
-    ProtocolError,
     TextDeltas,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain, request_to_plain

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import Draining, ModelFailed, as_failed
 from frameworks.core.progress import Work, begin
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
@@ -27,7 +28,6 @@ from frameworks.engine.process.wire.messages import (
     FromEngine,
     LoadProgress,
     Pong,
-    ProtocolError,
     QueueState,
     SpecLearned,
     Waiting,

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import structlog
 
+from frameworks.core.channel.descriptors import DescriptorSocket, socket_pair
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import ModelFailed
 from frameworks.core.progress import Work, current
@@ -20,7 +22,6 @@ from frameworks.engine.process.client.connection import ARENA_BYTES, PROTOCOL, E
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.wire.descriptors import DescriptorSocket, socket_pair
 from frameworks.engine.process.wire.messages import (
     FromEngine,
     Load,
@@ -29,7 +30,6 @@ from frameworks.engine.process.wire.messages import (
     LoadProgress,
     Measure,
     Needs,
-    ProtocolError,
     ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_from_plain

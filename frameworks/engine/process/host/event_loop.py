@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 import structlog
 import uvloop
 
+from frameworks.core.channel.channel import Channel
+from frameworks.core.channel.descriptors import DescriptorSocket
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.engine.process.host.hosted_model import EngineHost
 from frameworks.engine.process.host.model_source import FileSource, ModelSource
 from frameworks.engine.process.host.session import ClientSession
 from frameworks.engine.process.wire.arguments import StartArguments
-from frameworks.engine.process.wire.channel import Channel
-from frameworks.engine.process.wire.descriptors import DescriptorSocket
-from frameworks.engine.process.wire.messages import Free, ProtocolError, ToEngine
+from frameworks.engine.process.wire.messages import Free, ToEngine
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
 from memory.garbage import collect
 from memory.shared_arena import SharedArena

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import RoundhouseError
 from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.host.hosted_engine import HostedEngine, progress_now
@@ -22,7 +23,6 @@ from frameworks.engine.process.wire.messages import (
     LoadProgress,
     Measure,
     Needs,
-    ProtocolError,
 )
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads

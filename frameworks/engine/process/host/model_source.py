@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.core.progress import working
 from frameworks.engine.loading import load_instances, used_bytes
-from frameworks.engine.process.wire.messages import Measure, ProtocolError
+from frameworks.engine.process.wire.messages import Measure
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.runtime import LoadedModel, ModelEntry, Registry
 from frameworks.scheduling.device_clock import SharedDevice

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.messages import MessageTooLarge, ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.core.traces import RunTrace
 from frameworks.engine.local import LocalEngine
@@ -23,11 +24,9 @@ from frameworks.engine.process.wire.messages import (
     Free,
     Generate,
     Infer,
-    MessageTooLarge,
     Ping,
     Pong,
     Proceed,
-    ProtocolError,
     ToEngine,
     Waiting,
 )

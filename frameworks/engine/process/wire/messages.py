@@ -6,8 +6,9 @@ specs are the plain values of `serialization`. Times are of time.perf_counter, o
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.traces import MAX_LINKS, BatchRun
 from frameworks.engine.contract import EngineSettings
@@ -16,38 +17,13 @@ from frameworks.generation.types import StepStats, TextDelta, Usage
 MAX_PHASE_CHARACTERS = 100
 
 
-class ChannelError(Exception):
-    """An error between the server and an engine process. No caller sees it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class ProtocolError(ChannelError):
-    """The peer sent bytes that are no valid message; its later bytes cannot be trusted."""
-
-
-class MessageTooLarge(ChannelError):
-    """A message of this process is above the bound of a frame; nothing of it was sent."""
-
-
-class ChannelLost(ChannelError):
-    """The channel has ended, so the message was not sent."""
-
-
-# No message refers to itself, so the garbage collector need not look for cycles.
-class EngineMessage(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """A message of either side."""
-
-
-class Free(EngineMessage, frozen=True):
+class Free(ChannelMessage, frozen=True):
     """The blocks of the receiver's arena are read and can be leased again."""
 
     blocks: list[int]
 
 
-class Measure(EngineMessage, frozen=True):
+class Measure(ChannelMessage, frozen=True):
     """Read the headers of the model's files. The first message; answered by Needs or LoadFailed.
 
     `entry` and `settings`: pickles of the pydantic models. The process trusts the server, and never the reverse.
@@ -59,14 +35,14 @@ class Measure(EngineMessage, frozen=True):
     settings: bytes
 
 
-class Load(EngineMessage, frozen=True):
+class Load(ChannelMessage, frozen=True):
     """Load the model that was measured. Answered by Loaded or LoadFailed."""
 
     device: Device
     engine: EngineSettings
 
 
-class Infer(EngineMessage, frozen=True):
+class Infer(ChannelMessage, frozen=True):
     """Run a request. Answered by Answer or Failed.
 
     `tenant`: name, weight, whether it shares caches. `is_metered`: the engine sends Counted, and waits for Proceed.
@@ -82,7 +58,7 @@ class Infer(EngineMessage, frozen=True):
     span: bytes = b""
 
 
-class Generate(EngineMessage, frozen=True):
+class Generate(ChannelMessage, frozen=True):
     """Generate texts. Answered by TextDeltas, the last of which is over, or by Failed.
 
     `left_s`: seconds to the deadline; None without one. `in_pieces`: deliver text as it is generated.
@@ -98,35 +74,35 @@ class Generate(EngineMessage, frozen=True):
     is_metered: bool = False
 
 
-class Cancel(EngineMessage, frozen=True):
+class Cancel(ChannelMessage, frozen=True):
     """End a request. It has no answer; one that was sent before is ignored."""
 
     id: int
 
 
-class Proceed(EngineMessage, frozen=True):
+class Proceed(ChannelMessage, frozen=True):
     """Run a metered request whose tokens were accepted."""
 
     id: int
 
 
-class Ping(EngineMessage, frozen=True):
+class Ping(ChannelMessage, frozen=True):
     """Ask for a Pong of the same number."""
 
     number: int
 
 
-class Waiting(EngineMessage, frozen=True):
+class Waiting(ChannelMessage, frozen=True):
     """So many requests wait at the client until the engine has room for them."""
 
     calls: int
 
 
-class EndRequests(EngineMessage, frozen=True):
+class EndRequests(ChannelMessage, frozen=True):
     """Fail all requests that have not been answered."""
 
 
-class Close(EngineMessage, frozen=True):
+class Close(ChannelMessage, frozen=True):
     """Unload the model and end. Answered by Closed."""
 
 
@@ -144,13 +120,13 @@ class ErrorState(Struct, frozen=True, array_like=True, gc=False):
     public: str | None = None
 
 
-class Needs(EngineMessage, frozen=True):
+class Needs(ChannelMessage, frozen=True):
     """The needs of the model, estimated from its files."""
 
     needs: ModelNeeds
 
 
-class Loaded(EngineMessage, frozen=True):
+class Loaded(ChannelMessage, frozen=True):
     """The model is loaded and warm."""
 
     spec: Any
@@ -159,7 +135,7 @@ class Loaded(EngineMessage, frozen=True):
     warm_up_s: float
 
 
-class LoadProgress(EngineMessage, frozen=True):
+class LoadProgress(ChannelMessage, frozen=True):
     """The phase of a load, or of the compilation after it, and how much of it is done, as in WorkState."""
 
     what: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
@@ -168,27 +144,27 @@ class LoadProgress(EngineMessage, frozen=True):
     unit: Annotated[str, Meta(max_length=MAX_PHASE_CHARACTERS)]
 
 
-class LoadFailed(EngineMessage, frozen=True):
+class LoadFailed(ChannelMessage, frozen=True):
     """The model cannot be loaded."""
 
     error: ErrorState
 
 
-class Counted(EngineMessage, frozen=True):
+class Counted(ChannelMessage, frozen=True):
     """A metered request has so many tokens; it waits for Proceed or Cancel."""
 
     id: int
     tokens: int
 
 
-class Begun(EngineMessage, frozen=True):
+class Begun(ChannelMessage, frozen=True):
     """The requests are part of a run that begins now."""
 
     ids: list[int]
     at_s: float
 
 
-class Answer(EngineMessage, frozen=True):
+class Answer(ChannelMessage, frozen=True):
     """The answer to a request, its phases in seconds, and the rows of its batch. `runs`: batches of a sampled one."""
 
     id: int
@@ -197,17 +173,17 @@ class Answer(EngineMessage, frozen=True):
     compute_s: float
     decode_s: float = 0.0
     batch_rows: int = 0
-    runs: Annotated[list[BatchRun], Meta(max_length=MAX_LINKS)] = []
+    runs: Annotated[list[BatchRun], Meta(max_length=MAX_LINKS)] = field(default_factory=list)
 
 
-class Failed(EngineMessage, frozen=True):
+class Failed(ChannelMessage, frozen=True):
     """A request ended with an error."""
 
     id: int
     error: ErrorState
 
 
-class TextDeltas(EngineMessage, frozen=True):
+class TextDeltas(ChannelMessage, frozen=True):
     """Further text of a generation.
 
     `first_s`: seconds to its first token, once. `token_s`: seconds between later tokens. `begun`: texts that began
@@ -218,7 +194,7 @@ class TextDeltas(EngineMessage, frozen=True):
     pieces: list[TextDelta]
     usage: Usage
     first_s: float | None = None
-    token_s: list[float] = []
+    token_s: list[float] = field(default_factory=list)
     begun: int = 0
     is_over: bool = False
 
@@ -246,7 +222,7 @@ class StepDeltas(Struct, frozen=True, array_like=True, gc=False):
     tenants: dict[str, tuple[int, int]] = {}
 
 
-class Counts(EngineMessage, frozen=True):
+class Counts(ChannelMessage, frozen=True):
     """Growth of the engine's counts, and its state after the last step; None where nothing has changed."""
 
     batches: BatchDeltas | None = None
@@ -254,13 +230,13 @@ class Counts(EngineMessage, frozen=True):
     stats: StepStats | None = None
 
 
-class SpecLearned(EngineMessage, frozen=True):
+class SpecLearned(ChannelMessage, frozen=True):
     """Requests have shown how their rows may share a batch: the spec from now on."""
 
     spec: Any
 
 
-class Pong(EngineMessage, frozen=True):
+class Pong(ChannelMessage, frozen=True):
     """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle. `at_s`: when it was sent, by the
     clock of the engine's machine.
     """
@@ -270,14 +246,14 @@ class Pong(EngineMessage, frozen=True):
     at_s: float = 0.0
 
 
-class QueueState(EngineMessage, frozen=True):
+class QueueState(ChannelMessage, frozen=True):
     """`call_s`: seconds of the device that a request takes, as learned. `others`: requests of other clients."""
 
     call_s: float
     others: int
 
 
-class Leave(EngineMessage, frozen=True):
+class Leave(ChannelMessage, frozen=True):
     """The engine unloads the model for another one: the client sends no further requests, and Close after the last."""
 
 
@@ -293,7 +269,7 @@ class VersionReport(Struct, frozen=True, array_like=True, gc=False):
     queued_s: float
 
 
-class ReplicaReport(EngineMessage, frozen=True):
+class ReplicaReport(ChannelMessage, frozen=True):
     """The versions in a replica that models share. `free_bytes`: of its budget. `evictions`: by model, since the last
     message; of several clients that follow the replica only one gets them.
     """
@@ -301,10 +277,10 @@ class ReplicaReport(EngineMessage, frozen=True):
     versions: list[VersionReport]
     free_bytes: int
     queued_s: float
-    evictions: dict[str, int] = {}
+    evictions: dict[str, int] = field(default_factory=dict)
 
 
-class Closed(EngineMessage, frozen=True):
+class Closed(ChannelMessage, frozen=True):
     """The model is unloaded; the process ends."""
 
 

@@ -2,7 +2,7 @@
 
 A value of a registered class is a list: the name of the class, then its content. Nothing else can be built from a
 message, and building checks every field against the annotations of the class. Arrays stay arrays: the encoder and the
-decoder of messages write and read them (frameworks.engine.process.wire.arrays).
+decoder of messages write and read them (frameworks.core.channel.arrays).
 """
 
 from typing import Any, TypeVar
@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from frameworks.core import errors
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.engine.process.wire.messages import ErrorState, ProtocolError
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.text.tokens import (

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from frameworks.engine.process.wire.arrays import Reference
-from frameworks.engine.process.wire.messages import Free, ProtocolError
+from frameworks.core.channel.arrays import Reference
+from frameworks.core.channel.messages import ProtocolError
+from frameworks.engine.process.wire.messages import Free
 from frameworks.engine.process.wire.shared_bodies import SharedBody, body_under
 from frameworks.types import Array
 from memory.buffers import ALIGNMENT_BYTES

@@ -10,7 +10,7 @@ from typing import Union, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from frameworks.engine.process.wire.messages import ProtocolError
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.types import (
     MapType,
     ModelSpec,

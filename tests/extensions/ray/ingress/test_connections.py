@@ -23,8 +23,9 @@ from extensions.ray.ingress import link
 from extensions.ray.ingress.clock_offset import PeerClock
 from extensions.ray.ingress.link import ReplicaLink
 from extensions.ray.replica import clients, listener
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import ModelFailed
-from frameworks.engine.process.wire.messages import Infer, ProtocolError
+from frameworks.engine.process.wire.messages import Infer
 from frameworks.types import TensorBatch
 from tests.extensions.ray.replicas import NODE, SECRET, Replica, ask, cluster, serving
 from tests.support.certificates import Authority, server_pair

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.engine.process.wire.messages import (
-    Answer,
-)
+from frameworks.engine.process.wire.messages import Answer
 from frameworks.engine.process.wire.serialization import answer_from_plain
 from tests.support.engine_hosts import (
     FakeSource,

@@ -9,23 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from frameworks.core.channel.messages import ChannelLost, ProtocolError
 from frameworks.core.errors import Draining
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import client_link
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.wire.messages import (
-    Cancel,
-    ChannelLost,
-    Close,
-    Closed,
-    Free,
-    FromEngine,
-    Loaded,
-    Pong,
-    ProtocolError,
-)
+from frameworks.engine.process.wire.messages import Cancel, Close, Closed, Free, FromEngine, Loaded, Pong
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.channels import End
 from tests.support.engine_hosts import SETTINGS, ArrayModel, FakeSource, HostLink, arenas, array_rows, hosted

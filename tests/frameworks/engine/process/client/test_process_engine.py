@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.core.progress import states
 from frameworks.core.timings import Timings
@@ -31,7 +32,6 @@ from frameworks.engine.process.wire.messages import (
     Ping,
     Pong,
     Proceed,
-    ProtocolError,
     SpecLearned,
     StepDeltas,
 )

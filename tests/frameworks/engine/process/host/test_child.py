@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
+from frameworks.core.channel.descriptors import socket_pair
 from frameworks.core.errors import InvalidModel
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.host.model_source import FileSource
-from frameworks.engine.process.wire.descriptors import socket_pair
 from frameworks.engine.process.wire.messages import Answer, Close, Closed, Load, LoadFailed, Needs, Ping, Pong
 from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain

@@ -5,16 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.engine.process.wire.messages import (
-    Answer,
-    Begun,
-    Cancel,
-    Counted,
-    Counts,
-    Ping,
-    Pong,
-    Proceed,
-)
+from frameworks.engine.process.wire.messages import Answer, Begun, Cancel, Counted, Counts, Ping, Pong, Proceed
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import PairRequest, TensorBatch, TextRequest

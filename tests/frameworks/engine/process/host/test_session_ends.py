@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from frameworks.core.channel.descriptors import DescriptorSocket, socket_pair
 from frameworks.core.errors import Draining
 from frameworks.engine.process.host import event_loop
-from frameworks.engine.process.wire.descriptors import DescriptorSocket, socket_pair
 from frameworks.engine.process.wire.messages import (
     Answer,
     Begun,

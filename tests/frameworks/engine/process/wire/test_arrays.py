@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from frameworks.engine.process.wire.arrays import INLINE_BYTES, ArrayWriter, Reference, array_reader
-from frameworks.engine.process.wire.messages import ProtocolError
+from frameworks.core.channel.arrays import INLINE_BYTES, ArrayWriter, Reference, array_reader
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.types import Array
 from tests.support import wire_strategies
 from tests.support.wire_values import is_same

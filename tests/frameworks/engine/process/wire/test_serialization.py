@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.core import errors
+from frameworks.core.channel.arrays import ArrayWriter, array_reader
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import (
     EvictionNeeded,
     InvalidInput,
@@ -17,8 +19,7 @@ from frameworks.core.errors import (
     UnknownField,
 )
 from frameworks.core.tenants import Tenant
-from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
-from frameworks.engine.process.wire.messages import ErrorState, ProtocolError
+from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import (
     SentAnswer,
     SentRequest,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from frameworks.engine.process.wire.messages import ProtocolError
+from frameworks.core.channel.messages import ProtocolError
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain, spec_to_plain
 from frameworks.types import ModelSpec, SequenceSpec, TensorType, ValueSpec
 from tests.support import wire_strategies

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.tenants import DEFAULT_TENANT
-from frameworks.engine.process.wire.messages import Answer, ChannelLost, Infer
+from frameworks.engine.process.wire.messages import Answer, Infer
 from frameworks.engine.process.wire.serialization import answer_from_plain, request_to_plain, tenant_to_plain
 from frameworks.types import TensorBatch
 from tests.support.channels import End, bounded

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from frameworks.core.channel.arrays import ArrayWriter, Find, Placement, array_reader
+from frameworks.core.channel.messages import ChannelLost, ChannelMessage, MessageTooLarge, ProtocolError
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.process.wire.arrays import ArrayWriter, Find, Placement, array_reader
-from frameworks.engine.process.wire.messages import ChannelLost, EngineMessage, MessageTooLarge, ProtocolError
 from memory.sizes import format_size
 
 MAX_FRAME_BYTES = 64 * 1024**2
@@ -89,7 +89,7 @@ class Channel(asyncio.Protocol, Generic[Received]):
         """Whether the peer reads too slowly, so that a request should be refused. Messages can be sent all the same."""
         return self.buffered_bytes > FULL_BYTES
 
-    def send(self, message: EngineMessage) -> None:
+    def send(self, message: ChannelMessage) -> None:
         """Send a message with the others of this round of the loop.
 
         Raises ChannelLost; MessageTooLarge; InvalidInput for text or an integer that msgpack cannot hold; TypeError for

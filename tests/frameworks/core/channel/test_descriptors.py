@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.engine.process.wire.descriptors import DescriptorSocket, socket_pair
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.descriptors import DescriptorSocket, socket_pair
+from frameworks.core.channel.messages import ChannelLost
 from tests.support.channels import in_both_loops
 from tests.support.loops import settle, soon, task
 

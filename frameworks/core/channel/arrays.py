@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
-from frameworks.engine.process.wire.messages import ProtocolError
-from frameworks.types import NUMPY_DTYPES, Array
+from frameworks.core.channel.messages import ProtocolError
+from memory.buffers import Array
 
 INLINE_BYTES = 16 * 1024
 """Numeric arrays up to this size travel in the message."""
@@ -39,8 +39,11 @@ class Placement(Protocol):
         ...
 
 
-_NUMERIC = [dtype for name, dtype in NUMPY_DTYPES.items() if name not in ("bfloat16", "string")]
-_CODES = {dtype: code for code, dtype in enumerate(_NUMERIC, 1)}
+_NUMERIC = (
+    np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+    np.float16, np.float32, np.float64,
+)  # fmt: skip
+_CODES = {np.dtype(each): code for code, each in enumerate(_NUMERIC, 1)}
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _STRINGS = 32
 _REFERENCE = 64  # added to the code of the dtype
@@ -96,7 +99,7 @@ def _plain(value: object) -> object:
 
 def _strings(array: Array) -> bytes:
     if array.dtype.kind not in "OU":
-        raise TypeError(f"expected one of the dtypes {', '.join(NUMPY_DTYPES)}, got {array.dtype}")
+        raise TypeError(f"expected one of the dtypes {', '.join(map(str, _CODES))} or strings, got {array.dtype}")
     texts = array.ravel().tolist()
     for text in texts:
         if not isinstance(text, str):

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from frameworks.engine.process.wire.messages import Answer, ChannelLost, Ping
+from frameworks.core.channel.messages import ChannelLost
+from frameworks.engine.process.wire.messages import Answer, Ping
 from tests.support.channels import End
 from tests.support.loops import soon
 

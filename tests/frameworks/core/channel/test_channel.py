@@ -7,23 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from frameworks.core.channel.arrays import INLINE_BYTES, Reference
+from frameworks.core.channel.channel import FULL_BYTES, MAX_FRAME_BYTES, SPLIT_BYTES, Channel
+from frameworks.core.channel.messages import ChannelLost, MessageTooLarge, ProtocolError
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.process.wire.arrays import INLINE_BYTES, Reference
-from frameworks.engine.process.wire.channel import FULL_BYTES, MAX_FRAME_BYTES, SPLIT_BYTES, Channel
-from frameworks.engine.process.wire.messages import (
-    Answer,
-    Cancel,
-    ChannelLost,
-    Close,
-    Closed,
-    Counted,
-    Free,
-    MessageTooLarge,
-    Ping,
-    Pong,
-    ProtocolError,
-    ToEngine,
-)
+from frameworks.engine.process.wire.messages import Answer, Cancel, Close, Closed, Counted, Free, Ping, Pong, ToEngine
 from frameworks.types import Array
 from tests.support.channels import End, frame, frames_of, in_both_loops, open_pair, open_to_socket, read_all
 from tests.support.loops import settle, soon

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from struct import Struct
 
-from frameworks.engine.process.wire.messages import ChannelLost
+from frameworks.core.channel.messages import ChannelLost
 
 MAX_DESCRIPTORS = 8
 """Maximum number of descriptors of one group."""

@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.engine.process.wire.arrays import ArrayWriter, array_reader
+from frameworks.core.channel.arrays import ArrayWriter, array_reader
 from frameworks.engine.process.wire.messages import FromEngine, ToEngine
 from tests.support import wire_strategies
 from tests.support.channels import EITHER, bounded, frame, open_pair, open_to_socket
