@@ -11,9 +11,7 @@ from frameworks.core.errors import Overloaded
 from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
-from frameworks.scheduling.shared_admission import request_limit
-from frameworks.scheduling.shared_bytes import byte_limit
-from frameworks.scheduling.shared_limits import SharedLimits, TenantShare
+from frameworks.scheduling.shared_limits import SharedLimits, TenantShare, byte_limit, request_limit
 
 
 class TenantLimits:

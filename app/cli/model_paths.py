@@ -9,8 +9,7 @@ from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.core.addresses import SourceAddress, is_address, parse_address
 from frameworks.core.names import is_model_name, last_part
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
-from frameworks.models.versions.local_files import framework_of
-from frameworks.models.versions.version_folders import find_versions
+from frameworks.models.versions.version_folders import find_versions, framework_of
 from frameworks.sources.contract import Framework
 
 _NOT_A_MODEL = (

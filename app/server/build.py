@@ -65,12 +65,11 @@ from app.workers.tallies.merged import MergedTallies
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.core.vector_search import NamedCollections
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.residency.starters import Starter
+from frameworks.models.residency.processes import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.scheduling.shared_admission import request_limit
-from frameworks.scheduling.shared_limits import SharedLimits
+from frameworks.scheduling.shared_limits import SharedLimits, request_limit
 from memory.host import resident_bytes
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool

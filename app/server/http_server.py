@@ -1,4 +1,4 @@
-"""Configure uvicorn with the bounds of connections, and accept connections for it."""
+"""Configure uvicorn with the bounds of connections and open files, and accept connections for it."""
 
 import asyncio
 import os
@@ -6,6 +6,7 @@ import socket
 from functools import partial
 from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -18,9 +19,8 @@ from app.http.listener.protocol import BoundedHttpProtocol
 from app.http.listener.tls import tls_protocol
 from app.http.origins import OriginRules
 from app.http.prefixes import PrefixRules
-from app.server.descriptors import connections_within_limit
 from app.workers.sockets import BACKLOG
-from frameworks.scheduling.shared_bytes import byte_limit
+from frameworks.scheduling.shared_limits import byte_limit
 from memory.shared_counters import CounterRow
 
 # Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
@@ -126,3 +126,45 @@ def _http_class(connections: Connections) -> Any:
     """Return the class of connections for uvicorn.Config."""
     http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
     return http if connections.tls is None else tls_protocol(http, connections.tls, connections)
+
+
+log = structlog.get_logger(__name__)
+
+_FEW = 1024
+"""Fewer connections than this may not suffice for the clients of a server."""
+
+_RESERVED = 1536
+"""File descriptors for other uses than HTTP connections: 1,024 for those of gRPC, and 512 for model files and pipes."""
+
+
+def connections_within_limit(max_connections: int, logs_warnings: bool = True) -> int:
+    """Raise the soft limit on open files as far as `max_connections` need and the hard limit permits.
+
+    Returns how many connections fit below the limit. A warning says so if they are fewer, and below 1,024.
+    """
+    if os.name == "nt":
+        return max_connections
+    import resource
+
+    needed = max_connections + _RESERVED
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return max_connections
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS refuses more than its own maximum, although the hard limit is infinite
+        wanted = soft
+    if wanted >= needed:
+        return max_connections
+    # Below a very low limit half of the descriptors are for connections.
+    fitting = max(wanted - _RESERVED, wanted // 2, 1)
+    if not logs_warnings or fitting >= _FEW:
+        return fitting
+    log.warning(
+        "the limit on open files is lower than server.max_connections needs",
+        limit=wanted,
+        needed=needed,
+        max_connections=fitting,
+    )
+    return fitting

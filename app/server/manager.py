@@ -12,8 +12,7 @@ from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
-from frameworks.models.residency.processes import ProcessStarter
-from frameworks.models.residency.starters import Starter
+from frameworks.models.residency.processes import ProcessStarter, Starter
 from frameworks.models.versions.downloads import Downloads
 from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.sources.contract import Framework

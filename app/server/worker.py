@@ -60,7 +60,7 @@ from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.shared.failures import WorkerFailures
 from app.workers.shared.nonces import WorkerNonces
 from app.workers.sockets import HttpSockets
-from app.workers.tallies.sender import TalliesSender
+from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.core.devices import DeviceManager, SystemProbe

@@ -1,7 +1,8 @@
 """Give the requests of a worker the models of the server: look them up, and wait for loads of the supervisor."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import structlog
 
@@ -19,14 +20,119 @@ from frameworks.replicas.applied_models import AppliedModels
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.engines import WorkerEngines
 from frameworks.replicas.identities import Identities
-from frameworks.replicas.messages import LoadEnded, LoadForRequest, StateSent
-from frameworks.replicas.shared_loads import SharedLoads
-from frameworks.replicas.use_reports import UseReports
+from frameworks.replicas.messages import LoadEnded, LoadForRequest, LocalCounts, StateSent, Uses, VersionUse
+from frameworks.replicas.serving import Serving
 from frameworks.replicas.version import ReplicaVersion
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
 from memory.pooled_arrays import PooledArrays
+
+
+class _SharedLoad:
+    __slots__ = ("task", "waiting")
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class SharedLoads:
+    """Owned by the event loop."""
+
+    def __init__(self, load: Callable[[ReplicaVersion], Awaitable[None]]) -> None:
+        """`load(version)`: called once for all requests that wait at the same time, and cancelled with the last one."""
+        self._load = load
+        self._loads: dict[ReplicaVersion, _SharedLoad] = {}
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    async def join(self, version: ReplicaVersion) -> None:
+        """Wait for the load of a version. Raises its errors, and Draining after `close`."""
+        load = self._loads.get(version)
+        # A load that is done is forgotten at the end of the round: the request needs another one.
+        if load is None or load.task.done():
+            task = asyncio.get_running_loop().create_task(self._run(version))
+            load = self._loads[version] = _SharedLoad(task)
+            task.add_done_callback(partial(self._end, version, load))
+        load.waiting += 1
+        try:
+            await asyncio.shield(load.task)
+        except asyncio.CancelledError:
+            if load.task.cancelled():
+                raise Draining(Draining.UNANSWERED) from None
+            raise
+        finally:
+            load.waiting -= 1
+            if not load.waiting and not load.task.done():
+                # At once: a request that arrives now needs a load of its own.
+                self._forget(version, load)
+                load.task.cancel()
+
+    def close(self) -> None:
+        """Cancel all loads."""
+        for load in self._loads.values():
+            load.task.cancel()
+
+    async def _run(self, version: ReplicaVersion) -> None:
+        await self._load(version)
+
+    def _end(self, version: ReplicaVersion, load: _SharedLoad, task: asyncio.Task[None]) -> None:
+        self._forget(version, load)
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: all requests may be cancelled
+
+    def _forget(self, version: ReplicaVersion, load: _SharedLoad) -> None:
+        if self._loads.get(version) is load:
+            del self._loads[version]
+
+
+PERIOD_S = 0.25
+"""Time between two reports."""
+
+
+class UseReports:
+    """Sends only what has changed. Owned by the event loop."""
+
+    def __init__(self, link: ControlLink, servings: Mapping[int, Serving]) -> None:
+        """`servings`: the loads of the worker, by number."""
+        self._link = link
+        self._servings = servings
+        self._sent: dict[int, VersionUse] = {}
+        self._start_timer()
+
+    def close(self) -> None:
+        """Report no more."""
+        self._timer.cancel()
+
+    def report_counts(self, serving: Serving) -> None:
+        """Send the growth of the counts of a model that runs here."""
+        counts = serving.growth.take(())
+        if counts is not None:
+            prepare = serving.prepare
+            self._link.send(LocalCounts(prepare.name, prepare.version, counts.batches, counts.steps))
+
+    def report(self) -> None:
+        """Report all changes now."""
+        uses: dict[int, VersionUse] = {}
+        for number, serving in self._servings.items():
+            version = serving.version
+            if version is not None:
+                uses[number] = VersionUse(number, version.references, version.last_used_s)
+            self.report_counts(serving)
+        changed = [use for number, use in uses.items() if self._sent.get(number) != use]
+        self._sent = uses
+        if changed:
+            self._link.send(Uses(changed))
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._report_again)
+
+    def _report_again(self) -> None:
+        self._start_timer()
+        self.report()
+
 
 log = structlog.get_logger(__name__)
 

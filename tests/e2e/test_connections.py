@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.server.descriptors import connections_within_limit
+from app.server.http_server import connections_within_limit
 from tests.e2e.configs import DIGITS
 from tests.e2e.conftest import Start
 from tests.e2e.load import QUESTION, callers, slow_model, wait_for_inflight

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from memory.buffers import ALIGNMENT_BYTES, Array, size_classes
-from memory.lease import LeaseEnded
 from memory.settings import MemorySettings
-from memory.tensor_pool import HOST, PoolStats, TensorPool, TensorTooLarge
+from memory.tensor_pool import HOST, LeaseEnded, PoolStats, TensorPool, TensorTooLarge
 
 FLOAT32 = np.dtype(np.float32)
 KIB = 1024

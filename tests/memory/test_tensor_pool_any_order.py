@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from memory.buffers import Array
-from memory.lease import Lease, LeaseEnded
 from memory.settings import MemorySettings
-from memory.tensor_pool import HOST, TensorPool, TensorTooLarge
+from memory.tensor_pool import HOST, Lease, LeaseEnded, TensorPool, TensorTooLarge
 
 BYTES = np.dtype(np.uint8)
 SETTINGS = MemorySettings(pool_size=5, max_tensor_size=4096, max_allocated=16384, gc_threshold=0.8)

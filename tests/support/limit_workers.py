@@ -28,9 +28,7 @@ from frameworks.core.errors import Overloaded
 from frameworks.core.tenants import Tenant
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.scheduling.shared_admission import SharedRequestLimit
-from frameworks.scheduling.shared_bytes import SharedByteLimit
-from frameworks.scheduling.shared_limits import SharedLimits
+from frameworks.scheduling.shared_limits import SharedByteLimit, SharedLimits, SharedRequestLimit
 from memory.shared_pairs import SharedPairs
 
 WORKERS = 4

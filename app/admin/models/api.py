@@ -23,9 +23,9 @@ from app.protocols.shared.bodies import Body
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.core.settings.entries import Isolation
-from frameworks.models.versions.local_files import EXPECTED_FILES, framework_of_model
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version_folders import EXPECTED_FILES, framework_of_model
 from frameworks.sources.contract import Framework
 
 Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]

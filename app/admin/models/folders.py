@@ -14,8 +14,7 @@ from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.files import find_graph
-from frameworks.models.versions.local_files import framework_of
-from frameworks.models.versions.version_folders import ONLY_VERSION, find_versions
+from frameworks.models.versions.version_folders import ONLY_VERSION, find_versions, framework_of
 
 _MOST_FOLDERS = 500
 _MOST_LOOKED_AT = 5000

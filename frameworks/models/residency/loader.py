@@ -21,16 +21,15 @@ from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.models.residency.load_lock import LoadLock
 from frameworks.models.residency.pipelines import PipelineLoader
-from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.residency.processes import ProcessStarter, Starter
 from frameworks.models.residency.small_models import (
     reason_of_device,
     reason_of_framework,
     reason_of_runs,
     reason_of_size,
 )
-from frameworks.models.residency.starters import Starter
-from frameworks.models.versions.files_state import FilesState, files_state
 from frameworks.models.versions.version import ModelVersion
+from frameworks.models.versions.version_folders import FilesState, files_state
 from frameworks.pipelines.engine import PipelineEngine
 from frameworks.runtime import LoadedModel, Registry
 from frameworks.types import ModelSpec

@@ -3,19 +3,51 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
+from frameworks.core.cpus import format_cpus, parse_cpus
 from frameworks.core.devices import Device, ModelNeeds
+from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entry_values import names_several_devices
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.launch import LaunchOptions
 from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
-from frameworks.engine.process.cpus import select_cpus
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.registries import RegistrySettings
 from frameworks.models.versions.version import ModelVersion
+
+
+class Starter(Protocol):
+    """Owned by the event loop."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its loads run one at a time: in processes of this machine, which needs memory for each."""
+        ...
+
+    async def needs(self, version: ModelVersion) -> ModelNeeds:
+        """Return what the version needs of a device here. Raises InvalidModel, and ModelFailed where it was lost."""
+        ...
+
+    async def load(
+        self, version: ModelVersion, devices: Sequence[Device]
+    ) -> tuple[ProcessEngine | EngineGroup, list[Started]]:
+        """Load a version; return its engine, and what was started for each device.
+
+        Raises InvalidModel, OutOfMemory, and ModelFailed where it was lost.
+        """
+        ...
+
+    def discard(self, version: ModelVersion) -> None:
+        """Forget what `needs` has prepared for a load."""
+        ...
+
+    def close(self) -> None:
+        """Forget all that was prepared for loads."""
+        ...
+
 
 BACKGROUND_NICENESS = 10
 """Niceness of a process whose callers can wait, where its entry names none: of an offline run and of a shadow."""
@@ -125,3 +157,20 @@ def _niceness(version: ModelVersion) -> int:
     if niceness is not None:
         return niceness
     return BACKGROUND_NICENESS if version.is_background else 0
+
+
+def select_cpus(text: str | None) -> frozenset[int] | None:
+    """Return the CPUs of a model's `cpus`; None for all CPUs of the server.
+
+    Raises InvalidModel where the server may not use one of them. Not checked where the system cannot bind processes.
+    """
+    if text is None:
+        return None
+    cpus = parse_cpus(text)
+    usable = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus
+    if not cpus <= usable:
+        raise InvalidModel(
+            f'cpus: expected CPUs that the server may use ("{format_cpus(usable)}"), '
+            f'got "{format_cpus(cpus - usable)}" beside them; correct the list'
+        )
+    return cpus

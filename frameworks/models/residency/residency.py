@@ -24,8 +24,7 @@ from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.engine.contract import Engine
 from frameworks.models.residency.ledger import LoadOptions, MemoryLedger
 from frameworks.models.residency.loader import Loaded, Loader
-from frameworks.models.versions.identity import ModelIdentity
-from frameworks.models.versions.serving_ids import new_serving_id
+from frameworks.models.versions.identity import ModelIdentity, new_serving_id
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size

@@ -5,9 +5,9 @@ import asyncio
 import structlog
 
 from frameworks.models.residency.residency import ModelResidency
-from frameworks.models.versions.files_state import files_state
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.version_folders import files_state
 
 log = structlog.get_logger(__name__)
 

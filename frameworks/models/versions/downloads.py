@@ -14,7 +14,7 @@ import frameworks.sources.offline  # noqa: F401 - it reads HF_HUB_OFFLINE before
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import Draining
 from frameworks.core.progress import Work, working
-from frameworks.models.versions.download import Download
+from frameworks.models.versions.identity import Download
 from frameworks.models.versions.version import ModelVersion
 from frameworks.sources.contract import Framework
 

@@ -1,21 +1,48 @@
 """Hold the state that all versions of a model share."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import Isolation, PerformanceSettings, TorchModelEntry
 from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.models.versions.download import ModelDownloads
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
-from frameworks.scheduling.shared_admission import request_limit
+from frameworks.scheduling.shared_limits import request_limit
 from memory.shared_counters import CounterRow
+
+if TYPE_CHECKING:
+    from frameworks.sources.store import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A download that runs. `progress`: written by its thread. `cancel`: ends it; its load fails with Draining."""
+
+    progress: "Progress"
+    cancel: Callable[[], object]
+
+
+@dataclass(slots=True)
+class ModelDownloads:
+    """Owned by the event loop. The keys are versions."""
+
+    running: dict[str, Download] = field(default_factory=dict)
+    received_bytes: Counter[str] = field(default_factory=Counter)
+    """Received since the start of the server, also by downloads that failed."""
+
+    def cancel(self, version: str | None) -> None:
+        """End the downloads of a version; None: of all."""
+        for name, download in list(self.running.items()):
+            if version in (None, name):
+                download.cancel()
 
 
 def batch_limits(entry: ModelEntry, performance: PerformanceSettings) -> BatchLimits:
@@ -86,3 +113,11 @@ class ModelIdentity:
         return EngineSettings(
             self.name, self.limits, self.ageing_s, entry.token_ids is not None, entry.max_batch_seconds
         )
+
+
+_numbers = itertools.count(1)
+
+
+def new_serving_id() -> int:
+    """Return the number of another load, unique in this process."""
+    return next(_numbers)

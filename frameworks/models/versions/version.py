@@ -14,10 +14,9 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.generation.types import StepStats
-from frameworks.models.versions.files_state import FilesState
-from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.identity import ModelIdentity, new_serving_id
 from frameworks.models.versions.load_failures import LoadFailures
-from frameworks.models.versions.serving_ids import new_serving_id
+from frameworks.models.versions.version_folders import FilesState
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
 

@@ -1,9 +1,12 @@
-"""Find the versions below a model's path: numbered folders, or the files of a single version."""
+"""Find the versions below a model's path, tell their framework, and whether their files have changed."""
 
+import os
 import re
 from pathlib import Path
 
+from frameworks.core.files import find_graph
 from frameworks.core.settings.entry_values import VersionPolicy
+from frameworks.sources.contract import Framework
 
 ONLY_VERSION = "1"
 """The version of a model whose path has no version folders."""
@@ -42,3 +45,65 @@ def version_of(file: Path, folder: Path) -> str | None:
     except ValueError:
         return None
     return first[0] if first and _NUMBER.fullmatch(first[0]) else None
+
+
+FilesState = frozenset[tuple[str, int, int, int]]
+"""Path, size, modification time (ns) and inode of each file. Reading it does not open the files."""
+
+
+def files_state(path: Path) -> FilesState:
+    """Return the state of a model file and the files whose names begin with its name, or of all files in a folder.
+
+    Version folders and hidden files are not of the version. Files that cannot be read are left out. Blocks.
+    """
+    if not path.is_dir():
+        return frozenset(state for file in _siblings(path) if (state := _state_of(file)))
+    states = set()
+    for folder, names, files in os.walk(path):
+        names[:] = [name for name in names if not name.startswith(".") and not is_version_folder(Path(folder, name))]
+        for name in files:
+            state = None if name.startswith(".") else _state_of(Path(folder, name))
+            if state is not None:
+                states.add(state)
+    return frozenset(states)
+
+
+def _siblings(path: Path) -> list[Path]:
+    """Return a model file and its external data, as `model.onnx` and `model.onnx.data`."""
+    try:
+        return [each for each in path.parent.iterdir() if each.name.startswith(path.name) and each.is_file()]
+    except OSError:
+        return []
+
+
+def _state_of(file: Path) -> tuple[str, int, int, int] | None:
+    try:
+        state = file.stat()
+    except OSError:
+        return None
+    return str(file), state.st_size, state.st_mtime_ns, state.st_ino
+
+
+GGUF = ".gguf"
+EXPECTED_FILES = "an .onnx or .gguf file, or a folder with model.onnx, onnx/model.onnx, *.safetensors or one .gguf file"
+
+
+def framework_of(path: Path) -> Framework | None:
+    """Return the framework of one version, a file or a folder; None if it is no model. Blocks."""
+    if path.is_file():
+        return "onnx" if path.suffix == ".onnx" else "pytorch" if path.suffix.lower() == GGUF else None
+    graph = find_graph(path)
+    if graph is not None and graph.parent == path:
+        return "onnx"
+    try:
+        has_weights = any(each.suffix == ".safetensors" or each.suffix.lower() == GGUF for each in path.iterdir())
+    except OSError:  # absent, or not readable
+        return None
+    if has_weights:
+        return "pytorch"
+    return None if graph is None else "onnx"
+
+
+def framework_of_model(path: Path) -> Framework | None:
+    """Return as `framework_of`, for the newest version where the path has version folders. Blocks."""
+    return framework_of(list(find_versions(path).values())[-1])

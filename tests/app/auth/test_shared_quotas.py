@@ -14,9 +14,7 @@ from app.auth.token_bucket import SharedTokenBucket, TokenBucket
 from app.config.auth_settings import TenantSettings
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.scheduling.shared_admission import SharedRequestLimit
-from frameworks.scheduling.shared_bytes import SharedByteLimit
-from frameworks.scheduling.shared_limits import SharedLimits
+from frameworks.scheduling.shared_limits import SharedByteLimit, SharedLimits, SharedRequestLimit
 from memory.shared_pairs import SharedPairs
 from tests.app.auth.test_quotas import TENANT, TwoTenants, optional_bounds
 from tests.support.clocks import Clock

@@ -10,8 +10,7 @@ from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import Histogram, RequestTallies
 from app.workers.messages import messages_to_worker
 from app.workers.tallies.merged import MergedTallies
-from app.workers.tallies.sender import TalliesSender
-from app.workers.tallies.tallies import WorkerTallies
+from app.workers.tallies.tallies import TalliesSender, WorkerTallies
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.models.versions.slot import ModelSlot

@@ -9,9 +9,9 @@ from frameworks.core.errors import OutOfMemory, Overloaded
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.replicas.changes import state_of
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
-from frameworks.replicas.model_states import state_of
 from frameworks.replicas.peers import Peer
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevices

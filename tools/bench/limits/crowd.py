@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from app.server.descriptors import connections_within_limit
+from app.server.http_server import connections_within_limit
 
 _PERIOD_S = 1.0
 """Between two bytes of a connection that trickles."""

@@ -1,6 +1,7 @@
 """Models with a process of their own in a manager: loads, crashes, unloads, and no process left behind."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
-from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.residency.processes import ProcessStarter, select_cpus
 from frameworks.models.versions.version import ModelState
 from frameworks.types import TensorBatch
 from tests.support.fake_probe import FakeProbe
@@ -170,3 +171,27 @@ async def test_unknown_cpus_are_invalid(graph: Path) -> None:
         with pytest.raises(InvalidModel, match="cpus: expected CPUs"):
             await manager.load("m")
         assert not process_registry.count()
+
+
+@pytest.fixture(autouse=True)
+def affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server use the CPUs 2 to 5 of the machine."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5}, raising=False)
+
+
+def test_entry_without_cpus_selects_none() -> None:
+    assert select_cpus(None) is None
+
+
+def test_usable_cpus_are_selected() -> None:
+    assert select_cpus("2,4-5") == frozenset({2, 4, 5})
+
+
+def test_unusable_cpus_are_refused() -> None:
+    with pytest.raises(InvalidModel, match=r'expected CPUs that the server may use \("2-5"\), got "0-1,6" beside them'):
+        select_cpus("0-6")
+
+
+def test_cpus_not_checked_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert select_cpus("0-6") == frozenset(range(7))

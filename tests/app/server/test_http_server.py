@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from app.server.descriptors import connections_within_limit
+from app.server.http_server import connections_within_limit
 
 INFINITY = resource.RLIM_INFINITY
 Limits = tuple[int, int]

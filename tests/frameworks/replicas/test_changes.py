@@ -7,10 +7,10 @@ from msgspec import msgpack
 from app.workers.messages import messages_to_worker
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.replicas.changes import state_of
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
 from frameworks.replicas.messages import ModelState
-from frameworks.replicas.model_states import state_of
 from frameworks.replicas.peers import Peer
 from frameworks.scheduling.device_clock import SharedDevices
 from tests.support.batch_models import FakeRegistry

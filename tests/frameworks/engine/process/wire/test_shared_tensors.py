@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from frameworks.engine.process.wire.messages import Free
-from frameworks.engine.process.wire.shared_bodies import body_under
-from frameworks.engine.process.wire.shared_tensors import SharedTensors
+from frameworks.engine.process.wire.shared_tensors import SharedTensors, body_under
 from frameworks.types import Array
 from memory.buffers import ALIGNMENT_BYTES
 from memory.shared_arena import SharedArena
