@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from frameworks.generation.types import GenerationSpec
 from frameworks.images.spec import ImageSpec
@@ -38,8 +39,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(Struct, frozen=True, tag="tensor"):
     """A tensor. `shape`: -1 is a free dimension; None where the model declares no rank."""
 
     dtype: str
@@ -49,8 +49,7 @@ class TensorType:
         return self.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceType:
+class SequenceType(Struct, frozen=True, tag="sequence"):
     """An ONNX sequence: a list of values of one type."""
 
     element: "ValueType"
@@ -59,8 +58,7 @@ class SequenceType:
         return f"sequence({self.element})"
 
 
-@dataclass(frozen=True, slots=True)
-class MapType:
+class MapType(Struct, frozen=True, tag="map"):
     """An ONNX map from `key` (`string` or `int64`) to values of one type."""
 
     key: str
@@ -70,8 +68,7 @@ class MapType:
         return f"map({self.key}, {self.value})"
 
 
-@dataclass(frozen=True, slots=True)
-class OptionalType:
+class OptionalType(Struct, frozen=True, tag="optional"):
     """An ONNX optional: a value of the inner type, or None."""
 
     inner: "ValueType"
@@ -134,7 +131,7 @@ class SequenceSpec:
     """
 
     axis: int
-    pad_values: Mapping[str, float] = field(hash=False)
+    pad_values: Mapping[str, int | float] = field(hash=False)
     mask: ValueSpec | None = None
     output_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     unpadded_because: str | None = "it was not warmed up"

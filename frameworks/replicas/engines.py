@@ -13,7 +13,7 @@ from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import spec_from_plain
 from frameworks.models.residency.loader import Loader
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.version import ModelVersion

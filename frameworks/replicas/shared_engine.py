@@ -13,7 +13,6 @@ from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
-from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.types import StepStats
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
@@ -192,7 +191,7 @@ class SharedEngine:
             for each in descriptors:
                 os.close(each)
         loaded = started.loaded
-        return Connected(request.id, spec_to_plain(process.model.spec), loaded.memory_bytes, loaded.load_s)
+        return Connected(request.id, process.model.spec, loaded.memory_bytes, loaded.load_s)
 
     def settled(self, peer: Peer, index: int) -> None:
         """Note that all suspects of a worker at a process have an outcome."""

@@ -33,7 +33,7 @@ from frameworks.engine.process.wire.messages import (
     Needs,
     ToEngine,
 )
-from frameworks.engine.process.wire.serialization import SentRequest, request_to_plain
+from frameworks.engine.process.wire.serialization import SentRequest, request_to_plain, spec_from_plain
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
 from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.registries import RegistrySettings

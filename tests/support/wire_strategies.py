@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
@@ -340,7 +341,7 @@ message_fields: dict[type[ChannelMessage], tuple[st.SearchStrategy[Any], ...]] =
     messages.Waiting: (counts,),
     messages.EndRequests: (),
     messages.Close: (),
-    messages.Loaded: (specs.map(spec_to_plain), counts, _seconds, _seconds),
+    messages.Loaded: (specs.map(msgspec.to_builtins), counts, _seconds, _seconds),
     messages.LoadProgress: (st.text(max_size=9), counts, counts, st.text(max_size=9)),
     messages.LoadFailed: (_errors,),
     messages.Counted: (_ids, counts),
@@ -352,7 +353,7 @@ message_fields: dict[type[ChannelMessage], tuple[st.SearchStrategy[Any], ...]] =
         st.booleans(),
     ),
     messages.Counts: (st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
-    messages.SpecLearned: (specs.map(spec_to_plain),),
+    messages.SpecLearned: (specs.map(msgspec.to_builtins),),
     messages.Pong: (counts, _seconds, _seconds),
     messages.QueueState: (_seconds, counts),
     messages.Leave: (),

@@ -26,8 +26,7 @@ from frameworks.engine.process.wire.messages import (
     Pong,
     ToEngine,
 )
-from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import error_from_plain, spec_from_plain
 from frameworks.types import Array
 
 log = structlog.get_logger(__name__)

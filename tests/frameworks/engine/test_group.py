@@ -313,10 +313,10 @@ async def test_spec_has_devices_of_all_processes(group: FakeGroup) -> None:
     before = group.engine.model.spec
     assert before.device == "cpu,cpu"
     learned = replace(SPEC, batched_inputs=frozenset({"x"}))
-    group.members[1].link.receive(SpecLearned(spec_to_plain(learned)))
+    group.members[1].link.receive(SpecLearned(learned))
     after = group.engine.model.spec
     assert after == replace(learned, device="cpu,cpu")
-    group.members[0].link.receive(SpecLearned(spec_to_plain(learned)))
+    group.members[0].link.receive(SpecLearned(learned))
     assert group.engine.model.spec is after
 
 

@@ -32,7 +32,7 @@ from frameworks.engine.process.wire.messages import (
     SpecLearned,
     Waiting,
 )
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import spec_from_plain
 from frameworks.generation.types import GenerateRequest, StepStats
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.tokens import TokenAnswer

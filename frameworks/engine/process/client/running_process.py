@@ -32,8 +32,7 @@ from frameworks.engine.process.wire.messages import (
     Needs,
     ToEngine,
 )
-from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import error_from_plain, spec_from_plain
 from frameworks.engine.registries import RegistrySettings
 from frameworks.runtime import ModelEntry
 from memory.shared_arena import SharedArena

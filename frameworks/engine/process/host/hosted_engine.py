@@ -13,7 +13,6 @@ from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
 from frameworks.engine.process.wire.serialization import PlainTenant, tenant_from_plain
-from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.types import ModelSpec
@@ -68,7 +67,7 @@ class HostedEngine:
         """Send the spec to a new client if it has changed since the load."""
         spec = self._sent_spec
         if spec is not None and spec is not self._loaded_spec and sender.is_open:
-            sender.send(SpecLearned(spec_to_plain(spec)))
+            sender.send(SpecLearned(spec))
 
     def remove(self, client: HostedClient) -> None:
         """Forget a client without calls."""
@@ -119,7 +118,7 @@ class HostedEngine:
         self.engine, self.name = engine, settings.name
         self._loaded_spec = self._sent_spec = engine.model.spec
         self._look_at_kernels()
-        return Loaded(spec_to_plain(engine.model.spec), hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
+        return Loaded(engine.model.spec, hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
 
     def _send_spec(self) -> None:
         """Send a spec that was learned to all clients."""
@@ -130,7 +129,7 @@ class HostedEngine:
             for client in self.clients:
                 # A channel that opens gets it from `describe`.
                 if client.sender.is_open:
-                    client.sender.send(SpecLearned(spec_to_plain(spec)))
+                    client.sender.send(SpecLearned(spec))
 
     def _look_at_kernels(self) -> None:
         if self._is_over:

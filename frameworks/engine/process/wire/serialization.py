@@ -1,4 +1,4 @@
-"""Turn requests, answers, tenants and errors into plain values of msgpack, and back.
+"""Turn requests, answers, specs, tenants and errors into plain values of msgpack, and back.
 
 A value of a registered class is a list: the name of the class, then its content. Nothing else can be built from a
 message, and building checks every field against the annotations of the class. Arrays stay arrays: the encoder and the
@@ -31,6 +31,7 @@ from frameworks.types import (
     Answer,
     ClassifyAnswer,
     EmbedAnswer,
+    ModelSpec,
     PairRequest,
     ScoreAnswer,
     TensorBatch,
@@ -102,6 +103,14 @@ def answer_from_plain(plain: object) -> SentAnswer:
         case ["outputs", dict() as outputs]:
             return _checked_values(outputs)
     return _built(plain, _ANSWERS, "answer")
+
+
+def spec_from_plain(plain: object) -> ModelSpec:
+    """Return the spec of a model, which was sent as it is. Raises ProtocolError for a damaged one."""
+    try:
+        return msgspec.convert(plain, ModelSpec)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"spec: expected the fields of a model's spec, got others ({error})") from None
 
 
 def tenant_to_plain(tenant: Tenant) -> PlainTenant:

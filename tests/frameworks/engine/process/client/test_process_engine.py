@@ -168,7 +168,7 @@ async def test_compilation_in_process_is_shown(is_lost: bool) -> None:
     if is_lost:
         harness.link.lose()
     else:
-        harness.link.receive(SpecLearned(spec_to_plain(SPEC)))
+        harness.link.receive(SpecLearned(SPEC))
         harness.link.receive(LoadProgress("kernels", 1, 2, "kernels"))  # sent before
     assert not shown()
     await harness.engine.close()

@@ -19,8 +19,7 @@ from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.host.model_source import FileSource
 from frameworks.engine.process.wire.messages import Answer, Close, Closed, Load, LoadFailed, Needs, Ping, Pong
-from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain, spec_from_plain
 from frameworks.types import TensorBatch
 from memory.garbage import pause_collections
 from tests.support.engine_hosts import CPU, SETTINGS, HostLink, arenas, measured

@@ -23,8 +23,7 @@ from frameworks.engine.process.wire.messages import (
     LoadProgress,
     Needs,
 )
-from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain, spec_from_plain
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     ARENA_BYTES,

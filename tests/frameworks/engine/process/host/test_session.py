@@ -11,8 +11,7 @@ from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.traces import SPAN_BYTES
 from frameworks.engine.process.host import hosted_engine, session
 from frameworks.engine.process.wire.messages import Answer, Cancel, Counted, Infer, LoadProgress, Proceed, SpecLearned
-from frameworks.engine.process.wire.serialization import request_to_plain
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
+from frameworks.engine.process.wire.serialization import request_to_plain, spec_from_plain
 from frameworks.types import Batch, ProductTrial, TextRequest, Value
 from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
 from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of

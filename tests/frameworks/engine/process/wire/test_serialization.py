@@ -29,11 +29,21 @@ from frameworks.engine.process.wire.serialization import (
     error_to_plain,
     request_from_plain,
     request_to_plain,
+    spec_from_plain,
     tenant_from_plain,
     tenant_to_plain,
 )
 from frameworks.generation.types import Constraint, GenerateRequest
-from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest
+from frameworks.types import (
+    ClassifyAnswer,
+    EmbedAnswer,
+    ModelSpec,
+    SequenceSpec,
+    TensorBatch,
+    TensorType,
+    TextRequest,
+    ValueSpec,
+)
 from tests.support import wire_strategies
 from tests.support.wire_values import is_same
 
@@ -200,3 +210,46 @@ def test_damaged_error_returns_model_failed(name: str) -> None:
 
 def test_error_with_surrogate_is_sendable() -> None:
     assert error_from_plain(_state_sent(ModelFailed("caf\u00e9 \ud800"))).args == ("caf\u00e9 ?",)
+
+
+@given(wire_strategies.specs)
+def test_spec_sent_returns_equal(spec: ModelSpec) -> None:
+    assert is_same(spec_from_plain(_sent(spec)), spec)
+
+
+@given(wire_strategies.plain_values)
+def test_damaged_spec_raises_protocol_error(value: object) -> None:
+    with pytest.raises(ProtocolError, match="spec"):
+        spec_from_plain(value)
+
+
+_TENSOR = ValueSpec("x", TensorType("float32", (1, -1)))
+_SPEC = ModelSpec("onnx", "tensor", (_TENSOR,), (_TENSOR,), "cpu", "f32", 3, sequence=SequenceSpec(1, {"x": 0}))
+
+
+@pytest.mark.parametrize("name", ["framework", "task", "inputs", "memory_bytes", "batched_inputs", "sequence"])
+def test_spec_with_damaged_field_raises_protocol_error(name: str) -> None:
+    plain = _sent(_SPEC) | {name: {"a": b"raw"}}
+    with pytest.raises(ProtocolError, match="spec"):
+        spec_from_plain(plain)
+
+
+def test_spec_with_unknown_type_raises_protocol_error() -> None:
+    plain = _sent(_SPEC)
+    plain["inputs"][0]["type"]["type"] = "sparse"
+    with pytest.raises(ProtocolError, match="sparse"):
+        spec_from_plain(plain)
+
+
+def test_deep_type_raises_protocol_error() -> None:
+    plain = _sent(_SPEC)
+    for _ in range(5000):
+        plain["inputs"][0]["type"] = {"type": "optional", "inner": plain["inputs"][0]["type"]}
+    with pytest.raises(ProtocolError, match="spec"):
+        spec_from_plain(plain)
+
+
+def test_pad_values_keep_integers() -> None:
+    got = spec_from_plain(_sent(_SPEC))
+    assert got.sequence is not None
+    assert type(got.sequence.pad_values["x"]) is int
