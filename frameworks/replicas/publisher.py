@@ -5,11 +5,11 @@ import time
 from collections import deque
 from functools import partial
 
+from frameworks.core.backoff import Elapsed
 from frameworks.core.errors import ModelFailed, RoundhouseError, as_failed
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.client.counts_merge import add_counts
 from frameworks.engine.process.client.poison_requests import MAX_POISON_REQUESTS, REFUSED_S
-from frameworks.engine.process.elapsed import Elapsed
+from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import Counts
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.manager import MLFrameworkManager

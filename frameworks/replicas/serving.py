@@ -9,7 +9,7 @@ import structlog
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.engine.contract import Engine
-from frameworks.engine.process.host.counts_delta import CountsDelta
+from frameworks.engine.process.wire.counts import CountsDelta
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.engines import WorkerEngines
 from frameworks.replicas.messages import Prepare

@@ -7,6 +7,7 @@ from functools import partial
 
 import structlog
 
+from frameworks.core.backoff import delay_after
 from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import Engine
@@ -30,10 +31,6 @@ from frameworks.replicas.messages import (
 from frameworks.replicas.peers import Peer, PeerLoad, Peers
 
 log = structlog.get_logger(__name__)
-
-# A worker without the engine gets it after 1 s, 2 s, 4 s …
-_FIRST_RETRY_S = 1.0
-_MAX_RETRY_S = 60.0
 
 
 class SharedEngine:
@@ -140,8 +137,7 @@ class SharedEngine:
         load.failures = 0 if error is None else load.failures + 1
         if error is not None:
             log.error("worker has no engine", worker=peer.link.number, version=str(self.version), reason=error.message)
-            retry_in_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(load.failures - 1, 10))
-            load.retry = asyncio.get_running_loop().call_later(retry_in_s, self._retry, peer)
+            load.retry = asyncio.get_running_loop().call_later(delay_after(load.failures), self._retry, peer)
         self._peers.signal.notify()
 
     def has_drained(self, peer: Peer) -> None:

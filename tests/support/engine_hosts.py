@@ -17,11 +17,11 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.client.counts_merge import add_counts
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.host.event_loop import ServedProcess
 from frameworks.engine.process.host.model_source import HostedModel, ModelSource
 from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import (
     Counts,
     Free,
@@ -35,7 +35,6 @@ from frameworks.engine.process.wire.messages import (
 )
 from frameworks.engine.process.wire.serialization import SentRequest, request_to_plain, spec_from_plain
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
-from frameworks.engine.process.wire.spec_serialization import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.runtime import BatchModel, LoadedModel

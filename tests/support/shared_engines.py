@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from frameworks.core.backoff import RestartBackoff
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.launch import LaunchOptions
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.registries import RegistrySettings
@@ -26,7 +26,7 @@ from tests.support.loops import soon
 from tests.support.models.onnx_graphs import add, save
 
 
-class NoDelay(RestartPolicy):
+class NoDelay(RestartBackoff):
     """Restarts at once, and holds requests until then."""
 
     expects_restart_soon = True

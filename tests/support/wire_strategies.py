@@ -20,7 +20,6 @@ from frameworks.engine.process.wire.serialization import (
     request_to_plain,
     tenant_to_plain,
 )
-from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (

@@ -10,11 +10,11 @@ from extensions.ray.handshake import Address
 from extensions.ray.ingress.link import ReplicaLink
 from extensions.ray.ingress.withdrawn_replicas import WithdrawnReplicas
 from extensions.ray.running_replicas import RunningReplicas
+from frameworks.core.backoff import RestartBackoff
 from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Started
 
 log = structlog.get_logger(__name__)
@@ -183,7 +183,7 @@ class Connections:
                 return await self._replace(replica_engine, listener)
             return await self._connect(replica_engine.address, listener, partial(self.note_unloading, replica_engine))
 
-        policy = RestartPolicy(first_delay_s=0.0)
+        policy = RestartBackoff(delays_s=(0.0,))
         engine = ProcessEngine(self._settings, self._counts, start, policy, self._poison_requests)
         replica_engine = ReplicaEngine(address, engine)
         return replica_engine

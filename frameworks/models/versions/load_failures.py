@@ -2,13 +2,8 @@
 
 from collections.abc import Callable
 
+from frameworks.core.backoff import delay_after
 from frameworks.core.errors import ModelFailed, OutOfMemory, RoundhouseError
-
-# A failed load is retried after 1 s, 2 s, 4 s …
-_FIRST_RETRY_S = 1.0
-_MAX_RETRY_S = 60.0
-# Beyond it the delay is the maximum.
-_MAX_FAILURES = 10
 
 
 class LoadFailures:
@@ -27,10 +22,10 @@ class LoadFailures:
         return max(0.0, self._retry_at_s - self._clock())
 
     def record(self, failure: RoundhouseError) -> None:
-        """Note a failure; each one in a row doubles the time until the next retry."""
+        """Note a failure; each one in a row makes the time until the next retry longer."""
         self.last = failure
-        self._retry_at_s = self._clock() + min(_MAX_RETRY_S, _FIRST_RETRY_S * 2**self._failures)
-        self._failures = min(self._failures + 1, _MAX_FAILURES)
+        self._failures += 1
+        self._retry_at_s = self._clock() + delay_after(self._failures)
 
     def follow(self, failure: RoundhouseError | None, retry_in_s: float) -> None:
         """Take over the last failure, and the seconds until its retry, of the process that decides the loads."""

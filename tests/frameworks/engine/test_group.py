@@ -14,7 +14,6 @@ from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.process.link import Loss
 from frameworks.engine.process.wire.messages import Cancel, Close, Generate, Infer, SpecLearned, TextDeltas
-from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
 from tests.frameworks.engine.groups import ROOM, FakeGroup, values

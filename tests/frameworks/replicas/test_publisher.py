@@ -234,7 +234,7 @@ async def test_worker_that_connects_within_load_is_awaited() -> None:
 
 @in_loop
 async def test_worker_without_engine_gets_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.replicas.shared_engine._FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("frameworks.replicas.shared_engine.delay_after", lambda failures: 0.001 * failures)
     async with supervising(make_manager(FakeRegistry())) as supervisor:
         register(supervisor.manager)
         await loaded(supervisor)

@@ -2,5 +2,5 @@
 
 In: requests and loads of one model. Out: results, and the counts of the process. Begin with `client`.
 `launch` and `running_process` own the process; `open_calls` has the requests in flight. The policies are pure:
-`restart_backoff` (when), `retries` (which requests run again), `poison_requests` (which are refused).
+`retries` (which requests run again), `poison_requests` (which are refused).
 """

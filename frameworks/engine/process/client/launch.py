@@ -61,7 +61,7 @@ class EngineProcess:
         self._output = OutputReader(output_fd, self._lines, self._loop)
         self._pidfd = _open_pidfd(self.pid)
         self._timer: asyncio.TimerHandle | None = None
-        process_registry.add(self)
+        process_registry.add(self.pid, self.kill)
         if self._pidfd is None:
             self._poll()
         else:
@@ -113,7 +113,7 @@ class EngineProcess:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
         self._output.close()
-        process_registry.remove(self)
+        process_registry.remove(self.pid)
         self._ended.set_result(ExitReason.of(returncode, self._killed_for, self._lines.native_output))
         return True
 

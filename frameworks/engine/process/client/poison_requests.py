@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from frameworks.engine.process.elapsed import Elapsed
+from frameworks.core.backoff import Elapsed
 
 REFUSED_S = 60.0
 """Time after its last crash for which a request is refused."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.backoff import RestartBackoff
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import Draining, ModelFailed, as_failed
 from frameworks.core.progress import Work, begin
@@ -15,13 +16,12 @@ from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.process.client.calls import InferCall
-from frameworks.engine.process.client.counts_merge import add_counts
 from frameworks.engine.process.client.generations import GenerationCall
 from frameworks.engine.process.client.open_calls import OpenCalls
 from frameworks.engine.process.client.poison_requests import PoisonRequests
-from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.client.watchdog import HangWatch
 from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Start, Started
+from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import (
     Close,
     Counts,
@@ -60,7 +60,7 @@ class ProcessEngine:
         settings: EngineSettings,
         counts: RunCounts,
         start: Start,
-        policy: RestartPolicy | None = None,
+        policy: RestartBackoff | None = None,
         poison_requests: PoisonRequests | None = None,
     ) -> None:
         """`start`: starts the process, for the first time in `open`. `counts`: batches, steps and restarts."""
@@ -68,7 +68,7 @@ class ProcessEngine:
         self._max_batch_seconds = settings.max_batch_seconds
         self._counts = counts
         self._start = start
-        self._policy = policy or RestartPolicy()
+        self._policy = policy or RestartBackoff()
         noted = PoisonRequests() if poison_requests is None else poison_requests  # an empty one is falsy
         self._calls = OpenCalls(settings.name, noted, self.check_outage, lambda: self.on_settled())  # noqa: PLW0108
         self._numbers = itertools.count(1)

@@ -8,9 +8,9 @@ from frameworks.core.progress import Kind, running
 from frameworks.core.tenants import Tenant
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.host.counts_delta import CountsDelta
 from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
 from frameworks.engine.process.host.model_source import HostedModel
+from frameworks.engine.process.wire.counts import CountsDelta
 from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
 from frameworks.engine.process.wire.serialization import PlainTenant, tenant_from_plain
 from frameworks.engine.threads.engine_threads import EngineThreads

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from frameworks.core.backoff import RestartBackoff
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.wire.messages import Answer, Begun, FromEngine, Infer, Loaded, ToEngine
 from frameworks.engine.process.wire.serialization import answer_to_plain
@@ -86,7 +86,7 @@ class Harness:
         self._now_s = 0.0
         limits = BatchLimits(max_rows=4, max_tokens=None, max_delay_s=0.0)
         self.settings = EngineSettings("m", limits, 1.0, max_batch_seconds=max_batch_seconds)
-        self.engine = ProcessEngine(self.settings, self.counts, self._start, RestartPolicy(self._clock))
+        self.engine = ProcessEngine(self.settings, self.counts, self._start, RestartBackoff(self._clock))
 
     @property
     def link(self) -> FakeLink:

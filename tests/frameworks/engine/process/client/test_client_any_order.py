@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from frameworks.core.backoff import RestartBackoff
 from frameworks.core.errors import ModelFailed
-from frameworks.engine.process.client.restart_backoff import RestartPolicy
 from frameworks.engine.process.wire.messages import Cancel
 from tests.frameworks.engine.process.fake_link import FakeLink, Harness
 from tests.support.clocks import Clock
@@ -25,7 +25,7 @@ steps_with_kills = st.lists(
 )
 
 
-class NoDelay(RestartPolicy):
+class NoDelay(RestartBackoff):
     """Restarts at once."""
 
     def start_in_s(self) -> float:

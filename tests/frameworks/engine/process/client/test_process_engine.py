@@ -36,7 +36,6 @@ from frameworks.engine.process.wire.messages import (
     StepDeltas,
 )
 from frameworks.engine.process.wire.serialization import answer_to_plain, error_to_plain
-from frameworks.engine.process.wire.spec_serialization import spec_to_plain
 from frameworks.generation.types import StepStats
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import TensorBatch, TextRequest

@@ -1,4 +1,4 @@
-"""Compute the delta of an engine process's counts since the last message to the server."""
+"""Send the counts of an engine process to the server: the growth since the last message, which the server adds."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -8,6 +8,7 @@ from frameworks.engine.process.wire.messages import BatchDeltas, Counts, StepDel
 from frameworks.generation.types import StepStats
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.scheduling.steps.token_feed import TenantTokens
 
 _COUNTS = (
     "tokens", "prompt_tokens", "prefix_hit_tokens", "preemptions", "texts", "proposed_tokens", "accepted_tokens",
@@ -33,6 +34,30 @@ class CountsDelta:
         if batches is None and steps is None and changed is None:
             return None
         return Counts(batches, steps, changed)
+
+
+def add_counts(counts: RunCounts, message: Counts) -> None:
+    """Add the growth since the last message."""
+    if message.batches is not None:
+        _add_batches(counts.batches, message.batches)
+    steps, more = counts.generated, message.steps
+    if more is not None:
+        for name in _COUNTS:
+            setattr(steps, name, getattr(steps, name) + getattr(more, name))
+        _add_batches(steps.steps, more.steps)
+        for tenant, (prompt, generated) in more.tenants.items():
+            total = steps.tenants.setdefault(tenant, TenantTokens())
+            total.prompt += prompt
+            total.generated += generated
+
+
+def _add_batches(counts: BatchCounts, more: BatchDeltas) -> None:
+    counts.sizes.update(more.sizes)
+    counts.split.update(more.split)
+    for rows, seconds in more.seconds.items():
+        counts.seconds[rows] += seconds
+    for tenant, seconds in more.tenant_seconds.items():
+        counts.tenant_seconds[tenant] += seconds
 
 
 def _take_steps(steps: StepCounts) -> StepDeltas | None:
