@@ -108,7 +108,7 @@ def state_of(slot: ModelSlot, entry: bytes, peer: Peer) -> ModelState:
 
 def _version_state(version: ModelVersion, peer: Peer) -> VersionState:
     phase, serving = version.phase, 0
-    failure = version.failure if phase is Phase.FAILED else None
+    failure = version.failures.last if phase is Phase.FAILED else None
     load = peer.loads.get(version.serving_id) if version.spec is not None else None
     if phase is Phase.READY and (load is None or not load.is_held):
         # The supervisor and other workers have it.
@@ -126,7 +126,7 @@ def _version_state(version: ModelVersion, peer: Peer) -> VersionState:
         load_s=version.load_s,
         memory_bytes=version.memory_bytes,
         failure=_error_state(failure),
-        retry_in_s=version.retry_in_s if failure is not None else 0.0,
+        retry_in_s=version.failures.retry_in_s if failure is not None else 0.0,
     )
 
 

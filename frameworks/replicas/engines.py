@@ -11,7 +11,7 @@ from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from frameworks.engine.process.wire.serialization import spec_from_plain
 from frameworks.models.residency.loader import Loader
@@ -55,17 +55,17 @@ class EngineConnection:
     def _settle(self) -> None:
         self._link.send(Settled(self._serving, self._index))
 
-    async def _start(self, listener: Listener) -> Started:
+    async def _start(self, engine: ProcessEngine) -> Started:
         """Connect to the process when it serves. Raises ModelFailed, and ChannelLost without the supervisor."""
         suspects = self.engine.num_suspects
         try:
-            return await self._connect(listener, suspects)
+            return await self._connect(engine, suspects)
         except BaseException:
             if suspects:
                 self._settle()  # the other workers wait for it
             raise
 
-    async def _connect(self, listener: Listener, suspects: int) -> Started:
+    async def _connect(self, engine: ProcessEngine, suspects: int) -> Started:
         number = 0
 
         def request(given: int) -> Connect:
@@ -85,7 +85,7 @@ class EngineConnection:
         client = ClientLink(descriptors, self.model, self._find_loss, self._kill)
         try:
             spec = spec_from_plain(reply.spec)
-            await client.open(listener)
+            await client.open(engine)
         except BaseException:
             client.abandon("the worker does not use it")
             raise

@@ -27,11 +27,11 @@ class ReplicaVersion(ModelVersion):
 
     def enter(self, published: VersionState) -> None:
         """Enter the published state of a version that has no engine here."""
-        self._state, self._next_state = ModelState(published.state), ModelState(published.next_state)
+        self.phase, self.next_state = ModelState(published.state), ModelState(published.next_state)
         self.waits_for_load = published.waits_for_load
         failure = published.failure
         error = None if failure is None else as_failed(error_from_plain(failure), "its load")
-        self._failures.follow(error, published.retry_in_s)
+        self.failures.follow(error, published.retry_in_s)
 
     def note_change(self) -> None:
         """Wake the requests that wait for a change."""

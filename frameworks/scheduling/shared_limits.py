@@ -33,15 +33,7 @@ class SharedRequestLimit(RequestLimit, Structure):
         ("_drains_since_s", c_double),
     )
 
-    def __new__(
-        cls,
-        row: CounterRow,
-        owner: str,
-        max_queue_size: int | None,
-        max_concurrent_requests: int | None,
-        clock: Callable[[], float] = time.monotonic,
-        byte_limit: ByteLimit | None = None,
-    ) -> Self:
+    def __new__(cls, row: CounterRow, *_: object, **__: object) -> Self:
         return cls.from_buffer(row.memory, row.offset)
 
     def __init__(
@@ -150,14 +142,7 @@ class SharedByteLimit(ByteLimit, Structure):
 
     _fields_ = (("own_bytes", c_int64),)
 
-    def __new__(
-        cls,
-        row: CounterRow,
-        max_bytes: int | None,
-        name: str = "server.max_buffered_bytes",
-        refusal: Callable[[str, float], Exception] = Overloaded,
-        within: ByteLimit | None = None,
-    ) -> Self:
+    def __new__(cls, row: CounterRow, *_: object, **__: object) -> Self:
         return cls.from_buffer(row.memory, row.offset + HELD_BYTES_CELL * CELL_BYTES)
 
     def __init__(

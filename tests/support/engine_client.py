@@ -9,7 +9,7 @@ import sys
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from tests.support.engine_hosts import SETTINGS, ArrayModel
 from tests.support.shared_engines import ask
@@ -21,9 +21,9 @@ async def main(descriptors: list[int]) -> None:
     async def find_loss() -> Loss:
         sys.exit(3)
 
-    async def start(listener: Listener) -> Started:
+    async def start(engine: ProcessEngine) -> Started:
         link = ClientLink(descriptors, "adder", find_loss, lambda *_: None)
-        await link.open(listener)
+        await link.open(engine)
         return Started(link, Loaded(None, 1, 0.5, 0.1), ArrayModel().spec)
 
     engine = ProcessEngine(SETTINGS, RunCounts(), start)

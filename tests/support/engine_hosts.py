@@ -20,7 +20,7 @@ from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.host.event_loop import ServedProcess
 from frameworks.engine.process.host.model_source import HostedModel, ModelSource
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import (
     Counts,
@@ -134,7 +134,7 @@ class HostLink:
         )
         self.frames: list[list[FromEngine]] = []
         self.lost: str | None = None
-        self.listener: Listener | None = None
+        self.engine: ProcessEngine | None = None
         self.killed: list[str] = []
         self.counts = RunCounts()
         """The sums of the counts that were received."""
@@ -208,8 +208,8 @@ class HostLink:
                 frame.append(message)
             if isinstance(message, Counts):
                 add_counts(self.counts, message)
-        if frame and self.listener is not None:
-            self.listener.received(frame)
+        if frame and self.engine is not None:
+            self.engine.received(frame)
         if frame:
             self.frames.append(frame)
 
@@ -218,8 +218,8 @@ class HostLink:
 
     def _channel_lost(self, reason: str) -> None:
         self.lost = reason
-        if self.listener is not None:
-            self.listener.lost(Loss("test", reason))
+        if self.engine is not None:
+            self.engine.lost(Loss("test", reason))
 
 
 def measured(path: Path, framework: str = "onnx", **entry: Any) -> Measure:
@@ -275,9 +275,9 @@ async def both_engines(
     local = start_local_engine(settings, (make(),), counts, SharedDevice(), threads)
     async with hosted(FakeSource(make())) as link:
 
-        async def start(listener: Listener) -> Started:
+        async def start(engine: ProcessEngine) -> Started:
             loaded = await link.load(settings)
-            link.listener = listener
+            link.engine = engine
             return Started(link, loaded, spec_from_plain(loaded.spec))
 
         remote = ProcessEngine(settings, remote_counts, start)

@@ -18,7 +18,7 @@ from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.launch import LaunchOptions
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.registries import RegistrySettings
 from frameworks.types import TensorBatch
 from tests.support.engine_hosts import CPU, SETTINGS
@@ -46,11 +46,11 @@ class Attached:
         self.counts = RunCounts()
         self.engine = ProcessEngine(SETTINGS, self.counts, self._start, NoDelay())
 
-    async def _start(self, listener: Listener) -> Started:
+    async def _start(self, engine: ProcessEngine) -> Started:
         await soon(lambda: self.owner.outage is None)
         assert self.owner.started is not None
         link = ClientLink(self.owner.attach(), "adder", self.losses.get, self._kill)
-        await link.open(listener)
+        await link.open(engine)
         self.links.append(link)
         return self.owner.started._replace(link=link)
 
@@ -97,12 +97,12 @@ class Shared:
         await client.engine.open()
         return client
 
-    async def _start(self, listener: Listener) -> Started:
+    async def _start(self, engine: ProcessEngine) -> Started:
         process = await start_process(LaunchOptions("adder"))
         self.processes.append(process)
         settings = RegistrySettings(max_model_size=None, cache_dir=self.path.parent, ageing_ms=1000.0)
         await process.measure("onnx", OnnxModelEntry(name="adder", path=self.path), self.path, settings)
-        return await process.load(CPU, SETTINGS, listener)
+        return await process.load(CPU, SETTINGS, engine)
 
     def _report(self, loss: Loss) -> None:
         for client in self.clients:

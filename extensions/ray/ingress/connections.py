@@ -15,7 +15,7 @@ from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.poison_requests import PoisonRequests, RefusalRule
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.link import Listener, Started
+from frameworks.engine.process.link import Started
 
 log = structlog.get_logger(__name__)
 
@@ -178,10 +178,10 @@ class Connections:
         """Called before `on_open`."""
 
     def _replica_engine(self, address: Address) -> ReplicaEngine:
-        async def start(listener: Listener) -> Started:
+        async def start(engine: ProcessEngine) -> Started:
             if replica_engine.is_open:
-                return await self._replace(replica_engine, listener)
-            return await self._connect(replica_engine.address, listener, partial(self.note_unloading, replica_engine))
+                return await self._replace(replica_engine, engine)
+            return await self._connect(replica_engine.address, engine, partial(self.note_unloading, replica_engine))
 
         policy = RestartBackoff(delays_s=(0.0,))
         engine = ProcessEngine(self._settings, self._counts, start, policy, self._poison_requests)
@@ -189,13 +189,13 @@ class Connections:
         return replica_engine
 
     async def _connect(
-        self, address: Address, listener: Listener, on_unloading: Callable[[], None] = lambda: None
+        self, address: Address, engine: ProcessEngine, on_unloading: Callable[[], None] = lambda: None
     ) -> Started:
         version = self._version
         link = ReplicaLink(address, version.node, partial(self._withdrawn.is_withdrawn, address.replica), on_unloading)
-        return await link.open(version.name, version.path, version.client, listener, version.model)
+        return await link.open(version.name, version.path, version.client, engine, version.model)
 
-    async def _replace(self, replica_engine: ReplicaEngine, listener: Listener) -> Started:
+    async def _replace(self, replica_engine: ReplicaEngine, engine: ProcessEngine) -> Started:
         """Connect the requests of a lost replica to another one. Raises ModelFailed where none runs in time."""
         failure = ModelFailed("no replica of the model runs")
         try:
@@ -204,7 +204,7 @@ class Connections:
                     changed = self._changed
                     for address in self._successors(replica_engine):
                         try:
-                            return await self._connect(address, listener)
+                            return await self._connect(address, engine)
                         except RoundhouseError as error:
                             failure = ModelFailed(error.message, public=error.public)
                     try:

@@ -13,7 +13,8 @@ from extensions.ray.tls import client_context
 from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.messages import ChannelLost, ProtocolError
 from frameworks.core.errors import ModelFailed
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.client.process_engine import ProcessEngine
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import (
     Closed,
     FromEngine,
@@ -63,7 +64,7 @@ class ReplicaLink:
         self._clock = None if address.node == own_node else PeerClock()
         self._channel: Channel[FromEngine] = Channel(FromEngine, self._received, self._lost)
         self._loop = asyncio.get_running_loop()
-        self._listener: Listener | None = None
+        self._engine: ProcessEngine | None = None
         self._reply: asyncio.Future[Loaded] = self._loop.create_future()
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._early: list[FromEngine] = []
@@ -74,8 +75,8 @@ class ReplicaLink:
         self._heard_s = self._ping_due_s = self._loop.time()
         self._ping: asyncio.TimerHandle | None = None
 
-    async def open(self, version: str, path: str, client: str, listener: Listener, model: str = "") -> Started:
-        """Connect, and wait until the replica has loaded the version. From then on messages go to `listener`.
+    async def open(self, version: str, path: str, client: str, engine: ProcessEngine, model: str = "") -> Started:
+        """Connect, and wait until the replica has loaded the version. From then on messages go to `engine`.
 
         `model`: its name, where models share the replica. Raises InvalidModel, OutOfMemory, and ModelFailed where the
         replica is lost.
@@ -103,10 +104,10 @@ class ReplicaLink:
         except BaseException:
             self._shut("its load was not awaited")
             raise
-        self._listener = listener
+        self._engine = engine
         if self._early:
             # After the engine has noted the link.
-            self._loop.call_soon(listener.received, self._early)
+            self._loop.call_soon(engine.received, self._early)
         return Started(self, loaded, spec)
 
     @property
@@ -123,11 +124,11 @@ class ReplicaLink:
             message = msgspec.structs.replace(message, arrived_s=message.arrived_s + clock.ahead_s)
         try:  # noqa: SIM105 - suppress takes three calls
             self._channel.send(message)
-        except ChannelLost:  # the listener learns of it from the end of the connection
+        except ChannelLost:  # the engine learns of it from the end of the connection
             pass
 
     def kill(self, label: str, reason: str) -> None:
-        """End the connection: the replica has further clients. The listener gets its loss."""
+        """End the connection: the replica has further clients. The engine gets its loss."""
         self._channel.fail(reason)
 
     def abandon(self, reason: str) -> None:
@@ -142,10 +143,10 @@ class ReplicaLink:
 
     def _received(self, messages: Sequence[FromEngine]) -> None:
         self._heard_s = self._loop.time()
-        listener = self._listener
-        # All but pings and the load are for the listener; frames without them are not copied.
-        if listener is not None and not any(type(each) in _OWN for each in messages):
-            listener.received(messages)
+        engine = self._engine
+        # All but pings and the load are for the engine; frames without them are not copied.
+        if engine is not None and not any(type(each) in _OWN for each in messages):
+            engine.received(messages)
             return
         for message in messages:
             if isinstance(message, Pong):
@@ -156,8 +157,8 @@ class ReplicaLink:
                 self._on_unloading()
             elif isinstance(message, Closed):
                 pass
-            elif self._listener is not None:
-                self._listener.received([message])
+            elif self._engine is not None:
+                self._engine.received([message])
             elif self._reply.done():
                 self._early.append(message)
             else:
@@ -192,10 +193,10 @@ class ReplicaLink:
 
     def _lost(self, reason: str) -> None:
         self._end(reason)
-        if self._listener is not None and not self._is_closed:
+        if self._engine is not None and not self._is_closed:
             address = self.address
             message = f"the replica at {address.host}:{address.port} was lost: {reason}"
-            self._listener.lost(Loss(LOST, message, self._is_withdrawn()))
+            self._engine.lost(Loss(LOST, message, self._is_withdrawn()))
 
     def _shut(self, reason: str) -> None:
         self._is_closed = True

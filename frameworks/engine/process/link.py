@@ -1,9 +1,8 @@
 """Define the contract of a connection between an engine and the process or replica that runs its requests."""
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from frameworks.engine.process.wire.messages import FromEngine, Loaded, ToEngine
+from frameworks.engine.process.wire.messages import Loaded, ToEngine
 from frameworks.types import Array, ModelSpec
 
 
@@ -50,7 +49,7 @@ class Link(Protocol):
         ...
 
     def kill(self, label: str, reason: str) -> None:
-        """End the process at once; the listener gets its loss, with this label."""
+        """End the process at once; the engine gets its loss, with this label."""
         ...
 
     def abandon(self, reason: str) -> None:
@@ -78,25 +77,9 @@ class OwnerLink(Link, Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Receives the messages of one process, in the event loop."""
-
-    def received(self, messages: Sequence[FromEngine]) -> None:
-        """Process the messages of one frame, in order. Raises ProtocolError for one that is damaged."""
-        ...
-
-    def lost(self, loss: Loss) -> None:
-        """Called once, when the process has ended without Closed."""
-        ...
-
-
 class Started(NamedTuple):
     """A process that has loaded its model."""
 
     link: Link
     loaded: Loaded
     spec: ModelSpec
-
-
-Start = Callable[[Listener], Awaitable[Started]]
-"""Start a process and load the model in it. Raises InvalidModel, OutOfMemory, ModelFailed where the process ended."""

@@ -73,10 +73,10 @@ class PipelineLoader:
 
 def _load_failure(version: ModelVersion) -> RoundhouseError | None:
     """Return the error of a version that failed to load; None for another version."""
-    if version.phase is not ModelState.FAILED or version.failure is None:
+    failure = version.failures.last
+    if version.phase is not ModelState.FAILED or failure is None:
         return None
-    is_memory = isinstance(version.failure, OutOfMemory)
-    return version.failure if is_memory else ModelFailed.because(f"{version} failed to load", version.failure)
+    return failure if isinstance(failure, OutOfMemory) else ModelFailed.because(f"{version} failed to load", failure)
 
 
 def _is_lazy(slot: ModelSlot) -> bool:

@@ -14,7 +14,7 @@ from frameworks.engine.process.client.launch import LaunchOptions
 from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.client.running_process import RunningProcess, start_process
-from frameworks.engine.process.link import Listener, Started
+from frameworks.engine.process.link import Started
 from frameworks.engine.registries import RegistrySettings
 from frameworks.models.versions.version import ModelVersion
 
@@ -103,12 +103,12 @@ class ProcessStarter:
         """Return an engine that starts its process when it is opened, and again after each loss."""
         model = version.model
 
-        async def start(listener: Listener) -> Started:
+        async def start(engine: ProcessEngine) -> Started:
             process = self._measured.pop(version, None) if index == 0 else None
             if process is None:
                 process, _ = await self._measure(version, index)
             try:
-                return await process.load(device, model.engine_settings, listener)
+                return await process.load(device, model.engine_settings, engine)
             except BaseException:
                 process.kill("aborted", "its model was not loaded")
                 raise

@@ -101,7 +101,9 @@ class ModelResidency:
                 await self._join_load(version)
         except (InvalidModel, ModelFailed) as error:
             permit.release_version()
-            raise ModelFailed.because(f"{version} failed to load", error, version.retry_in_s or None) from error
+            raise ModelFailed.because(
+                f"{version} failed to load", error, version.failures.retry_in_s or None
+            ) from error
         except BaseException:
             permit.release_version()
             raise

@@ -1,13 +1,14 @@
 """Decide which models every worker of a server loads: small graphs whose runs are shorter than a hand-over."""
 
 import time
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import cast
 
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import RoundhouseError
-from frameworks.runtime import LoadedModel
+from frameworks.runtime import BatchModel, LoadedModel
 from frameworks.scheduling.batch.inline import LIGHT_S
-from frameworks.types import Batch, TensorBatch, Value
+from frameworks.types import TensorBatch, Value
 from memory.sizes import format_size
 
 SMALL_BYTES = 64 * 1024**2
@@ -15,19 +16,6 @@ SMALL_BYTES = 64 * 1024**2
 
 _MAX_RUNS = 20
 _MAX_MEASURED_S = 0.05
-
-
-@runtime_checkable
-class ExampleModel(Protocol):
-    """A model that knows values for its inputs."""
-
-    def example_inputs(self) -> dict[str, Value]:
-        """Return a value for every required input, of one row where the model does not declare more."""
-        ...
-
-    def infer(self, batch: Batch) -> dict[str, Value]:
-        """As BatchModel.infer."""
-        ...
 
 
 def reason_of_framework(framework: str) -> str | None:
@@ -55,10 +43,12 @@ def reason_of_runs(instances: LoadedModel) -> str | None:
     model = instances[0]
     if model.spec.task != "tensor":
         return "it computes texts"
-    if not isinstance(model, ExampleModel):
+    # Of models of ONNX graphs: a value for every required input.
+    example_inputs: Callable[[], dict[str, Value]] | None = getattr(model, "example_inputs", None)
+    if example_inputs is None:
         return "its runs cannot be measured"
     try:
-        fastest_s = _fastest_run_s(model)
+        fastest_s = _fastest_run_s(cast(BatchModel, model), TensorBatch(example_inputs()))
     except RoundhouseError as error:
         return f"its runs cannot be measured: {error.public}"
     if fastest_s < LIGHT_S:
@@ -66,9 +56,8 @@ def reason_of_runs(instances: LoadedModel) -> str | None:
     return f"a run takes {1000 * fastest_s:.2f} ms, that of a small model less than {1000 * LIGHT_S:g} ms"
 
 
-def _fastest_run_s(model: ExampleModel) -> float:
+def _fastest_run_s(model: BatchModel, batch: TensorBatch) -> float:
     """Return the CPU seconds of this thread in the fastest of some runs."""
-    batch = TensorBatch(model.example_inputs())
     until_s = time.perf_counter() + _MAX_MEASURED_S
     fastest_s = float("inf")
     for _ in range(_MAX_RUNS):

@@ -14,6 +14,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.generation.types import StepStats
+from frameworks.models.versions.holders import Holders
 from frameworks.models.versions.identity import ModelIdentity, new_serving_id
 from frameworks.models.versions.load_failures import LoadFailures
 from frameworks.models.versions.version_folders import FilesState
@@ -64,9 +65,11 @@ class ModelVersion:
         """Where it runs: of a model of several workers this is known after its first load."""
         self.is_background = False  # whether its process has the low priority of a shadow
         self._clock = clock
-        self._state = ModelState.REGISTERED
-        self._next_state = ModelState.UNLOADED
-        self._failures = LoadFailures(clock)
+        self.phase = ModelState.REGISTERED
+        """The state apart from failures of a loaded engine."""
+        self.next_state = ModelState.UNLOADED
+        """The state after a drain."""
+        self.failures = LoadFailures(clock)
         self.load_s = 0.0
         self.memory_bytes = 0
         """As measured at the last load, on all devices; kept after an unload, for the next load."""
@@ -89,10 +92,7 @@ class ModelVersion:
         self.ready_since_s = 0.0
         self._engine: Engine | None = None
         self._last_spec: ModelSpec | None = None
-        self._holders: set[Permit] = set()
-        # They become holders when the version is loaded: draining the old instances must not wait for them.
-        self._awaiting_load: set[Permit] = set()
-        self._idle: asyncio.Future[None] | None = None
+        self._holders = Holders()
         # Held by a load or an unload; one runs at a time.
         self.lock = asyncio.Lock()
         self.load_task: asyncio.Task[None] | None = None
@@ -106,38 +106,18 @@ class ModelVersion:
     @property
     def state(self) -> ModelState:
         """The state; a version whose device threads or process have ended is `failed`, before the next request too."""
-        return ModelState.FAILED if self.has_died or self._outage is not None else self._state
-
-    @property
-    def phase(self) -> ModelState:
-        """The state apart from failures of a loaded engine."""
-        return self._state
-
-    @property
-    def next_state(self) -> ModelState:
-        """The state after a drain."""
-        return self._next_state
-
-    @property
-    def failure(self) -> RoundhouseError | None:
-        """The error of the last load; None after another one."""
-        return self._failures.last
-
-    @property
-    def retry_in_s(self) -> float:
-        """Seconds until a request may retry a failed load."""
-        return self._failures.retry_in_s
+        return ModelState.FAILED if self.has_died or self._outage is not None else self.phase
 
     @property
     def reason(self) -> str | None:
         """The reason of the state `failed`, which may have paths of the machine."""
-        failure = self._failures.last
+        failure = self.failures.last
         return self._failed_because(None if failure is None else failure.message)
 
     @property
     def public_reason(self) -> str | None:
         """The reason of the state `failed` for all callers."""
-        failure = self._failures.last
+        failure = self.failures.last
         return self._failed_because(None if failure is None else failure.public)
 
     def _failed_because(self, load_failure: str | None) -> str | None:
@@ -145,23 +125,23 @@ class ModelVersion:
             return ModelFailed.THREAD_ENDED
         if self._outage is not None:
             return self._outage
-        return load_failure if self._state is ModelState.FAILED else None
+        return load_failure if self.phase is ModelState.FAILED else None
 
     @property
     def has_died(self) -> bool:
         """Whether the device threads of all instances have ended."""
-        return self._state is ModelState.READY and self._engine is not None and self._engine.is_dead
+        return self.phase is ModelState.READY and self._engine is not None and self._engine.is_dead
 
     @property
     def _outage(self) -> str | None:
         """Why a loaded version cannot answer until its process runs again."""
-        return self._engine.outage if self._engine is not None and self._state is ModelState.READY else None
+        return self._engine.outage if self._engine is not None and self.phase is ModelState.READY else None
 
     @property
     def is_ready(self) -> bool:
         """Whether the version is loaded and accepts requests."""
         engine = self._engine
-        if engine is None or self._state is not ModelState.READY:
+        if engine is None or self.phase is not ModelState.READY:
             return False
         return not engine.is_dead and engine.outage is None
 
@@ -199,15 +179,15 @@ class ModelVersion:
     def references(self) -> int:
         """The number of requests that hold a reference, here or in other processes."""
         elsewhere = 0 if self._engine is None else self._engine.references
-        return len(self._holders) + len(self._awaiting_load) + elsewhere
+        return len(self._holders) + elsewhere
 
     def permits(self) -> Iterator[Permit]:
         """Yield the permits of the requests that hold a reference."""
-        yield from (*self._holders, *self._awaiting_load)
+        return iter(self._holders)
 
     def is_held_by(self, permit: Permit) -> bool:
         """Whether the request holds a reference to the loaded instances."""
-        return permit in self._holders
+        return permit in self._holders.loaded
 
     def spec_for(self, permit: Permit) -> ModelSpec:
         """Return the spec for decoding a request.
@@ -216,7 +196,7 @@ class ModelVersion:
         """
         engine = self._engine
         is_alive = engine is not None and not engine.is_dead
-        if engine is not None and is_alive and (self._state is ModelState.READY or permit in self._holders):
+        if engine is not None and is_alive and (self.phase is ModelState.READY or permit in self._holders.loaded):
             return engine.model.spec
         self.check_may_load()
         raise VersionNotLoaded(self)
@@ -235,9 +215,9 @@ class ModelVersion:
         engine = self._engine
         if engine is None or engine.model.spec is not spec:
             return False
-        if engine.is_dead or (self._state is not ModelState.READY and permit not in self._holders):
+        if engine.is_dead or (self.phase is not ModelState.READY and permit not in self._holders.loaded):
             return False
-        self._holders.add(permit)
+        self._holders.loaded.add(permit)
         if permit.held is None:
             permit.held = self
         else:
@@ -246,18 +226,14 @@ class ModelVersion:
 
     def acquire_on_load(self, permit: Permit) -> None:
         """Give a request that waits for the load a reference: the version is not evicted before it has answered."""
-        assert self._state is not ModelState.DRAINING, "the load waits for the end of the drain"
+        assert self.phase is not ModelState.DRAINING, "the load waits for the end of the drain"
         permit.release_version()  # it may hold a reference to dead instances
-        self._awaiting_load.add(permit)
+        self._holders.awaiting_load.add(permit)
         permit.hold(self)
 
     def release(self, permit: Permit) -> None:
         """Release the reference of a request."""
-        self._awaiting_load.discard(permit)
-        self._holders.discard(permit)
-        if not self._holders and self._idle is not None:
-            self._idle.set_result(None)
-            self._idle = None
+        self._holders.release(permit)
 
     def measure(self, measured: Sequence[tuple[Device, int]]) -> None:
         """Note the measured memory of a load: the device and the bytes of each process."""
@@ -303,14 +279,14 @@ class ModelVersion:
         retry.
         """
         match self.state:
-            case ModelState.UNLOADED | ModelState.DRAINING if self._next_state is ModelState.UNLOADED:
+            case ModelState.UNLOADED | ModelState.DRAINING if self.next_state is ModelState.UNLOADED:
                 raise ModelUnloaded(
                     f'model "{self.model.name}" was unloaded; POST /models/{self.model.name}/load loads it again'
                 )
             case ModelState.FAILED:
                 if self.has_died:
                     self._record_failure(ModelFailed(ModelFailed.THREAD_ENDED))
-                self._failures.check_retry(self.model.name, self.reason, self.public_reason)
+                self.failures.check_retry(self.model.name, self.reason, self.public_reason)
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(
                     f'model "{self.model.name}" is {self.state}; try again when GET /health/ready returns 200'
@@ -318,16 +294,14 @@ class ModelVersion:
 
     async def wait_until_idle(self) -> None:
         """Wait until no request holds a reference to the loaded instances."""
-        while self._holders:
+        while self._holders.loaded:
             await asyncio.shield(self.idle_future())
         if self._engine is not None:
             await self._engine.drained()
 
     def idle_future(self) -> asyncio.Future[None]:
         """Return a future that is done when the last reference is released. Do not cancel it."""
-        if self._idle is None:
-            self._idle = asyncio.get_running_loop().create_future()
-        return self._idle
+        return self._holders.idle_future()
 
     def end_requests(self) -> None:
         """Fail the requests that wait or generate with Draining. Batches that are being computed are answered."""
@@ -337,53 +311,52 @@ class ModelVersion:
 
     def begin_load(self) -> None:
         """Enter the state `loading`."""
-        self._state = ModelState.LOADING
+        self.phase = ModelState.LOADING
         self.model.changed()
 
     def start(self, engine: Engine, load_s: float, serving_id: int | None = None) -> None:
         """Start to serve with an engine whose model is warmed up. `serving_id`: None takes the next one."""
         self._engine = engine
         self._last_spec = self._engine.model.spec
-        self._holders |= self._awaiting_load
-        self._awaiting_load.clear()
+        self._holders.note_loaded()
         self.load_s = load_s
         self.model.loads[self.version] += 1
         self.serving_id = new_serving_id() if serving_id is None else serving_id
         self.ready_since_s = self._clock()
         self.waits_for_load = True
-        self._state = ModelState.READY
-        self._failures.clear()
+        self.phase = ModelState.READY
+        self.failures.clear()
         self.model.changed()
 
     def fail(self, failure: RoundhouseError) -> None:
         """Note a failed load; later requests retry it, after a delay that grows with each failure."""
-        self._state = ModelState.FAILED
+        self.phase = ModelState.FAILED
         self.waits_for_load = True
         self._record_failure(failure)
         self.model.changed()
 
     def defer_load(self) -> None:
         """Leave the load to the next request, which waits for it."""
-        self._state = ModelState.REGISTERED
+        self.phase = ModelState.REGISTERED
         self.waits_for_load = True
         self.model.changed()
 
     def unload(self, state: ModelState) -> None:
         """Set the state of a version that is not loaded."""
-        self._state = self._next_state = state
-        self._failures.clear()
+        self.phase = self.next_state = state
+        self.failures.clear()
         self.model.changed()
 
     def begin_draining(self, next_state: ModelState) -> None:
         """Accept no new requests. `next_state`: the state after the unload."""
-        self._state = ModelState.DRAINING
-        self._next_state = next_state
+        self.phase = ModelState.DRAINING
+        self.next_state = next_state
         self.model.changed()
 
     def resume(self) -> None:
         """Return to service after a cancelled drain."""
         if self._engine is not None:
-            self._state = ModelState.READY
+            self.phase = ModelState.READY
             self.model.changed()
 
     async def close(self) -> None:
@@ -395,13 +368,13 @@ class ModelVersion:
     def abort(self, message: str) -> None:
         """Close the instances without waiting; their requests fail with Draining."""
         engine, self._engine = self._engine, None
-        self._state = self._next_state = ModelState.UNLOADED
-        self._failures.clear()
+        self.phase = self.next_state = ModelState.UNLOADED
+        self.failures.clear()
         self.model.changed()
         if engine is not None:
             engine.abort(message)
 
     def _record_failure(self, failure: RoundhouseError) -> None:
         """Note a failure and the time of the next retry; the death of a thread is noted once."""
-        if not self.has_died or self._failures.last is None:
-            self._failures.record(failure)
+        if not self.has_died or self.failures.last is None:
+            self.failures.record(failure)

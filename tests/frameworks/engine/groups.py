@@ -66,7 +66,7 @@ class FakeGroup:
 
 def answered(sent: list[Infer], link: Any) -> set[int]:
     """Return the numbers of requests that the engine has no more."""
-    calls = link.listener._calls._calls
+    calls = link.engine._calls._calls
     return {message.id for message in sent if message.id not in calls}
 
 

@@ -18,7 +18,7 @@ def set_clock(manager: MLFrameworkManager) -> Clock:
     clock = Clock()
     manager.residency.ledger._clock = clock
     for slot in manager.slots:
-        slot.active._clock = slot.active._failures._clock = clock
+        slot.active._clock = slot.active.failures._clock = clock
     return clock
 
 

@@ -51,7 +51,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.versions.load_failures, "_MAX_RETRY_S", 0.002)
+        self.short_retries = patch.object(
+            frameworks.models.versions.load_failures, "delay_after", lambda failures: 0.002
+        )
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()

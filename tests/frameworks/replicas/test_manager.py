@@ -183,7 +183,7 @@ async def test_worker_reloads_a_dead_model() -> None:
             await ask(replica, 0)
         version = replica.slot("m").active
         await soon(lambda: version.has_died)
-        version._failures.follow(ModelFailed("noted"), retry_in_s=0.0)
+        version.failures.follow(ModelFailed("noted"), retry_in_s=0.0)
         assert await ask(replica, 1) == [2]
         assert len(registry.made) == 2
 

@@ -58,8 +58,8 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.logs = capture_logs()
         self.logs.__enter__()
         self.patches = [
-            patch.object(frameworks.models.versions.load_failures, "_MAX_RETRY_S", 0.002),
-            patch("frameworks.replicas.shared_engine._MAX_RETRY_S", 0.002),
+            patch.object(frameworks.models.versions.load_failures, "delay_after", lambda failures: 0.002),
+            patch("frameworks.replicas.shared_engine.delay_after", lambda failures: 0.002),
         ]
         for each in self.patches:
             each.start()

@@ -9,7 +9,8 @@ import structlog
 
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.engine.process.client.connection import PROTOCOL, EngineConnection
-from frameworks.engine.process.link import Listener, Loss
+from frameworks.engine.process.client.process_engine import ProcessEngine
+from frameworks.engine.process.link import Loss
 from memory.shared_arena import SharedArena
 
 log = structlog.get_logger(__name__)
@@ -40,14 +41,14 @@ class ClientLink(EngineConnection):
         self._model = model
         self._find_loss = find_loss
         self._kill = kill
-        self._listener: Listener | None = None
+        self._engine: ProcessEngine | None = None
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reporting: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def open(self, listener: Listener) -> None:
-        """Connect the channel. From then on messages go to `listener`."""
-        self._listener, self._receive = listener, listener.received
+    async def open(self, engine: ProcessEngine) -> None:
+        """Connect the channel. From then on messages go to `engine`."""
+        self._engine, self._receive = engine, engine.received
         await self._channel.open(self._socket)
 
     def kill(self, label: str, reason: str) -> None:
@@ -82,8 +83,8 @@ class ClientLink(EngineConnection):
             pass
         except Exception:
             log.exception("reason of a lost engine process not found", model=self._model)
-        if self._listener is not None:
-            self._listener.lost(loss)
+        if self._engine is not None:
+            self._engine.lost(loss)
 
     def _shut(self, reason: str) -> None:
         self._is_closed = True

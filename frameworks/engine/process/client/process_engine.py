@@ -20,7 +20,7 @@ from frameworks.engine.process.client.generations import GenerationCall
 from frameworks.engine.process.client.open_calls import OpenCalls
 from frameworks.engine.process.client.poison_requests import PoisonRequests
 from frameworks.engine.process.client.watchdog import HangWatch
-from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Start, Started
+from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Started
 from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import (
     Close,
@@ -44,6 +44,13 @@ log = structlog.get_logger(__name__)
 _CLOSE_S = 10.0
 # The messages that free the last tensors arrive later than the answers.
 _IDLE_S = 5.0
+
+
+Start = Callable[["ProcessEngine"], Awaitable[Started]]
+"""Start a process and load the model in it; messages go to the engine from then on.
+
+Raises InvalidModel, OutOfMemory, ModelFailed where the process ended.
+"""
 
 
 class ProcessEngine:
@@ -234,7 +241,7 @@ class ProcessEngine:
         assert not leases, f'idle model "{self._name}" holds {leases} tensors in shared memory'
 
     def received(self, messages: Sequence[FromEngine]) -> None:
-        """As Listener.received."""
+        """Process the messages of one frame, in order. Raises ProtocolError for one that is damaged."""
         for message in messages:
             handle = self._handlers.get(type(message))
             if handle is None:
@@ -242,7 +249,10 @@ class ProcessEngine:
             handle(message)
 
     def lost(self, loss: Loss) -> None:
-        """As Listener.lost: hold the requests that may run again, fail the others, and begin a restart."""
+        """Hold the requests that may run again, fail the others, and begin a restart.
+
+        Called once, when the process has ended without Closed.
+        """
         if self._calls.link is None:
             return
         self._detach()

@@ -20,8 +20,9 @@ from frameworks.core.progress import Work, current
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.client.connection import ARENA_BYTES, PROTOCOL, EngineConnection
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
+from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.exit_reason import ExitReason
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import (
     FromEngine,
     Load,
@@ -61,7 +62,7 @@ class RunningProcess(EngineConnection):
         self._receive = self._received_reply
         self._clients = DescriptorSocket(clients)
         self._numbers = itertools.count(1)
-        self._listener: Listener | None = None
+        self._engine: ProcessEngine | None = None
         # Of the load.
         self._work: Work | None = None
         self._reply: asyncio.Future[FromEngine] | None = None
@@ -96,8 +97,8 @@ class RunningProcess(EngineConnection):
         message = Measure(framework, pickle.dumps(entry), str(path), pickle.dumps(settings))
         return (await self._ask(message, Needs)).needs
 
-    async def load(self, device: Device, settings: EngineSettings, listener: Listener) -> Started:
-        """Load the model that was measured. From then on messages go to `listener`.
+    async def load(self, device: Device, settings: EngineSettings, engine: ProcessEngine) -> Started:
+        """Load the model that was measured. From then on messages go to `engine`.
 
         Raises InvalidModel, OutOfMemory, and ModelFailed where the process ended.
         """
@@ -108,7 +109,7 @@ class RunningProcess(EngineConnection):
         except ProtocolError as error:
             self.kill(PROTOCOL, error.message)
             raise ModelFailed(f"the engine process described its model wrongly: {error.message}") from None
-        self._listener, self._receive = listener, listener.received
+        self._engine, self._receive = engine, engine.received
         return Started(self, loaded, spec)
 
     def kill(self, label: str, reason: str) -> None:
@@ -163,14 +164,14 @@ class RunningProcess(EngineConnection):
         asyncio.get_running_loop().call_later(_END_S, self.kill, PROTOCOL, reason)
 
     async def _watch(self) -> None:
-        """Wait for the end of the process, and report it to the listener."""
+        """Wait for the end of the process, and report it to the engine."""
         reason = await self._process.wait_ended()
         self._close_connection()
         self._clients.close()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(ModelFailed(reason.message))
-        if self._listener is not None and not self._is_closed:
-            self._listener.lost(Loss(self._label(reason), reason.message))
+        if self._engine is not None and not self._is_closed:
+            self._engine.lost(Loss(self._label(reason), reason.message))
         if reason.native_output and not self._is_closed:
             log.error("output of the engine process", model=self._model, pid=self.pid, output=reason.native_output)
 

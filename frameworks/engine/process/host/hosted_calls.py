@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from frameworks.core.channel.channel import Channel
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Engine, Run
-from frameworks.engine.process.wire.messages import Answer, Counted, FromEngine, Generate, Infer, TextDeltas
+from frameworks.engine.process.wire.messages import Answer, Counted, FromEngine, Generate, Infer, TextDeltas, ToEngine
 from frameworks.engine.process.wire.serialization import answer_to_plain
 from frameworks.generation.types import GenerateRequest, Generation, TextDelta
 from frameworks.scheduling.admission import Permit, RequestLimit, TokenBudget
@@ -67,27 +68,6 @@ MAX_BUFFERED_BYTES = 4 * 1024**2
 _CONGESTED_S = 0.01
 
 
-class Sender(Protocol):
-    """The channel to a client."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether messages can be sent."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes that the client has not received."""
-        ...
-
-    def send(self, message: FromEngine) -> None:
-        """Send a message at the end of this round of the loop.
-
-        Raises MessageTooLarge and TypeError, and then nothing of it is sent; ChannelLost.
-        """
-        ...
-
-
 class HostedClient:
     """A client of the engine process. `calls`: its requests in progress, by their numbers. `waiting`: number of those
     that wait at the client.
@@ -95,7 +75,7 @@ class HostedClient:
 
     __slots__ = ("calls", "sender", "waiting")
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Channel[ToEngine]) -> None:
         self.calls: dict[int, HostedCall] = {}
         self.sender = sender
         self.waiting = 0
@@ -121,7 +101,7 @@ class HostedCall:
             self.has_begun = True
             self._note_begun(self)
 
-    def run_of(self, message: Infer | Generate, tenant: Tenant, limit: RequestLimit, sender: Sender) -> Run:
+    def run_of(self, message: Infer | Generate, tenant: Tenant, limit: RequestLimit, sender: Channel[ToEngine]) -> Run:
         """Return the run of a request that tokenizes. Its tokens are counted by the server where they are limited."""
         if message.is_metered:
             self.budget = AskedBudget(message.id, sender.send)
@@ -156,7 +136,7 @@ class HostedGeneration(HostedCall):
         "_unsent",
     )
 
-    def __init__(self, message: Generate, note_begun: Callable[[HostedCall], None], sender: Sender) -> None:
+    def __init__(self, message: Generate, note_begun: Callable[[HostedCall], None], sender: Channel[ToEngine]) -> None:
         super().__init__(message, note_begun)
         self._left_s = message.left_s
         self._in_pieces = message.in_pieces

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from frameworks.core.channel.channel import Channel
 from frameworks.core.progress import Kind, running
 from frameworks.core.tenants import Tenant
 from frameworks.engine.contract import EngineSettings
 from frameworks.engine.local import LocalEngine, start_local_engine
-from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
+from frameworks.engine.process.host.hosted_calls import HostedClient
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.counts import CountsDelta
 from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
@@ -55,7 +56,7 @@ class HostedEngine:
         self._sent_progress: LoadProgress | None = None
         self._is_over = False
 
-    def add(self, sender: Sender) -> HostedClient:
+    def add(self, sender: Channel[ToEngine]) -> HostedClient:
         """Note a client."""
         client = HostedClient(sender)
         self.clients.append(client)
@@ -63,7 +64,7 @@ class HostedEngine:
             self.reporter = client
         return client
 
-    def describe(self, sender: Sender) -> None:
+    def describe(self, sender: Channel[ToEngine]) -> None:
         """Send the spec to a new client if it has changed since the load."""
         spec = self._sent_spec
         if spec is not None and spec is not self._loaded_spec and sender.is_open:

@@ -8,9 +8,10 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import RoundhouseError
-from frameworks.engine.process.host.hosted_calls import HostedClient, Sender
+from frameworks.engine.process.host.hosted_calls import HostedClient
 from frameworks.engine.process.host.hosted_engine import HostedEngine, progress_now
 from frameworks.engine.process.host.model_source import ModelSource
 from frameworks.engine.process.wire.messages import (
@@ -23,6 +24,7 @@ from frameworks.engine.process.wire.messages import (
     LoadProgress,
     Measure,
     Needs,
+    ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.threads.engine_threads import EngineThreads
@@ -41,7 +43,7 @@ class EngineHost(HostedEngine):
         super().__init__(EngineThreads(), tidy, self._end_with_engine)
         self._source = source
         self._end = end
-        self._owner: Sender
+        self._owner: Channel[ToEngine]
         # A load, or the close.
         self._task: asyncio.Task[None] | None = None
         self.orders = {
@@ -51,7 +53,7 @@ class EngineHost(HostedEngine):
             Close: self._close,
         }
 
-    def add(self, sender: Sender) -> HostedClient:
+    def add(self, sender: Channel[ToEngine]) -> HostedClient:
         """Note a client; the first one is the owner."""
         if not self.clients:
             self._owner = sender

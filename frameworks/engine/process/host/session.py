@@ -8,11 +8,12 @@ from typing import Any
 
 import structlog
 
+from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.messages import MessageTooLarge, ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.core.traces import RunTrace
 from frameworks.engine.local import LocalEngine
-from frameworks.engine.process.host.hosted_calls import HostedCall, HostedGeneration, Sender
+from frameworks.engine.process.host.hosted_calls import HostedCall, HostedGeneration
 from frameworks.engine.process.host.hosted_engine import COUNTS_S, HostedEngine
 from frameworks.engine.process.wire.messages import (
     Begun,
@@ -43,7 +44,7 @@ class ClientSession:
     def __init__(
         self,
         host: HostedEngine,
-        sender: Sender,
+        sender: Channel[ToEngine],
         freed: Callable[[Free], None],
         is_owner: bool,
         closed: Callable[[], None],

@@ -119,7 +119,7 @@ def test_requests_in_flight_are_of_model_and_tenant() -> None:
     held = [Permit(server, TENANTS[name].tenant) for name in ("red", "red", "blue")]
     for permit, places in zip(held, (1, 3, 2), strict=True):
         permit.queue(slot.requests, places)
-        slot.active._holders.add(permit)
+        slot.active._holders.loaded.add(permit)
     found = by_key(reader.read(observer, [slot]))
     assert (found[Cell("m", None)][INFLIGHT], found[Cell("m", None)][QUEUE]) == (3, 6)
     own = {key.tenant: (cell[OWN_INFLIGHT], cell[OWN_QUEUE]) for key, cell in found.items() if key.tenant}

@@ -10,7 +10,7 @@ from frameworks.core.backoff import RestartBackoff
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Answer, Begun, FromEngine, Infer, Loaded, ToEngine
 from frameworks.engine.process.wire.serialization import answer_to_plain
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -26,8 +26,8 @@ Kind = TypeVar("Kind", bound=ToEngine)
 class FakeLink:
     """Implement OwnerLink. `sent`: all messages, in order."""
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, engine: ProcessEngine) -> None:
+        self.engine = engine
         self.sent: list[ToEngine] = []
         self.num_leases = 0
         self.is_full = False
@@ -56,16 +56,16 @@ class FakeLink:
     def lose(self, loss: Loss = CRASH) -> None:
         if not self.is_lost:
             self.is_lost = True
-            self.listener.lost(loss)
+            self.engine.lost(loss)
 
     def sent_of(self, kind: type[Kind]) -> list[Kind]:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def begin(self, *numbers: int) -> None:
-        self.listener.received([Begun(list(numbers), 0.0)])
+        self.engine.received([Begun(list(numbers), 0.0)])
 
     def receive(self, *messages: FromEngine) -> None:
-        self.listener.received(messages)
+        self.engine.received(messages)
 
     def complete(self, *numbers: int) -> None:
         """Answer requests with their own numbers."""
@@ -105,12 +105,12 @@ class Harness:
         """The numbers of the requests that were sent to a process."""
         return [message.id for message in (link or self.link).sent_of(Infer)]
 
-    async def _start(self, listener: Listener) -> Started:
+    async def _start(self, engine: ProcessEngine) -> Started:
         await self.may_start.wait()
         if self.failures:
             self.may_start.clear()
             raise self.failures.pop()
-        self.links.append(FakeLink(listener))
+        self.links.append(FakeLink(engine))
         return Started(self.links[-1], Loaded(None, 1, 0.5, 0.1), self.spec)
 
     def _clock(self) -> float:

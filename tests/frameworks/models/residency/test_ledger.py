@@ -89,7 +89,7 @@ class TestEviction:
     async def test_reload_of_dead_model_and_eviction_avoid_deadlock(self) -> None:
         async with lazy_models("ab", capacity_gib=1, behaviour=die) as (_, manager):
             version, clock = manager.slot("a").active, Clock()
-            version._clock = version._failures._clock = clock
+            version._clock = version.failures._clock = clock
             await infer(manager, "a")
             await kill(manager, "a")
             with pytest.raises(ModelFailed):

@@ -60,7 +60,7 @@ async def test_failed_model_is_not_retried_at_start() -> None:
     """Its retry is due when the pipeline is loaded. Another model would be evicted for it."""
     registry = SizedRegistry()
     registry.broken.add("a")
-    with patch.object(load_failures, "_FIRST_RETRY_S", 0.0), capture_logs():
+    with patch.object(load_failures, "delay_after", lambda failures: 0.0), capture_logs():
         async with make_manager(registry, max_model_bytes=GIB) as manager:
             register(manager, "a")
             register(manager, "b")

@@ -101,7 +101,7 @@ class TestFailures:
     async def test_crash_in_load_fails_requests_with_retry(self) -> None:
         async with lazy_models("a") as (registry, manager):
             version = manager.slot("a").active
-            version._clock = version._failures._clock = Clock()
+            version._clock = version.failures._clock = Clock()
             registry.crashing.add("a")
             with pytest.raises(ModelFailed, match=r'model "a".* failed to load: its process ended') as caught:
                 await infer(manager, "a")
@@ -111,7 +111,7 @@ class TestFailures:
     async def test_retries_after_failures_have_growing_delays(self) -> None:
         async with lazy_models("a") as (registry, manager):
             version, clock = manager.slot("a").active, Clock()
-            version._clock = version._failures._clock = clock
+            version._clock = version.failures._clock = clock
             registry.broken.add("a")
             for count, wait_s in enumerate([1, 2, 4, 8, 16, 32, 60, 60, 60]):
                 assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
@@ -145,7 +145,7 @@ class TestFailures:
     async def test_dead_model_is_reloaded_by_later_requests(self) -> None:
         async with lazy_models("a", behaviour=die) as (registry, manager):
             version, clock = manager.slot("a").active, Clock()
-            version._clock = version._failures._clock = clock
+            version._clock = version.failures._clock = clock
             await infer(manager, "a")
             await kill(manager, "a")
             with pytest.raises(ModelFailed, match=r"its device thread ended; its load is retried in 1\.0 s"):
@@ -158,7 +158,7 @@ class TestFailures:
     async def test_unload_of_dead_model_ignores_waiting_requests(self) -> None:
         async with lazy_models("a", behaviour=die) as (_, manager):
             version, clock = manager.slot("a").active, Clock()
-            version._clock = version._failures._clock = clock
+            version._clock = version.failures._clock = clock
             await infer(manager, "a")
             await kill(manager, "a")
             with pytest.raises(ModelFailed):

@@ -166,7 +166,7 @@ async def test_unreachable_source_without_files_fails_load(source: SourceFolder)
         with pytest.raises(ModelFailed, match="expected an answer, got none"):
             await ask(manager, 1, "a")
         assert slot.state is ModelState.FAILED
-        assert slot.active.retry_in_s > 0
+        assert slot.active.failures.retry_in_s > 0
         source.is_away = False
         await manager.load("a")
         assert await ask(manager, 1, "a") == [2]

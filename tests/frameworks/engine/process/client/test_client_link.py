@@ -15,7 +15,7 @@ from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.client import client_link
 from frameworks.engine.process.client.client_link import ClientLink
 from frameworks.engine.process.client.process_engine import ProcessEngine
-from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Cancel, Close, Closed, Free, FromEngine, Loaded, Pong
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.channels import End
@@ -25,8 +25,8 @@ from tests.support.loops import in_loop, settle, soon
 CRASH = Loss("sigsegv", "the engine process ended by SIGSEGV")
 
 
-class Recorder:
-    """Implement Listener. Messages of the kind `refused` are damaged for it."""
+class Recorder(ProcessEngine):
+    """Keeps what it gets. Messages of the kind `refused` are damaged for it."""
 
     def __init__(self) -> None:
         self.messages: list[FromEngine] = []
@@ -43,10 +43,10 @@ class Recorder:
 
 
 class Peer:
-    """A link, its listener, and the end of the connection that the process would have."""
+    """A link, its engine, and the end of the connection that the process would have."""
 
     def __init__(self) -> None:
-        self.listener = Recorder()
+        self.engine = Recorder()
         self.loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self.killed: list[tuple[str, str]] = []
         self.end = End()
@@ -56,7 +56,7 @@ class Peer:
         fds = [os.dup(each.fd) for each in arenas()]
         link = ClientLink([ours.detach(), *fds], "m", self._find_loss, lambda *order: self.killed.append(order))
         await self.end.channel.open(theirs)
-        await link.open(self.listener)
+        await link.open(self.engine)
         return link
 
     async def _find_loss(self) -> Loss:
@@ -81,7 +81,7 @@ async def test_messages_reach_listener() -> None:
         assert await peer.end.received_count(1) == [Cancel(3)]
         peer.end.channel.send(Pong(1, 0.5))
         peer.end.channel.send(Closed())
-        await soon(lambda: peer.listener.messages == [Pong(1, 0.5)])
+        await soon(lambda: peer.engine.messages == [Pong(1, 0.5)])
         assert not link.is_full
 
 
@@ -90,12 +90,12 @@ async def test_loss_is_that_of_owner() -> None:
     async with connected() as (link, peer):
         peer.end.channel.fail("killed")
         await settle()
-        assert peer.listener.losses == []
+        assert peer.engine.losses == []
         link.send(Cancel(1))
         peer.loss.set_result(CRASH)
-        await soon(lambda: bool(peer.listener.losses))
+        await soon(lambda: bool(peer.engine.losses))
         await settle()
-        assert peer.listener.losses == [CRASH]
+        assert peer.engine.losses == [CRASH]
 
 
 @pytest.mark.parametrize("error", [None, ChannelLost("control"), KeyError("of a caller")])
@@ -107,8 +107,8 @@ async def test_unknown_loss_is_reported(error: Exception | None) -> None:
             if error is not None:
                 peer.loss.set_exception(error)
             peer.end.channel.fail("killed")
-            await soon(lambda: bool(peer.listener.losses))
-        [loss] = peer.listener.losses
+            await soon(lambda: bool(peer.engine.losses))
+        [loss] = peer.engine.losses
         assert loss.label == "protocol"
         assert loss.message.startswith("the connection to the engine process ended: the ")
 
@@ -117,7 +117,7 @@ async def test_unknown_loss_is_reported(error: Exception | None) -> None:
 @in_loop
 async def test_damaged_message_asks_owner_to_kill(damaged: FromEngine) -> None:
     async with connected() as (_, peer):
-        peer.listener.refused = Pong
+        peer.engine.refused = Pong
         peer.end.channel.send(damaged)
         await soon(lambda: bool(peer.killed))
         [(label, reason)] = peer.killed
@@ -132,7 +132,7 @@ async def test_abandoned_link_reports_nothing() -> None:
         await soon(lambda: bool(peer.end.lost))
         peer.loss.set_result(CRASH)
         await settle()
-        assert peer.listener.losses == []
+        assert peer.engine.losses == []
         assert peer.killed == []
 
 
@@ -144,7 +144,7 @@ async def test_abandon_ends_search_for_loss() -> None:
         await soon(lambda: len(asyncio.all_tasks()) == tasks + 1)
         link.abandon("the model is unloaded")
         await soon(lambda: len(asyncio.all_tasks()) == tasks)
-        assert peer.listener.losses == []
+        assert peer.engine.losses == []
 
 
 @in_loop
@@ -156,7 +156,7 @@ async def test_closed_link_waits_for_end() -> None:
         assert not ending.done()
         peer.end.channel.close()
         await ending
-        assert peer.listener.losses == []
+        assert peer.engine.losses == []
 
 
 @in_loop
@@ -173,12 +173,12 @@ async def test_process_that_does_not_end_is_left() -> None:
 async def client_of(owner: HostLink) -> AsyncIterator[ProcessEngine]:
     """Connect an engine to the host of an owner."""
 
-    async def start(listener: Listener) -> Started:
+    async def start(engine: ProcessEngine) -> Started:
         ours, theirs = socket.socketpair()
         fds = [each.fd for each in arenas()]
         await owner.process.serve_client([theirs.detach(), *map(os.dup, fds)])
         link = ClientLink([ours.detach(), *map(os.dup, fds)], "m", asyncio.Event().wait, lambda *_: None)  # type: ignore[arg-type]
-        await link.open(listener)
+        await link.open(engine)
         return Started(link, Loaded(None, 1, 0.5, 0.1), ArrayModel().spec)
 
     engine = ProcessEngine(SETTINGS, RunCounts(), start)
@@ -244,8 +244,8 @@ async def test_noise_of_process_ends_link() -> None:
     peer.loss.set_result(CRASH)
     fds = [os.dup(each.fd) for each in arenas()]
     link = ClientLink([ours.detach(), *fds], "m", lambda: peer.loss, lambda *_: None)
-    await link.open(peer.listener)
+    await link.open(peer.engine)
     with theirs:
         theirs.sendall(b"\xff" * 64)
-        await soon(lambda: peer.listener.losses == [CRASH])
+        await soon(lambda: peer.engine.losses == [CRASH])
     link.abandon("the test ends")
