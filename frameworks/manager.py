@@ -22,7 +22,7 @@ from frameworks.core.errors import (
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.core.settings.pipelines import FRAMEWORK
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.residency import ModelResidency

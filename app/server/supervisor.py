@@ -45,8 +45,7 @@ from app.server.worker import Inherited, prepare_workers, run_worker
 from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender
-from app.workers.shared.failures import SharedFailures
-from app.workers.shared.nonces import SharedNonces
+from app.workers.shared.keys import SharedFailures, SharedNonces
 from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog

@@ -57,8 +57,7 @@ from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
 from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
-from app.workers.shared.failures import WorkerFailures
-from app.workers.shared.nonces import WorkerNonces
+from app.workers.shared.keys import WorkerFailures, WorkerNonces
 from app.workers.sockets import HttpSockets
 from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks

@@ -15,8 +15,7 @@ from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
-from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.engine.threads.tokenizer_threads import size_of_prompt
+from frameworks.engine.threads import EngineThreads, size_of_prompt
 from frameworks.generation.forced_tokens import NOT_FORCED
 from frameworks.generation.text.bad_words import TokenIds, bad_sequences
 from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening

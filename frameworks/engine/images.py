@@ -12,7 +12,7 @@ from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import ranked
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs

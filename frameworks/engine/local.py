@@ -12,7 +12,7 @@ from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCo
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.texts import TextService
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
 from frameworks.images.spec import ImageRequest
 from frameworks.runtime import BatchModel, LoadedModel, StepModel

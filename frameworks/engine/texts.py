@@ -12,7 +12,7 @@ from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
-from frameworks.engine.threads.tokenizer_threads import TokenizerThreads, size_of_prompt
+from frameworks.engine.threads import TokenizerThreads, size_of_prompt
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.pooling import normalize_rows, scores

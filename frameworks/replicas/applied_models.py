@@ -26,8 +26,7 @@ from frameworks.replicas.messages import (
     ShareState,
     VersionState,
 )
-from frameworks.replicas.serving import Serving
-from frameworks.replicas.version import ReplicaVersion
+from frameworks.replicas.serving import ReplicaVersion, Serving
 
 
 class AppliedModels:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from frameworks.core.settings.entries import Isolation, PerformanceSettings, SchedulingSettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.versions.identity import ModelIdentity, batch_limits
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.messages import ModelState

@@ -10,7 +10,7 @@ from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.subrequests import SubRequests
@@ -21,8 +21,7 @@ from frameworks.replicas.control import ControlLink
 from frameworks.replicas.engines import WorkerEngines
 from frameworks.replicas.identities import Identities
 from frameworks.replicas.messages import LoadEnded, LoadForRequest, LocalCounts, StateSent, Uses, VersionUse
-from frameworks.replicas.serving import Serving
-from frameworks.replicas.version import ReplicaVersion
+from frameworks.replicas.serving import ReplicaVersion, Serving
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits

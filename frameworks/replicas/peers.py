@@ -1,11 +1,11 @@
-"""Hold what the supervisor knows of each connected worker: what it was sent, and what it has."""
+"""Hold what the supervisor knows of each connected worker, and connect the workers to the processes of models."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from frameworks.core.channel.messages import ChannelMessage
-from frameworks.core.errors import RoundhouseError
+from frameworks.core.errors import ModelFailed, RoundhouseError
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import ModelState
 
@@ -94,3 +94,131 @@ class Peers:
     def is_connected(self, peer: Peer) -> bool:
         """Whether the worker is not lost."""
         return self.connected.get(peer.link) is peer
+
+
+_ASK_AGAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class _WaitingWorker:
+    """A worker that waits. `suspects`: number of its requests that may have ended the process."""
+
+    suspects: int
+    granted: asyncio.Future[None]
+
+
+class Connects:
+    """The turns of the workers. Owned by the event loop."""
+
+    def __init__(self, is_up: Callable[[], bool]) -> None:
+        """`is_up`: whether the process serves."""
+        self._is_up = is_up
+        self._asked: dict[Peer, _WaitingWorker] = {}
+        self._connected: set[Peer] = set()
+        # Were connected when the process was lost, and have not asked again.
+        self._expected: set[Peer] = set()
+        self._known: set[Peer] = set()
+        self._running_suspects: Peer | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+
+    async def turn(self, peer: Peer, suspects: int) -> None:
+        """Wait until the worker may connect. Raises ModelFailed where the process cannot be started or was closed."""
+        granted = asyncio.get_running_loop().create_future()
+        self._asked[peer] = _WaitingWorker(suspects, granted)
+        self._expected.discard(peer)
+        self._connected.discard(peer)
+        if self._running_suspects is peer:
+            self._running_suspects = None
+        self._advance()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            self._withdraw(peer, granted)
+            raise
+
+    def was_connected(self, peer: Peer) -> bool:
+        """Whether the worker has been connected to this process, or to one before it."""
+        return peer in self._known
+
+    def started(self) -> None:
+        """Note that the process serves. Workers that do not ask again are waited for during 2 s."""
+        self._stop_timer()
+        if self._expected:
+            self._give_up = asyncio.get_running_loop().call_later(_ASK_AGAIN_S, self._wait_no_longer)
+        self._advance()
+
+    def lost(self) -> None:
+        """Note the end of the process."""
+        self._expected |= self._connected
+        self._connected.clear()
+        self._running_suspects = None
+        self._stop_timer()
+
+    def fail(self, error: RoundhouseError) -> None:
+        """Fail all workers that wait."""
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            if not each.granted.done():
+                each.granted.set_exception(error)
+
+    def settled(self, peer: Peer) -> None:
+        """Note that all suspects of a worker have an outcome."""
+        if self._running_suspects is peer:
+            self._running_suspects = None
+            self._advance()
+
+    def left(self, peer: Peer) -> None:
+        """Forget a worker that is lost, or that needs the process no longer."""
+        asked = self._asked.pop(peer, None)
+        if asked is not None and not asked.granted.done():
+            asked.granted.set_exception(ModelFailed("the worker needs the model no longer"))
+        self._known.discard(peer)
+        self._drop(peer)
+
+    def close(self) -> None:
+        """Fail all workers that wait: the model is closed."""
+        self._stop_timer()
+        self.fail(ModelFailed("the model was unloaded"))
+
+    def _advance(self) -> None:
+        if not self._is_up() or self._expected or self._running_suspects is not None:
+            return
+        suspicious = next((peer for peer, asked in self._asked.items() if asked.suspects), None)
+        if suspicious is not None:
+            self._running_suspects = suspicious
+            self._grant(suspicious)
+            return
+        for peer in list(self._asked):
+            self._grant(peer)
+
+    def _grant(self, peer: Peer) -> None:
+        asked = self._asked.pop(peer)
+        self._connected.add(peer)
+        self._known.add(peer)
+        if not asked.granted.done():
+            asked.granted.set_result(None)
+
+    def _withdraw(self, peer: Peer, granted: "asyncio.Future[None]") -> None:
+        """Forget a request whose task was cancelled, perhaps after its turn was granted."""
+        asked = self._asked.get(peer)
+        if asked is not None and asked.granted is not granted:
+            return  # the worker has asked again
+        self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        self._asked.pop(peer, None)
+        self._connected.discard(peer)
+        self._expected.discard(peer)
+        if self._running_suspects is peer:
+            self._running_suspects = None
+        self._advance()
+
+    def _wait_no_longer(self) -> None:
+        self._give_up = None
+        self._expected.clear()
+        self._advance()
+
+    def _stop_timer(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None

@@ -17,7 +17,6 @@ from frameworks.engine.process.link import Loss, Started
 from frameworks.generation.types import StepStats
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
-from frameworks.replicas.connects import Connects
 from frameworks.replicas.messages import (
     Abandon,
     Connect,
@@ -28,7 +27,7 @@ from frameworks.replicas.messages import (
     Prepare,
     VersionUse,
 )
-from frameworks.replicas.peers import Peer, PeerLoad, Peers
+from frameworks.replicas.peers import Connects, Peer, PeerLoad, Peers
 
 log = structlog.get_logger(__name__)
 

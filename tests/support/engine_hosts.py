@@ -36,7 +36,7 @@ from frameworks.engine.process.wire.messages import (
 from frameworks.engine.process.wire.serialization import SentRequest, request_to_plain, spec_from_plain
 from frameworks.engine.process.wire.shared_tensors import SharedTensors
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import BatchModel, LoadedModel
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevice

@@ -16,7 +16,7 @@ from app.protocols.shared.bodies import MAX_INT32, ResponseBody
 from app.protocols.shared.fields.generation import MAX_STOPS
 from app.protocols.shared.fields.texts import MAX_TEXTS
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.threads.tokenizer_threads import LONG_THREADS
+from frameworks.engine.threads import LONG_THREADS
 from frameworks.generation.types import GenerationSpec
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec

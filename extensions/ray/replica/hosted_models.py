@@ -23,7 +23,7 @@ from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.messages import LoadFailed, ReplicaReport, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.registries import registry_factories
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loaded, Loader
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.versions.identity import ModelIdentity

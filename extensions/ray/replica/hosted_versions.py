@@ -22,7 +22,7 @@ from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process.host.model_source import FileSource, HostedModel
 from frameworks.engine.process.wire.messages import LoadFailed, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 
 log = structlog.get_logger(__name__)
 

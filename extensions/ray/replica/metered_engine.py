@@ -7,7 +7,7 @@ from collections.abc import Callable
 from frameworks.engine.process.host.hosted_calls import HostedClient
 from frameworks.engine.process.host.hosted_engine import HostedEngine
 from frameworks.engine.process.wire.messages import QueueState
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 
 _MEMORY_S = 30.0
 """Age at which a run counts a third."""

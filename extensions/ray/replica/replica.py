@@ -20,7 +20,7 @@ from extensions.ray.replica.contract import Hosted
 from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.listener import ReplicaListener
 from extensions.ray.tls import server_context
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 

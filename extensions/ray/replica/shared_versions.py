@@ -9,7 +9,7 @@ from extensions.ray.replica.clients import HostedVersion, ReplicaClient
 from extensions.ray.replica.metered_engine import MeteredEngine
 from frameworks.engine.local import LocalEngine
 from frameworks.engine.process.wire.messages import Leave, VersionReport
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.generation.types import StepStats
 from frameworks.models.versions.version import ModelVersion
 

@@ -10,7 +10,7 @@ from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import Isolation, PerformanceSettings, TorchModelEntry
 from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits

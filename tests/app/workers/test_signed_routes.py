@@ -20,7 +20,7 @@ from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
 from app.http.gate import HttpGate
 from app.server.build import Host, build, build_routes
-from app.workers.shared.nonces import SharedNonces, WorkerNonces
+from app.workers.shared.keys import SharedNonces, WorkerNonces
 from frameworks.replicas.control import ControlLink, Workers
 from tests.app.workers.links import linked
 from tests.support.fake_probe import FakeProbe

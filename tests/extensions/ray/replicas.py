@@ -21,7 +21,7 @@ from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.types import TensorBatch
 from tests.support.engine_hosts import SETTINGS, ArrayModel

@@ -20,7 +20,7 @@ from extensions.ray.running_replicas import RunningReplicas
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.registries import RegistrySettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
 from frameworks.types import Batch, ModelSpec, TensorBatch, Value

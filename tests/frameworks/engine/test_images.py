@@ -17,8 +17,7 @@ from frameworks.engine.contract import Run, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.wire.messages import Answer, Failed
 from frameworks.engine.process.wire.serialization import answer_from_plain, request_from_plain
-from frameworks.engine.threads.engine_threads import EngineThreads
-from frameworks.engine.threads.image_threads import LARGE_PIXELS, ImageThreads
+from frameworks.engine.threads import LARGE_PIXELS, EngineThreads, ImageThreads
 from frameworks.images.processor import ImageProcessor, Preparation
 from frameworks.images.spec import ImageRequest
 from frameworks.onnx.model import OnnxModel

@@ -17,7 +17,7 @@ from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.texts import TextService
-from frameworks.engine.threads.tokenizer_threads import TokenizerThreads
+from frameworks.engine.threads import TokenizerThreads
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.text.config import TextConfig

@@ -6,7 +6,7 @@ from msgspec import msgpack
 
 from app.workers.messages import messages_to_worker
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.replicas.changes import state_of
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities

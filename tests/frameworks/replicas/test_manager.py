@@ -29,7 +29,7 @@ from frameworks.replicas.messages import (
     Uses,
     VersionState,
 )
-from frameworks.replicas.version import ReplicaVersion
+from frameworks.replicas.serving import ReplicaVersion
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_supervisor import supervised, version_state
 from tests.support.loops import in_loop, settle, soon, task

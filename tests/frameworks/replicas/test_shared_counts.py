@@ -7,7 +7,7 @@ import pytest
 from app.workers.messages import messages_to_worker
 from frameworks.core.errors import OutOfMemory, Overloaded
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.replicas.changes import state_of
 from frameworks.replicas.control import ControlLink

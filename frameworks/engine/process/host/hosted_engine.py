@@ -14,7 +14,7 @@ from frameworks.engine.process.host.model_source import HostedModel
 from frameworks.engine.process.wire.counts import CountsDelta
 from frameworks.engine.process.wire.messages import MAX_PHASE_CHARACTERS, Loaded, LoadProgress, SpecLearned, ToEngine
 from frameworks.engine.process.wire.serialization import PlainTenant, tenant_from_plain
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.types import ModelSpec
 

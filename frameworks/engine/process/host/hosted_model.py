@@ -27,7 +27,7 @@ from frameworks.engine.process.wire.messages import (
     ToEngine,
 )
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 
 from frameworks.core.errors import ModelFailed
-from frameworks.replicas.connects import Connects
-from frameworks.replicas.peers import Peer
+from frameworks.replicas.peers import Connects, Peer
 from tests.support.loops import in_loop, settle, task
 
 
@@ -128,7 +127,7 @@ async def test_cancelled_question_holds_up_no_other() -> None:
 
 @in_loop
 async def test_worker_that_never_asks_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.replicas.connects._ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("frameworks.replicas.peers._ASK_AGAIN_S", 0.01)
     process = await connected("a", "b")
     process.lose()
     process.ask("b")
