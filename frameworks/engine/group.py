@@ -10,7 +10,7 @@ from frameworks.core.errors import DeadlineExceeded, Draining, ModelFailed
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
-from frameworks.engine.group_queue import Choose, GroupEngine, GroupQueue, Job
+from frameworks.engine.group_queue import Choose, GroupMember, GroupQueue, Job
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
@@ -77,7 +77,7 @@ class EngineGroup:
         self.model = model(self.engines)
         self.is_dead = False
         self.has_ended_requests = False
-        self._members = [GroupEngine(each) for each in engines]
+        self._members = [GroupMember(each) for each in engines]
         generates = self.model.spec.generation is not None
         capacity = settings.limits.max_rows * (1 if generates else _BATCHES_AHEAD * instances)
         self._queue = GroupQueue(self._members, capacity, settings.ageing_s, choose)
@@ -119,7 +119,7 @@ class EngineGroup:
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
     ) -> Generation:
         self._check_open()
-        granted: asyncio.Future[GroupEngine] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[GroupMember] = asyncio.get_running_loop().create_future()
         size = len(request.prompts) * request.num_choices
         job = Job(size, run.permit.tenant, run.priority, granted, _grant, request)
         self._queue.add(job)
@@ -161,9 +161,9 @@ class EngineGroup:
         for engine in self.engines:
             engine.check_integrity()
 
-    def add(self, engine: ProcessEngine) -> GroupEngine:
+    def add(self, engine: ProcessEngine) -> GroupMember:
         """Use a further engine, which is open."""
-        member = GroupEngine(engine)
+        member = GroupMember(engine)
         self._members.append(member)
         self.engines.append(engine)
         self._follow(member)
@@ -171,14 +171,14 @@ class EngineGroup:
         self._queue.dispatch()
         return member
 
-    def retire(self, member: GroupEngine, on_left: Callable[[], None]) -> None:
+    def retire(self, member: GroupMember, on_left: Callable[[], None]) -> None:
         """Send a member no further requests. `on_left`: called after the last one of those that it has."""
         self._members.remove(member)
         member.on_left = on_left
         if not member.jobs:
             on_left()
 
-    def _follow(self, member: GroupEngine) -> None:
+    def _follow(self, member: GroupMember) -> None:
         engine = member.engine
         engine.on_started = partial(self._note_started, member)
         engine.on_lost = partial(self._note_lost, member)
@@ -245,11 +245,11 @@ class EngineGroup:
         assert failure is not None, "a group has a process"
         raise failure
 
-    def _note_started(self, member: GroupEngine, _: Started) -> None:
+    def _note_started(self, member: GroupMember, _: Started) -> None:
         member.has_failed_start = False
         self._queue.dispatch()
 
-    def _note_lost(self, member: GroupEngine, _: Loss) -> None:
+    def _note_lost(self, member: GroupMember, _: Loss) -> None:
         """Move the requests that have not begun to other processes; the lost one runs the others again."""
         moving = []
         if any(each.is_available for each in self._members):
@@ -265,7 +265,7 @@ class EngineGroup:
         inner()
         self._queue.dispatch()
 
-    def _note_start_failed(self, member: GroupEngine, _: str) -> None:
+    def _note_start_failed(self, member: GroupMember, _: str) -> None:
         """Fail the requests that wait where no process could be started again."""
         member.has_failed_start = True
         if all(each.has_failed_start for each in self._members):
@@ -293,7 +293,7 @@ def _grant(job: Job) -> None:
         job.future.set_result(job.member)
 
 
-async def _within(left_s: float | None, granted: "asyncio.Future[GroupEngine]") -> GroupEngine:
+async def _within(left_s: float | None, granted: "asyncio.Future[GroupMember]") -> GroupMember:
     """Wait for a process. Raises DeadlineExceeded after `left_s` seconds."""
     if granted.done():
         return granted.result()

@@ -13,7 +13,7 @@ from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
 
 
-class GroupEngine:
+class GroupMember:
     """One engine process of a group. `work`: rows or sequences of the requests that it has; `units`: see Job."""
 
     __slots__ = ("engine", "has_failed_start", "jobs", "on_left", "units", "work")
@@ -35,7 +35,7 @@ class GroupEngine:
         return engine.outage is None and not engine.is_dead and not engine.num_suspects
 
 
-Choose = Callable[[Sequence[GroupEngine], int, "Job"], GroupEngine | None]
+Choose = Callable[[Sequence[GroupMember], int, "Job"], GroupMember | None]
 """Return the member for a request among those with less work than the given capacity; None while none has room."""
 
 
@@ -81,7 +81,7 @@ class Job:
         self.request = request
         self.units = 0.0
         self.queued_s = time.perf_counter()
-        self.member: GroupEngine | None = None
+        self.member: GroupMember | None = None
         self.entry: QueueEntry | None = None
         """Its place in the queue; None while it is in none."""
         self.costs: dict[TenantShare, float] = {}
@@ -103,7 +103,7 @@ class GroupQueue:
     """
 
     def __init__(
-        self, members: Sequence[GroupEngine], capacity: int, ageing_s: float, choose: Choose | None = None
+        self, members: Sequence[GroupMember], capacity: int, ageing_s: float, choose: Choose | None = None
     ) -> None:
         """`members`: may change. `capacity`: a member with so many rows or sequences gets no more. `choose`: None for
         the member with the least work.
@@ -181,7 +181,7 @@ class GroupQueue:
         job.entry = QueueEntry(job, share, job.size, 1, job, shares=False)
         self._queue.add(job.entry, job.priority, job.queued_s)
 
-    def _start(self, job: Job, member: GroupEngine) -> None:
+    def _start(self, job: Job, member: GroupMember) -> None:
         """Give a request to a member."""
         self._clock.start(job.costs)
         job.member = member
@@ -189,7 +189,7 @@ class GroupQueue:
         member.work += job.size
         member.units += job.units
 
-    def _leave(self, member: GroupEngine, job: Job, paid: dict[TenantShare, float]) -> None:
+    def _leave(self, member: GroupMember, job: Job, paid: dict[TenantShare, float]) -> None:
         """Take a request from its member. `paid`: what its tenant pays."""
         job.member = None
         member.jobs.discard(job)
@@ -200,7 +200,7 @@ class GroupQueue:
             member.on_left()
 
 
-def least_work(members: Sequence[GroupEngine], capacity: int, _: Job | None = None) -> GroupEngine | None:
+def least_work(members: Sequence[GroupMember], capacity: int, _: Job | None = None) -> GroupMember | None:
     """Return the member with the least work; None while none has room."""
     best, least = None, capacity
     for member in members:

@@ -22,15 +22,15 @@ from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import (
     Connect,
     Connected,
-    EngineLost,
-    KillEngine,
+    KillProcess,
     Poisonous,
     Prepare,
+    ProcessLost,
     Settled,
 )
 
 
-class EngineConnection:
+class ProcessConnection:
     """Connects the worker to one engine process, and again after each loss. Owned by the event loop."""
 
     def __init__(
@@ -47,7 +47,7 @@ class EngineConnection:
         self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, poison_requests=suspects)
         self.engine.on_settled = self._settle
 
-    def lost(self, message: EngineLost) -> None:
+    def lost(self, message: ProcessLost) -> None:
         """Note why the process has ended."""
         if not self._loss.done():
             self._loss.set_result(Loss(message.label, message.message))
@@ -95,7 +95,7 @@ class EngineConnection:
         return await asyncio.shield(self._loss)
 
     def _kill(self, label: str, reason: str) -> None:
-        self._link.send(KillEngine(self._serving, self._index, label, reason))
+        self._link.send(KillProcess(self._serving, self._index, label, reason))
 
 
 class WorkerEngines:
@@ -104,9 +104,9 @@ class WorkerEngines:
     def __init__(self, link: ControlLink, loader: Loader) -> None:
         self._link = link
         self._loader = loader
-        self._connections: dict[int, list[EngineConnection]] = {}
+        self._connections: dict[int, list[ProcessConnection]] = {}
         """By load, in the order of its processes."""
-        link.handle(EngineLost, self._note_loss)
+        link.handle(ProcessLost, self._note_loss)
         link.handle(Poisonous, self._refuse)
 
     async def get(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
@@ -120,7 +120,7 @@ class WorkerEngines:
         model = version.model
         suspects = PoisonRequests(on_refused=partial(self._report_poisonous, model.name))
         connections = [
-            EngineConnection(self._link, model, prepare.serving, index, suspects)
+            ProcessConnection(self._link, model, prepare.serving, index, suspects)
             for index in range(prepare.num_processes)
         ]
         self._connections[prepare.serving] = connections
@@ -140,7 +140,7 @@ class WorkerEngines:
             await self._loader.reclaim_memory()
 
     @staticmethod
-    async def _open(connections: Sequence[EngineConnection]) -> list[ProcessEngine]:
+    async def _open(connections: Sequence[ProcessConnection]) -> list[ProcessEngine]:
         """Connect to all processes of a load; later to one that is down, unless all are."""
         opened: list[ProcessEngine] = []
         down: dict[ProcessEngine, ModelFailed] = {}
@@ -171,7 +171,7 @@ class WorkerEngines:
         device = model.devices.of(loaded.spec.device)
         return start_local_engine(model.engine_settings, loaded.model, counts, device, model.threads)
 
-    def _note_loss(self, message: EngineLost) -> None:
+    def _note_loss(self, message: ProcessLost) -> None:
         connections = self._connections.get(message.serving, ())
         if message.index < len(connections):
             connections[message.index].lost(message)

@@ -129,7 +129,7 @@ class StateSent(ChannelMessage, frozen=True):
     """The new worker has applied the state of all models, and has the engines of all that are ready. Sent once."""
 
 
-class EngineLost(ChannelMessage, frozen=True):
+class ProcessLost(ChannelMessage, frozen=True):
     """An engine process has ended; the connection to it is closed, or closes at once. `label`, `message`: of Loss."""
 
     serving: int
@@ -218,7 +218,7 @@ class Settled(ChannelMessage, frozen=True):
     index: int
 
 
-class KillEngine(ChannelMessage, frozen=True):
+class KillProcess(ChannelMessage, frozen=True):
     """End an engine process that has broken the protocol."""
 
     serving: int
@@ -257,7 +257,7 @@ ModelsToWorker = (
     | Abandon
     | EndModelRequests
     | StateSent
-    | EngineLost
+    | ProcessLost
     | Connected
     | LoadEnded
     | Failure
@@ -271,7 +271,7 @@ ModelsFromWorker = (
     | LoadForRequest
     | Connect
     | Settled
-    | KillEngine
+    | KillProcess
     | Uses
     | LocalCounts
     | Poisonous

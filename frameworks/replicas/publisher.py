@@ -23,7 +23,7 @@ from frameworks.replicas.messages import (
     Connect,
     Connected,
     Drained,
-    KillEngine,
+    KillProcess,
     LoadEnded,
     LoadForRequest,
     LocalCounts,
@@ -98,7 +98,7 @@ class Publisher:
         link.handle(Uses, partial(self._note_uses, link))
         link.handle(LocalCounts, self._add_counts)
         link.handle(Settled, partial(self._note_settled, link))
-        link.handle(KillEngine, self._kill_engine)
+        link.handle(KillProcess, self._kill_engine)
         link.handle(Poisonous, partial(self._relay, link))
         link.answer(Connect, partial(self._connect, link))
         link.answer(LoadForRequest, partial(self._load_for_request, link))
@@ -184,7 +184,7 @@ class Publisher:
         if engine is not None:
             engine.settled(self._peers.connected[link], message.index)
 
-    def _kill_engine(self, message: KillEngine) -> None:
+    def _kill_engine(self, message: KillProcess) -> None:
         engine = self._engines.get(message.serving)
         if engine is not None:
             engine.kill(message)

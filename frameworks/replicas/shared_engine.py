@@ -22,9 +22,9 @@ from frameworks.replicas.messages import (
     Connect,
     Connected,
     EndModelRequests,
-    EngineLost,
-    KillEngine,
+    KillProcess,
     Prepare,
+    ProcessLost,
     VersionUse,
 )
 from frameworks.replicas.peers import Connects, Peer, PeerLoad, Peers
@@ -193,7 +193,7 @@ class SharedEngine:
         if 0 <= index < len(self._connects):
             self._connects[index].settled(peer)
 
-    def kill(self, order: KillEngine) -> None:
+    def kill(self, order: KillProcess) -> None:
         """End a process, which has broken the protocol."""
         process = self._processes[order.index] if 0 <= order.index < len(self._processes) else None
         if process is not None and process.started is not None and process.outage is None:
@@ -281,7 +281,7 @@ class SharedEngine:
         self._connects[index].lost()
         for peer in self._connected:
             if self.serving in peer.loads:
-                peer.link.send(EngineLost(self.serving, index, loss.label, loss.message))
+                peer.link.send(ProcessLost(self.serving, index, loss.label, loss.message))
 
     def _start_failed(self, index: int, reason: str) -> None:
         self._connects[index].fail(ModelFailed(reason, self._processes[index].retry_after_s()))

@@ -13,7 +13,7 @@ from extensions.ray.ingress.routing import LeastSeconds
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.contract import EngineSettings, Run, TokenTimes
 from frameworks.engine.group import EngineGroup, GroupModel
-from frameworks.engine.group_queue import GroupEngine
+from frameworks.engine.group_queue import GroupMember
 from frameworks.engine.process.link import Loss
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.types import ModelSpec
@@ -56,7 +56,7 @@ class ReplicaGroup(EngineGroup):
         self._wake = wake
         self._cold_start_s = cold_start_s
         self._may_be_empty = may_be_empty
-        self._member_of: dict[ReplicaEngine, GroupEngine] = {}
+        self._member_of: dict[ReplicaEngine, GroupMember] = {}
         self._assign(first, self._members[0])
         self._waking: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -137,7 +137,7 @@ class ReplicaGroup(EngineGroup):
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds()
 
-    def _assign(self, replica_engine: ReplicaEngine, member: GroupEngine) -> None:
+    def _assign(self, replica_engine: ReplicaEngine, member: GroupMember) -> None:
         self._member_of[replica_engine] = member
 
     def _follow_replica(self, replica_engine: ReplicaEngine) -> None:

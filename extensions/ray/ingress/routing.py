@@ -5,7 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from extensions.ray.ingress.prefix_affinity import PrefixAffinity, blocks_of
-from frameworks.engine.group_queue import GroupEngine, Job
+from frameworks.engine.group_queue import GroupMember, Job
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
@@ -44,13 +44,13 @@ class LeastSeconds:
     ingresses. A prompt is sent to the member with its longest prefix unless that one is behind by more than a request.
     """
 
-    def __init__(self, others_s: Callable[[GroupEngine], float] = lambda _: 0.0) -> None:
+    def __init__(self, others_s: Callable[[GroupMember], float] = lambda _: 0.0) -> None:
         """`others_s`: the seconds that requests for other models will take there."""
         self._others_s = others_s
         self._mean_units = 1.0
         self._prefixes: WeakKeyDictionary[Any, PrefixAffinity] = WeakKeyDictionary()
 
-    def __call__(self, members: Sequence[GroupEngine], capacity: int, job: Job) -> GroupEngine | None:
+    def __call__(self, members: Sequence[GroupMember], capacity: int, job: Job) -> GroupMember | None:
         """Return the member; None while none has room."""
         if not job.units:
             job.units = units_of(job.request)
@@ -67,21 +67,21 @@ class LeastSeconds:
             return self._with_prefix(job.request, best, least_s, free)
         return best
 
-    def seconds(self, member: GroupEngine) -> float:
+    def seconds(self, member: GroupMember) -> float:
         """Return the seconds that the requests of a member will take."""
         state = member.engine.queue_state
         return self._others_s(member) + (state.call_s or _UNKNOWN_CALL_S) * (
             member.units / self._mean_units + state.others
         )
 
-    def waits_s(self, members: Sequence[GroupEngine], waiting: int) -> float:
+    def waits_s(self, members: Sequence[GroupMember], waiting: int) -> float:
         """Return the seconds until a further request begins, beside so many that have no member yet."""
         call_s = sum(member.engine.queue_state.call_s for member in members) / len(members)
         return min(map(self.seconds, members)) + waiting * call_s / len(members)
 
     def _with_prefix(
-        self, request: GenerateRequest, best: GroupEngine, least_s: float, free: Sequence[tuple[GroupEngine, float]]
-    ) -> GroupEngine:
+        self, request: GenerateRequest, best: GroupMember, least_s: float, free: Sequence[tuple[GroupMember, float]]
+    ) -> GroupMember:
         blocks = blocks_of(request)
         if not blocks:
             return best
@@ -95,6 +95,6 @@ class LeastSeconds:
         self._prefixes.setdefault(chosen.engine, PrefixAffinity()).add(blocks)
         return chosen
 
-    def _matched(self, member: GroupEngine, blocks: Sequence[int]) -> int:
+    def _matched(self, member: GroupMember, blocks: Sequence[int]) -> int:
         seen = self._prefixes.get(member.engine)
         return 0 if seen is None else seen.matched(blocks)

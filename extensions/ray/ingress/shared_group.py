@@ -14,7 +14,7 @@ from extensions.ray.ingress.routing import LeastSeconds
 from extensions.ray.running_replicas import RunningReplicas
 from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, as_failed
 from frameworks.engine.contract import EngineSettings, RunCounts
-from frameworks.engine.group_queue import GroupEngine
+from frameworks.engine.group_queue import GroupMember
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +132,7 @@ class SharedGroup(ReplicaGroup):
         """
         self._load_s = load_s
         self._on_evicted = on_evicted
-        self._replica_of: dict[GroupEngine, str] = {}
+        self._replica_of: dict[GroupMember, str] = {}
         super().__init__(*arguments)
         self._connections.on_failed = self._note_failed
 
@@ -144,7 +144,7 @@ class SharedGroup(ReplicaGroup):
     def _new_choice(self) -> LeastSeconds:
         return LeastSeconds(self._others_s)
 
-    def _others_s(self, member: GroupEngine) -> float:
+    def _others_s(self, member: GroupMember) -> float:
         """Return the seconds that the requests for other models will take at the replica of a member."""
         replica = self._replica_of.get(member)
         return 0.0 if replica is None else self._connections.loaded_versions.queued_s(replica, self._connections.key)
@@ -155,7 +155,7 @@ class SharedGroup(ReplicaGroup):
             if not self._connections.num_running:
                 super()._ensure_replica()
 
-    def _assign(self, replica_engine: ReplicaEngine, member: GroupEngine) -> None:
+    def _assign(self, replica_engine: ReplicaEngine, member: GroupMember) -> None:
         super()._assign(replica_engine, member)
         self._replica_of[member] = replica_engine.address.replica
 

@@ -18,7 +18,6 @@ from frameworks.replicas.messages import (
     Applied,
     Drained,
     EndModelRequests,
-    EngineLost,
     LoadForRequest,
     ModelChanged,
     ModelRemoved,
@@ -26,6 +25,7 @@ from frameworks.replicas.messages import (
     Poisonous,
     Prepare,
     PrepareFailed,
+    ProcessLost,
     StateSent,
     Uses,
     VersionState,
@@ -35,7 +35,7 @@ from frameworks.replicas.publisher import Publisher
 from tests.support.control_links import connect
 from tests.support.loops import soon
 
-KINDS = (ModelChanged, ModelRemoved, Prepare, Abandon, EndModelRequests, StateSent, EngineLost, Poisonous)
+KINDS = (ModelChanged, ModelRemoved, Prepare, Abandon, EndModelRequests, StateSent, ProcessLost, Poisonous)
 
 
 class FakeWorker:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from frameworks.core.channel.messages import ChannelLost
-from frameworks.engine.process.client.connection import PROTOCOL, EngineConnection
+from frameworks.engine.process.client.connection import PROTOCOL, ProcessLink
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss
 from memory.shared_arena import SharedArena
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 _END_S = 5.0
 
 
-class ClientLink(EngineConnection):
+class ClientLink(ProcessLink):
     """Implement Link for a client that is not the owner. Owned by the event loop."""
 
     def __init__(

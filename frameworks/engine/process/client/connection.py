@@ -24,7 +24,7 @@ _TRIM_S = 1.0
 _OWN = frozenset({Free, Closed})
 
 
-class EngineConnection(ABC):
+class ProcessLink(ABC):
     """Implement what all Links have. Owned by the event loop."""
 
     def __init__(self, written: SharedArena, read: SharedArena) -> None:

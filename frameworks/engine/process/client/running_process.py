@@ -18,7 +18,7 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import ModelFailed
 from frameworks.core.progress import Work, current
 from frameworks.engine.contract import EngineSettings
-from frameworks.engine.process.client.connection import ARENA_BYTES, PROTOCOL, EngineConnection
+from frameworks.engine.process.client.connection import ARENA_BYTES, PROTOCOL, ProcessLink
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.exit_reason import ExitReason
@@ -47,7 +47,7 @@ _END_S = 5.0
 Reply = TypeVar("Reply", Needs, Loaded)
 
 
-class RunningProcess(EngineConnection):
+class RunningProcess(ProcessLink):
     """Implement OwnerLink. Owned by the event loop. Until the model is loaded, one question waits for its reply."""
 
     def __init__(

@@ -13,7 +13,7 @@ from extensions.ray.ingress.prefix_affinity import BLOCK_CHARACTERS, MAX_BLOCKS,
 from extensions.ray.ingress.routing import LeastSeconds, units_of
 from extensions.ray.replica.metered_engine import CallCost
 from frameworks.core.tenants import DEFAULT_TENANT
-from frameworks.engine.group_queue import GroupEngine, Job
+from frameworks.engine.group_queue import GroupMember, Job
 from frameworks.engine.process.wire.messages import QueueState
 from frameworks.generation.types import Conversation, GenerateRequest, Message, Stopping
 from frameworks.images.spec import ImageRequest
@@ -29,9 +29,9 @@ class FakeEngine:
         self.queue_state = QueueState(call_s, others)
 
 
-def member(call_s: float = 0.0, others: int = 0) -> GroupEngine:
+def member(call_s: float = 0.0, others: int = 0) -> GroupMember:
     engine: Any = FakeEngine(call_s, others)
-    return GroupEngine(engine)
+    return GroupMember(engine)
 
 
 def job(request: Any) -> Job:
@@ -39,7 +39,7 @@ def job(request: Any) -> Job:
     return Job(1, DEFAULT_TENANT, 5, future, lambda _: None, request)
 
 
-def give(choose: LeastSeconds, members: list[GroupEngine], request: Any, capacity: int = 100) -> GroupEngine | None:
+def give(choose: LeastSeconds, members: list[GroupMember], request: Any, capacity: int = 100) -> GroupMember | None:
     """Choose the member for a request, which it then has."""
     sent = job(request)
     chosen = choose(members, capacity, sent)
