@@ -1,4 +1,4 @@
-"""Keep collections of reference cycles short: a collection holds the interpreter's lock, and so the event loop."""
+"""Keep garbage collections short: a collection holds the interpreter's lock, and blocks the event loop while it scans memory."""
 
 import gc
 import time

@@ -110,7 +110,7 @@ class SharedArena:
         return self._memory.max_bytes
 
     def lease(self, nbytes: int, most_bytes: int | None = None) -> Block | None:
-        """Lease a block with any content, aligned to ALIGNMENT_BYTES. None without room for it, or after `close`.
+        """Lease a block with any content, aligned to ALIGNMENT_BYTES. None where too little is free, or after `close`.
 
         `most_bytes`: no room is left beyond so many leased bytes; None: beyond `max_bytes`.
         """

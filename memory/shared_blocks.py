@@ -1,4 +1,4 @@
-"""Divide a region into blocks: free ranges by size, merged when they touch."""
+"""Divide a region of shared memory into blocks: free ranges by size, merged when they touch."""
 
 from collections.abc import Iterator
 from itertools import islice

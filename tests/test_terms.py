@@ -16,11 +16,24 @@ FINISHED = (
     *("frameworks/pytorch/compiled", "frameworks/pytorch/compiling", "frameworks/pytorch/int8_choice.py"),
     *("frameworks/pytorch/int8_matmul.py", "frameworks/pytorch/kernels.py", "frameworks/pytorch/openmp.py"),
     *("frameworks/pytorch/quantize.py", "extensions/search"),
+    *("app/server", "app/workers", "frameworks/core", "frameworks/manager.py", "frameworks/models"),
+    *("frameworks/replicas", "frameworks/runtime.py", "frameworks/scheduling/batch", "frameworks/types.py", "memory"),
+    *("frameworks/engine/process", "frameworks/engine/contract.py", "frameworks/engine/generation.py"),
+    *("frameworks/engine/group.py", "frameworks/engine/group_queue.py", "frameworks/engine/local.py"),
+    *("frameworks/engine/stream.py", "frameworks/engine/texts.py", "frameworks/engine/threads.py"),
 )
 
 ASKED = {
     "extensions/search/collections/index": "k-means|inverted list|index|recall",
     "extensions/search/collections/scan": "GEMM|top-k|matmul",
+    "app/workers": "worker|supervisor",
+    "frameworks/core/channel": "channel|message|descriptor",
+    "frameworks/engine/process": "engine|process",
+    "frameworks/models/residency": "version|model|memory",
+    "frameworks/models/versions": "version|model",
+    "frameworks/replicas": "worker|supervisor",
+    "frameworks/scheduling/batch": "batch|queue|tenant",
+    "memory": "memory|bytes|buffer",
     "frameworks/pytorch/compiled/amx": "GEMM|AMX",
     "frameworks/pytorch/compiled/attention": "softmax|KV cache",
     "frameworks/pytorch/compiled/decoder_step": "GEMM|KV cache|RMSNorm|block table",
@@ -48,6 +61,11 @@ REPLACED = {
     r"(?<!dot )products? of (?:\w+ )?(?:weights|rows|matrices)": "GEMM or matmul",
     r"room for": "scratch buffer",
     r"put in order|rows in order": "packed",
+    r"places? in the queue": "queue slot",
+    r"turns? of the (?:event )?loop": "iteration of the event loop",
+    r"pays for": "is charged for",
+    r"run(?:s|ning)? beside": "concurrently",
+    r"(?:client|reader|caller|peer) is gone": "disconnected",
 }
 """Private words of the old style -> the field's term."""
 

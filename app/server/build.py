@@ -138,7 +138,7 @@ class Monitors:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """The counts of the whole server. `process_counts`: returns those beside the counts of requests. `memory_bytes`:
+    """The counts of the whole server. `process_counts`: returns those that are no counts of requests. `memory_bytes`:
     returns the memory of its processes, but for those of models.
     """
 

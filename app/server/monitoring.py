@@ -60,7 +60,7 @@ def build_live(
 
 
 class WorkerRoutes:
-    """The ASGI application of a worker before the one that forwards: it answers itself what is long or never ends."""
+    """The ASGI application of a worker before the one that forwards: it answers long and endless requests itself."""
 
     def __init__(self, viewers: Viewers, files: ModelFiles, forwarded: ASGIApp) -> None:
         self._viewers = viewers

@@ -95,8 +95,8 @@ class StartReport:
         docs, notes = f"{self._url}/docs", self._notes()
         state = "ready" if not failed else f"started; not loaded: {_listed(failed)}"
         if self._writes_text:
-            places = f"page {page}, all routes {docs}" if page else f"all routes {docs}"
-            write_lines(["", f"{state}; {places}; in another shell:", "", *lines, "", *notes])
+            urls = f"page {page}, all routes {docs}" if page else f"all routes {docs}"
+            write_lines(["", f"{state}; {urls}; in another shell:", "", *lines, "", *notes])
         else:
             event = "started" if failed else "ready"
             log.info(

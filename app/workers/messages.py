@@ -1,4 +1,4 @@
-"""Define the messages about requests between the supervisor and its workers, beside those about models."""
+"""Define the messages about requests between the supervisor and its workers, in addition to those about models."""
 
 from functools import reduce
 from operator import or_
@@ -234,7 +234,7 @@ class FeedContent(ChannelMessage, frozen=True):
 
 
 class CloseFeed(ChannelMessage, frozen=True):
-    """The last reader of a view is gone."""
+    """The last reader of a view has disconnected."""
 
     feed: int
 

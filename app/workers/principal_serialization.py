@@ -1,4 +1,4 @@
-"""Serialize principals to plain values of messages, and deserialize them."""
+"""Serialize principals to plain values for messages between supervisor and workers, and deserialize them."""
 
 from app.auth.principal import Principal, Scope
 from app.workers.messages import Sender

@@ -52,7 +52,7 @@ class Watchdog:
             return
         self._missed[link] = missed + 1
         if missed + 1 == self._max_missed:
-            log.error("worker is ended: its event loop stands still", worker=link.number, checks=self._max_missed)
+            log.error("worker is ended: its event loop is blocked", worker=link.number, checks=self._max_missed)
             self._kill(link.number)
 
     async def _ask(self, link: ControlLink) -> None:

@@ -113,9 +113,9 @@ class FairClock:
         return max(0.0, share.time - min((each.time for each in self._active.values()), default=share.time))
 
     @staticmethod
-    def first(shares: Iterable[TenantShare]) -> TenantShare:
+    def first(candidates: Iterable[TenantShare]) -> TenantShare:
         """Return the share with the least time; of equal ones that of the least recent run. Needs at least one."""
-        return min(shares, key=lambda share: (share.time, share.last_run))
+        return min(candidates, key=lambda share: (share.time, share.last_run))
 
     def _advance(self, share: TenantShare) -> None:
         """Move a tenant that had no queued work to the virtual time."""

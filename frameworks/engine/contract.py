@@ -28,7 +28,7 @@ from frameworks.types import (
 EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TokenRequest
 """A request with one answer."""
 ComputeNow = Callable[[TensorBatch, Timings, Tenant], Outputs | None]
-"""As Engine.compute_now; the tenant pays for the rows, and the times are recorded in the timings."""
+"""As Engine.compute_now; the tenant is charged for the rows, and the times are recorded in the timings."""
 
 
 class Run:
@@ -37,7 +37,7 @@ class Run:
     __slots__ = ("permit", "priority", "timings")
 
     def __init__(self, permit: Permit, timings: Timings, priority: int = DEFAULT_PRIORITY) -> None:
-        """The permit holds a reference to the model, and has its place in the queue."""
+        """The permit holds a reference to the model, and its queue slots."""
         self.permit = permit
         self.timings = timings
         self.priority = priority
@@ -130,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def lease_body(self, nbytes: int) -> Array | None:
-        """Return memory for the body of a request, uint8 [nbytes], writable; None where other memory is as good.
+        """Return memory for the body of a request, uint8 [nbytes], writable; None where other memory serves as well.
 
         Tensors that are views of it are sent to the model's process without a copy. It is free with the last view.
         """
@@ -146,15 +146,15 @@ class Engine(Protocol):
     ) -> Awaitable[Outputs]:
         """Queue the rows of a request and return the awaitable of its outputs.
 
-        `begin` is called when a part of it begins to run, perhaps again later. `tenant`: pays for the rows. If the
-        awaitable is cancelled, parts that have not begun never run. Raises InvalidInput, OutOfMemory, ModelFailed,
+        `begin` is called when a part of it begins to run, perhaps again later. `tenant`: is charged for the rows. If
+        the awaitable is cancelled, parts that have not begun never run. Raises InvalidInput, OutOfMemory, ModelFailed,
         Draining.
         """
         ...
 
     @property
     def compute_now(self) -> ComputeNow | None:
-        """Runs tensors at once, without a place in the queue, and returns the outputs.
+        """Run tensors at once, without a queue slot, and return the outputs.
 
         It returns None where the tensors have to be queued by `submit`, as other requests wait or the run takes long.
         Raises the error of the model. None: all requests have to be queued.

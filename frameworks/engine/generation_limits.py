@@ -70,22 +70,22 @@ def max_tokens_of(request: GenerateRequest, prompt_index: int, prompt_ids: tuple
     field = field_of(request.prompts, prompt_index)
     if not prompt_ids:
         raise InvalidInput(field, "expected at least one token, got none; send a text to continue")
-    room = context - len(prompt_ids)
+    left = context - len(prompt_ids)
     requested = request.stopping.max_tokens
     least = 0 if requested == 0 else 1
-    if room < least:
+    if left < least:
         raise InvalidInput(
             field,
             f"expected fewer than {context - least + 1} tokens, by the model's context for prompt and text, got "
             f"{len(prompt_ids)}; shorten it",
         )
-    most = min(room, _most_tokens(request))
+    most = min(left, _most_tokens(request))
     if requested is not None and request.stopping.may_be_fewer:
         requested = min(requested, most)
-    if requested is not None and not least <= requested <= room:
+    if requested is not None and not least <= requested <= left:
         raise InvalidInput(
             "max_tokens",
-            f"expected {least} to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's "
+            f"expected {least} to {left}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's "
             f"context, got {requested}; ask for fewer tokens or shorten {field}",
         )
     max_tokens = most if requested is None else requested

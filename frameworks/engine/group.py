@@ -55,7 +55,7 @@ class EngineGroup:
     """Implement Engine. Owned by the event loop.
 
     A request that waits at a process when it is lost, and has not begun, moves to another one, once. One that ran is
-    run again by its own process, alone. Further requests wait here until a process has room for them.
+    run again by its own process, alone. Further requests wait here until a process has capacity for them.
     """
 
     references = 0

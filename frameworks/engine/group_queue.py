@@ -36,7 +36,7 @@ class GroupMember:
 
 
 Choose = Callable[[Sequence[GroupMember], int, "Job"], GroupMember | None]
-"""Return the member for a request among those with less work than the given capacity; None while none has room."""
+"""Return the member for a request among those with less work than the given capacity; None while none has capacity."""
 
 
 class Job:
@@ -83,7 +83,7 @@ class Job:
         self.queued_s = time.perf_counter()
         self.member: GroupMember | None = None
         self.entry: QueueEntry | None = None
-        """Its place in the queue; None while it is in none."""
+        """Its entry in the queue; None while it is not queued."""
         self.costs: dict[TenantShare, float] = {}
         self.call: InferCall | None = None
         self.has_begun = False
@@ -96,10 +96,10 @@ class Job:
 
 
 class GroupQueue:
-    """Owned by the event loop. A request is sent to the member with the least work that has room for more.
+    """Owned by the event loop. A request is sent to the member with the least work that has capacity for more.
 
     The next request is that of the tenant with the least time, by priority with ageing, as in the queue of a model in
-    one process. A tenant pays for rows or sequences.
+    one process. A tenant is charged for rows or sequences.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class GroupQueue:
         return self._queue.entries
 
     def add(self, job: Job) -> None:
-        """Send a request, or queue it until a member has room."""
+        """Send a request, or queue it until a member has capacity."""
         share = self._clock.share(job.tenant)
         job.costs = {share: float(job.size)}
         if not self._queue.entries and (member := self._choose(self._members, self._capacity, job)) is not None:
@@ -148,7 +148,7 @@ class GroupQueue:
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Send what members have room for."""
+        """Send the requests that members have capacity for."""
         while (head := self._queue.head()) is not None:
             job: Job = head.work
             member = self._choose(self._members, self._capacity, job)
@@ -169,7 +169,7 @@ class GroupQueue:
             yield job
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where a request waits beside a free member, or work is counted without a request."""
+        """Raise AssertionError where a request waits although a member is free, or work is counted wrongly."""
         for member in self._members:
             assert member.work == sum(job.size for job in member.jobs), "the work of a process is counted wrongly"
         has_room = least_work(self._members, self._capacity) is not None
@@ -178,7 +178,7 @@ class GroupQueue:
             assert not self._clock.num_active, "a tenant without requests has a place"
 
     def _enqueue(self, job: Job, share: TenantShare) -> None:
-        job.entry = QueueEntry(job, share, job.size, 1, job, shares=False)
+        job.entry = QueueEntry(job, share, job.size, 1, job, may_share=False)
         self._queue.add(job.entry, job.priority, job.queued_s)
 
     def _start(self, job: Job, member: GroupMember) -> None:
@@ -190,7 +190,7 @@ class GroupQueue:
         member.units += job.units
 
     def _leave(self, member: GroupMember, job: Job, paid: dict[TenantShare, float]) -> None:
-        """Take a request from its member. `paid`: what its tenant pays."""
+        """Take a request from its member. `paid`: the cost that its tenant is charged."""
         job.member = None
         member.jobs.discard(job)
         member.work -= job.size
@@ -201,7 +201,7 @@ class GroupQueue:
 
 
 def least_work(members: Sequence[GroupMember], capacity: int, _: Job | None = None) -> GroupMember | None:
-    """Return the member with the least work; None while none has room."""
+    """Return the member with the least work; None while none has capacity."""
     best, least = None, capacity
     for member in members:
         if member.work < least and member.is_available:

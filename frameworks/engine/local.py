@@ -108,7 +108,7 @@ class LocalEngine:
         return await _in_own_thread(self._step_model.adapter_bytes, folder)
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter beside the texts that run. Raises InvalidModel, OutOfMemory, InvalidInput."""
+        """Load an adapter while texts are generated. Raises InvalidModel, OutOfMemory, InvalidInput."""
         model = self._step_model
         added = await _in_own_thread(model.load_adapter, name, folder)
         model.list_adapters((*_adapters(model), added))

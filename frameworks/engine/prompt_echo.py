@@ -7,7 +7,7 @@ from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import TextDelta, TokenText
 
-# Texts of tokens that are looked up, and written by a protocol, between two turns of the event loop.
+# Texts of tokens that are looked up, and written by a protocol, in one iteration of the event loop.
 _TEXTS_AT_ONCE = 512
 
 

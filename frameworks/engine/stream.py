@@ -35,7 +35,7 @@ async def read_in_time(generation: Generation) -> AsyncIterator[None]:
         ) from None
 
 
-# Texts of tokens that are looked up between two turns of the event loop.
+# Texts of tokens that are looked up in one iteration of the event loop.
 _TEXTS_AT_ONCE = 512
 
 
@@ -122,7 +122,7 @@ class GenerationStream:
         self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._feed.fail, late)
 
     def set_budget(self, budget: TokenBudget) -> None:
-        """Count all generated tokens in this budget, also those after a stop string or for a reader that is gone."""
+        """Count all generated tokens in this budget, also after a stop string, or after the reader has disconnected."""
         self._budget = budget
 
     def show_prompts(self, prompts: Mapping[int, ShownPrompt]) -> None:
@@ -186,7 +186,7 @@ class GenerationStream:
             self._timings.computed(begun_s, now_s)
 
     async def _show_prompt(self, sequence_id: int) -> None:
-        """Add the prompt of a sequence whose first token has arrived, a part in each turn of the event loop."""
+        """Add the prompt of a sequence whose first token has arrived, a part in each iteration of the event loop."""
         index = sequence_id - self._first_id
         shown = self._shown_prompts.pop(index, None)
         if shown is None:

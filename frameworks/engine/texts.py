@@ -160,11 +160,11 @@ class TextService:
                 '/v1/tokenize and set token_ids = "own" for this model',
             )
 
-    async def _compute(self, numbers: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    async def _compute(self, size: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return `work(*arguments)`, computed on a thread if it handles many numbers."""
-        if numbers < _MANY_NUMBERS:
+        if size < _MANY_NUMBERS:
             return work(*arguments)
-        return await self._threads.run(numbers / _NUMBERS_PER_CHARACTER, work, *arguments)
+        return await self._threads.run(size / _NUMBERS_PER_CHARACTER, work, *arguments)
 
 
 def _size_of(request: TokenRequest) -> int:

@@ -57,7 +57,7 @@ class TokenizerThreads:
         """Return the results of `work(start, stop)` for bounded pieces of a list, in order.
 
         `sizes`: in characters, of each element. A request has at most LONG_THREADS pieces in the queue, so that the
-        pieces of several requests take turns. Raises the error of the first piece that fails.
+        pieces of several requests alternate. Raises the error of the first piece that fails.
         """
         pieces = split(sizes)
         running = list(islice(pieces, LONG_THREADS))
@@ -186,18 +186,18 @@ class ImageThreads:
     async def prepare(self, processor: "ImageProcessor", images: Sequence[bytes]) -> "Array":
         """Return a row for each file, see ImageProcessor.empty.
 
-        A request has at most IMAGE_THREADS images in the queue, so that the images of several requests take turns.
+        A request has at most IMAGE_THREADS images in the queue, so that the images of several requests alternate.
         Raises InvalidInput for the first damaged file that is found; its field is `image[2]`.
         """
         rows = processor.empty(len(images))
         if len(images) == 1:
             await self._prepare(processor, images[0], "image[0]", rows[0])
             return rows
-        numbers = iter(range(len(images)))
+        indices = iter(range(len(images)))
         failures: dict[int, Exception] = {}
 
         async def prepare_some() -> None:
-            for number in numbers:
+            for number in indices:
                 if failures:
                     return
                 try:

@@ -107,8 +107,8 @@ class _WaitingWorker:
     granted: asyncio.Future[None]
 
 
-class Connects:
-    """The turns of the workers. Owned by the event loop."""
+class ConnectionGrants:
+    """Grant the workers of one process their connections. Owned by the event loop."""
 
     def __init__(self, is_up: Callable[[], bool]) -> None:
         """`is_up`: whether the process serves."""
@@ -121,7 +121,7 @@ class Connects:
         self._running_suspects: Peer | None = None
         self._give_up: asyncio.TimerHandle | None = None
 
-    async def turn(self, peer: Peer, suspects: int) -> None:
+    async def granted(self, peer: Peer, suspects: int) -> None:
         """Wait until the worker may connect. Raises ModelFailed where the process cannot be started or was closed."""
         granted = asyncio.get_running_loop().create_future()
         self._asked[peer] = _WaitingWorker(suspects, granted)
@@ -199,7 +199,7 @@ class Connects:
             asked.granted.set_result(None)
 
     def _withdraw(self, peer: Peer, granted: "asyncio.Future[None]") -> None:
-        """Forget a request whose task was cancelled, perhaps after its turn was granted."""
+        """Forget a request whose task was cancelled, perhaps after it was granted."""
         asked = self._asked.get(peer)
         if asked is not None and asked.granted is not granted:
             return  # the worker has asked again

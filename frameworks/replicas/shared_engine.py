@@ -27,7 +27,7 @@ from frameworks.replicas.messages import (
     ProcessLost,
     VersionUse,
 )
-from frameworks.replicas.peers import Connects, Peer, PeerLoad, Peers
+from frameworks.replicas.peers import ConnectionGrants, Peer, PeerLoad, Peers
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ class SharedEngine:
         self.compute_now = engine.compute_now
         self.has_ended_requests = False
         self._processes = _processes_of(engine)
-        self._connects = [Connects(partial(_is_up, process)) for process in self._processes]
+        self._connects = [ConnectionGrants(partial(_is_up, process)) for process in self._processes]
         for index, process in enumerate(self._processes):
             process.is_shared = True
             process.on_started = partial(self._started, index)
@@ -176,9 +176,9 @@ class SharedEngine:
         process, connects = self._processes[request.index], self._connects[request.index]
         if process.outage is not None and not connects.was_connected(peer):
             raise ModelFailed(process.outage, process.retry_after_s())  # it is prepared when the process serves again
-        await connects.turn(peer, request.suspects)
+        await connects.granted(peer, request.suspects)
         started = process.started
-        assert started is not None, "the turn is given while the process serves"
+        assert started is not None, "a connection is granted while the process serves"
         descriptors = process.attach()
         try:
             peer.link.descriptors.send(request.id, descriptors)

@@ -61,7 +61,7 @@ class RequestLimit(RequestsInFlight):
         self._check_entered(slots)
 
     def _check_entered(self, slots: int) -> None:
-        """Count the request out again if it has to be refused beside all others. Raises Overloaded."""
+        """Count the request out if it has to be refused because of the others. Raises Overloaded."""
         inflight, waiting = self.inflight - 1, self.waiting - slots
         try:
             self._check_room(inflight, waiting)
@@ -77,7 +77,7 @@ class RequestLimit(RequestsInFlight):
         self._check_added(slots, own)
 
     def _check_added(self, slots: int, own: int) -> None:
-        """Count the slots out again if the queue has no room for them. Raises Overloaded."""
+        """Count the slots out again if the queue has too few left. Raises Overloaded."""
         waiting = self.waiting - slots
         try:
             # Its own slots do not count: an empty queue accepts every request.
@@ -87,7 +87,7 @@ class RequestLimit(RequestsInFlight):
             raise
 
     def _check_room(self, inflight: int, waiting: int) -> None:
-        """Raise Overloaded if another request has to be refused beside these."""
+        """Raise Overloaded if another request has to be refused in addition to these."""
         if waiting < self.queue_bound and inflight < self.concurrency_bound:
             return
         self._check_queue(inflight, waiting, 1)
@@ -152,7 +152,7 @@ class Permit:
         self._server = server
         self.tenant = tenant
         self._model: RequestLimit | None = None
-        # Places in the queue that the request holds.
+        # Queue slots that the request holds.
         self._slots = 0
         self._has_begun = False
         self._is_suspended = False

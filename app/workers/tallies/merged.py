@@ -71,7 +71,7 @@ class MergedTallies(RequestTallies):
             self._last_complete = number
 
     def process_counts(self) -> ProcessCounts:
-        """Return the counts of all processes beside those of requests."""
+        """Return the counts of all processes, except those of requests."""
         return self._process
 
     def memory_bytes(self) -> int:

@@ -29,7 +29,7 @@ _NUMBERS = ("requests", "rejected", "cache_hits", "cache_misses", "shadow_outcom
 class WorkerTallies(Struct, array_like=True):
     """As RequestTallies, with the state of requests that only their worker knows.
 
-    `held`: requests in flight and their places in the queue, by model and tenant.
+    `held`: requests in flight and their slots in the queue, by model and tenant.
     """
 
     requests: dict[tuple[str, str, int, str], int] = {}
@@ -67,9 +67,9 @@ class WorkerTallies(Struct, array_like=True):
     def merge(self, other: "WorkerTallies") -> None:
         """Add the counts of another worker, or of an earlier one with its number. Nothing of `other` is shared."""
         for name in _NUMBERS:
-            numbers = getattr(self, name)
+            counts = getattr(self, name)
             for key, count in getattr(other, name).items():
-                numbers[key] = numbers.get(key, 0) + count
+                counts[key] = counts.get(key, 0) + count
         for key, metrics in other.models.items():
             self.models.setdefault(key, ModelMetrics()).merge(metrics)
         for operation, histogram in other.operation_seconds.items():
@@ -79,9 +79,9 @@ class WorkerTallies(Struct, array_like=True):
         for key, generation in other.generations.items():
             self.generations.setdefault(key, GenerationMetrics()).merge(generation)
         self.inflight += other.inflight
-        for key, (inflight, places) in other.held.items():
+        for key, (inflight, slots) in other.held.items():
             before = self.held.get(key, (0, 0))
-            self.held[key] = before[0] + inflight, before[1] + places
+            self.held[key] = before[0] + inflight, before[1] + slots
 
     def drop_gauges(self) -> None:
         """Drop the requests in flight: those of a lost worker have ended."""

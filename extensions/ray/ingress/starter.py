@@ -18,7 +18,7 @@ class RayStarter:
     The models of the manager have `isolation = "process"`, and the device `"cpu"`: they take no memory here.
     """
 
-    takes_turns = False
+    loads_one_by_one = False
 
     def __init__(self, deployments: Mapping[str, Deployed]) -> None:
         """`deployments`: by the name of the model. Models that share replicas have the same one."""

@@ -1,4 +1,4 @@
-"""Let loads take turns: one at a time, those that operators ordered first."""
+"""Load one model at a time: those that operators ordered go first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,8 +13,8 @@ class LoadLock:
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, goes_first: Callable[[], bool]) -> AsyncIterator[None]:
-        """Wait for the turn; hold it within the block. `goes_first`: asked at each release, as it may change."""
+    async def acquired(self, goes_first: Callable[[], bool]) -> AsyncIterator[None]:
+        """Hold the lock within the block. `goes_first`: called at each release, as its result may change."""
         if self._is_taken:
             granted = asyncio.get_running_loop().create_future()
             self._waiting.append((goes_first, granted))

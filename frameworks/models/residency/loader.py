@@ -105,13 +105,13 @@ class Loader:
         self.pipelines: PipelineLoader | None = None
         """Loads pipelines. Set when the models that they run are known."""
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
-        self._turns = LoadLock()
+        self._lock = LoadLock()
         self._num_unloads = 0
         self._prepared: set[tuple[str, str]] = set()
 
     async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
-        async with self._turn(version, goes_first):
+        async with self._locked(version, goes_first):
             progress.phase("headers of the files")
             if version.isolation == "none" and not self._moves(version, reason_of_framework(version.model.framework)):
                 needs = await asyncio.wrap_future(self._threads.submit(self._needs, version))
@@ -129,7 +129,7 @@ class Loader:
         """
         if version.model.framework == FRAMEWORK:
             return await self._load_pipeline(version)
-        async with self._turn(version, goes_first):
+        async with self._locked(version, goes_first):
             if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
                 loaded = await self._load_here(version, devices[0])
                 if not self._moves(version, loaded.not_small_because):
@@ -154,10 +154,10 @@ class Loader:
         if self.pipelines is not None:
             self.pipelines.close()
 
-    def _turn(self, version: ModelVersion, goes_first: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
-        if version.isolation == "process" and not self._processes.takes_turns:
+    def _locked(self, version: ModelVersion, goes_first: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
+        if version.isolation == "process" and not self._processes.loads_one_by_one:
             return nullcontext()
-        return self._turns.turn(goes_first)
+        return self._lock.acquired(goes_first)
 
     def _moves(self, version: ModelVersion, reason: str | None) -> bool:
         """Whether a version runs in a process of its own from now on. `reason`: why not in every worker."""
@@ -173,7 +173,7 @@ class Loader:
         return True
 
     async def _load_pipeline(self, version: ModelVersion) -> Loaded:
-        """Load a pipeline, without a turn: its models may have to be loaded first."""
+        """Load a pipeline, without the lock: its models may have to be loaded first."""
         assert self.pipelines is not None, "it was set before the first load"
         started_s = time.perf_counter()
         engine = await self.pipelines.load(version)

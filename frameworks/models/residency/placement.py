@@ -20,7 +20,7 @@ class Victim(NamedTuple):
 def choose_devices(
     candidates: Sequence[Sequence[Device]], needs: ModelNeeds, free: BytesOn, evictable: BytesOn
 ) -> list[Device]:
-    """Return the device of each process of a model, each beside those before it; fewer where the next fits nowhere.
+    """Return the device of each process of a model; fewer where the next one fits on no device in addition to them.
 
     `candidates`: of each process. `free` and `evictable`: as for `choose_device`.
     """

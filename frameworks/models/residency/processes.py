@@ -23,7 +23,7 @@ class Starter(Protocol):
     """Owned by the event loop."""
 
     @property
-    def takes_turns(self) -> bool:
+    def loads_one_by_one(self) -> bool:
         """Whether its loads run one at a time: in processes of this machine, which needs memory for each."""
         ...
 
@@ -64,7 +64,7 @@ class ProcessStarter:
     A process that has read the headers of the files is kept for the load that follows.
     """
 
-    takes_turns: ClassVar[bool] = True
+    loads_one_by_one: ClassVar[bool] = True
     settings: RegistrySettings | None
     log_level: str = "info"
     _measured: dict[ModelVersion, RunningProcess] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class SubRequests:
     """
 
     def __init__(self, models: ServedModels, max_queue_size: int | None = None) -> None:
-        """`max_queue_size`: maximum parts of all requests that wait, beside the bounds of their models."""
+        """`max_queue_size`: maximum parts of all requests that wait, in addition to the bounds of their models."""
         self._models = models
         self._limit = RequestLimit("the steps of requests", max_queue_size, None)
 

@@ -21,7 +21,7 @@ class AdapterChanges:
         self._limit = RequestLimit("adapters", None, None)
 
     async def add(self, slot: ModelSlot, adapter: AdapterEntry) -> None:
-        """Load an adapter into each loaded version, beside the texts that run. Where none is loaded, the active one is
+        """Load an adapter into each loaded version, while texts are generated. Where none is loaded, the active one is
         loaded with it.
 
         Raises AdapterExists, ModelUnloaded, InvalidInput, InvalidModel, OutOfMemory; the adapter is then forgotten.

@@ -46,7 +46,7 @@ class FolderWatcher:
             await self.unfollow(name)
 
     async def _watch(self, name: str, path: Path) -> None:
-        # Imported here: it takes 20 ms, which only servers with a watched model should pay.
+        # Imported here: it takes 20 ms, which only servers with a watched model need.
         from watchfiles import awatch
 
         while True:

@@ -149,11 +149,11 @@ class ModelSlot:
 
     @property
     def queue_depth(self) -> int:
-        """The number of places in the queue that requests hold; a request for texts holds one for each of them."""
+        """The number of queue slots that requests hold; a request for texts holds one for each of them."""
         return self.requests.waiting
 
     def requests_of(self, tenant: str) -> tuple[int, int]:
-        """Return the number of a tenant's requests in flight, and of the places in the queue that they hold."""
+        """Return the number of a tenant's requests in flight, and of the queue slots that they hold."""
         return self.requests_by_tenant().get(tenant, (0, 0))
 
     def requests_by_tenant(self) -> dict[str, tuple[int, int]]:

@@ -68,7 +68,7 @@ def next_batch(
     head = own.head()
     assert head is not None, "a tenant in the queue has an entry"
     batch = _GrowingBatch(head, queue.entries, cost, limits)
-    if queue.num_tenants == 1 or not head.shares:
+    if queue.num_tenants == 1 or not head.may_share:
         batch.fill(_Sides(own, head))
     else:
         batch.fill_fairly({each: queue.of(each) for each in queue.shares if each is share or may_join(each)})
@@ -91,7 +91,7 @@ class _GrowingBatch:
         # Neighbours are often equal: (rows, length) of the last candidate, and its seconds if it does not join.
         self._last_shape = (0, 0)
         self._last_later_s = 0.0
-        self._is_full = self._rows >= self._max_rows or not head.shares
+        self._is_full = self._rows >= self._max_rows or not head.may_share
 
     def plan(self) -> BatchPlan:
         return BatchPlan(self._entries, self._rows, self._length, self._is_full or self._entries[0].is_closed)
@@ -102,17 +102,17 @@ class _GrowingBatch:
             pass
 
     def fill_fairly(self, queues: dict[TenantShare, RequestQueue]) -> None:
-        """Add neighbours of the tenants in turn, by their times."""
+        """Add neighbours of the tenant with the least time, again and again."""
         head = self._entries[0]
         sides = {share: _Sides(queue, head) for share, queue in queues.items()}
         # The time of a tenant with its entries of this batch; of equal ones, the least recent run is first.
-        turns = {share: (share.time, share.last_run) for share in queues}
-        turns[head.share] = self._charged(turns[head.share], head)
+        times = {share: (share.time, share.last_run) for share in queues}
+        times[head.share] = self._charged(times[head.share], head)
         overflows = False
         while sides and not self._is_full:
-            share = min(sides, key=turns.__getitem__)
+            share = min(sides, key=times.__getitem__)
             if self._add_best(sides[share]):
-                turns[share] = self._charged(turns[share], self._entries[-1])
+                times[share] = self._charged(times[share], self._entries[-1])
             else:
                 overflows = overflows or self._is_full
                 self._is_full = False
@@ -154,10 +154,10 @@ class _GrowingBatch:
             self._last_shape, self._last_later_s = shape, min(share_s, cost.seconds(*shape))
         return self._seconds + self._last_later_s - cost.seconds(joint_rows, joint_length)
 
-    def _charged(self, turn: tuple[float, int], entry: QueueEntry) -> tuple[float, int]:
-        """Return the time of a tenant with this entry, which pays for its rows in the batch as it is now."""
+    def _charged(self, time: tuple[float, int], entry: QueueEntry) -> tuple[float, int]:
+        """Return the time of a tenant with this entry, which is charged for its rows of the present batch."""
         seconds = self._seconds * entry.rows / max(1, self._rows)
-        return turn[0] + seconds / entry.share.tenant.weight, turn[1] + 1
+        return time[0] + seconds / entry.share.tenant.weight, time[1] + 1
 
 
 class _Sides:

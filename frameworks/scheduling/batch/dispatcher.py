@@ -103,9 +103,9 @@ class Dispatcher:
         """Queue the rows of a request and return the future of its outputs.
 
         `priority`: 1 is first. `begin` is called when the first part is handed to a worker, perhaps again later.
-        `timings`: queue and compute seconds are added there. `tenant`: pays for the rows. If the future is cancelled,
-        parts that have not begun never run. The future fails with ModelFailed if no worker is left, and with what the
-        model raises.
+        `timings`: queue and compute seconds are added there. `tenant`: is charged for the rows. If the future is
+        cancelled, parts that have not begun never run. The future fails with ModelFailed if no worker is left,
+        and with what the model raises.
         """
         spec = self._spec
         signature = signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
@@ -211,7 +211,7 @@ class Dispatcher:
             self._send(worker, plan)
 
     def _hold(self) -> bool:
-        """Whether the next tenant is too far ahead of one that uses the device; the queue is looked at again later."""
+        """Whether the next tenant is too far ahead of one that uses the device; the queue is dispatched again later."""
         share = self._queue.first()
         if share is None or self._charges.may_run(share):
             return False
@@ -219,7 +219,7 @@ class Dispatcher:
         return True
 
     def _is_delayed(self, plan: BatchPlan) -> bool:
-        """Whether the batch still waits for more requests; the queue is looked at again when its delay is over."""
+        """Whether the batch still waits for more requests; the queue is dispatched again when its delay is over."""
         if not self._limits.max_delay_s or plan.is_full or self._queue.group_size(plan.entries[0]) > len(plan.entries):
             return False
         oldest_s = min(entry.work.request.arrived_s for entry in plan.entries)
@@ -271,7 +271,7 @@ class Dispatcher:
         elif len(running) > 1 and isinstance(error, InvalidInput):
             # The rows of one request must not fail the others: each part runs by itself.
             for item in running:
-                self._queue.requeue(item, object(), shares=False)
+                self._queue.requeue(item, object(), may_share=False)
         elif error is not None:
             for item in items:
                 item.request.fail(error)
@@ -288,7 +288,7 @@ class Dispatcher:
         self._counts.ran(rows, result.compute_s)
         if len(items) > 1 and not follow_rows(result.outputs, rows):
             for item in items:
-                self._queue.requeue(item, object(), shares=False)
+                self._queue.requeue(item, object(), may_share=False)
             return
         traces = distribute(items, sent_s, result, self._spec.sequence)
         if traces:
@@ -323,7 +323,7 @@ class Dispatcher:
         for half in parts:
             group = object()
             for item in half:
-                self._queue.requeue(item, group, shares=item.request.signature.shares)
+                self._queue.requeue(item, group, may_share=item.request.signature.shares)
         self._wake()
 
     def _fail_waiting(self, error: Exception) -> None:

@@ -43,13 +43,13 @@ class PartQueue(FairQueue):
             progress.queued.add(entry)
 
     def requeue(
-        self, item: BatchItem, group: Hashable, shares: bool, is_closed: bool = True, order_s: float | None = None
+        self, item: BatchItem, group: Hashable, may_share: bool, is_closed: bool = True, order_s: float | None = None
     ) -> None:
         """Queue a part again, before all others of its tenant, unless its caller was cancelled."""
         if item.request.future.done():
             return
         part = item.part
-        entry = QueueEntry(item, item.request.share, part.rows, part.length, group, shares, is_closed)
+        entry = QueueEntry(item, item.request.share, part.rows, part.length, group, may_share, is_closed)
         self.add(entry, _FIRST_PRIORITY, time.perf_counter() if order_s is None else order_s)
         item.progress.queued.add(entry)
 
@@ -60,9 +60,9 @@ class PartQueue(FairQueue):
 
     def cut_head(self, limits: BatchLimits) -> None:
         """Cut the head again if it has more rows than the ceiling allows; its parts stay in its place."""
-        while (head := self.head()) and head.shares and head.rows > (most := limits.most_rows(head.length)):
+        while (head := self.head()) and head.may_share and head.rows > (most := limits.most_rows(head.length)):
             for item in split_item(head.work, most):
-                self.requeue(item, head.group, shares=True, is_closed=head.is_closed, order_s=head.order)
+                self.requeue(item, head.group, may_share=True, is_closed=head.is_closed, order_s=head.order)
             self.take(head)
 
     def fail_all(self, error: Exception) -> None:

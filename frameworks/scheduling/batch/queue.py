@@ -15,7 +15,7 @@ class QueueEntry:
     """Rows of one request that run in one batch. Entries of one `group` may share a batch.
 
     `work`: the caller's object for these rows; the queue does not use it. `share`: of its tenant. `length`: tokens or
-    elements of the longest row, from which the cost is computed. `shares`: whether its group may have other entries.
+    elements of the longest row, from which the cost is computed. `may_share`: whether its group may have other entries.
     `is_closed`: whether its group accepts no new entries. The queue sets `order`, `serial` and `is_queued`.
     """
 
@@ -24,7 +24,7 @@ class QueueEntry:
     rows: int
     length: int
     group: Hashable
-    shares: bool = True
+    may_share: bool = True
     is_closed: bool = False
     order: float = 0.0
     serial: int = 0

@@ -17,7 +17,7 @@ _NEWEST_WEIGHT = 0.2
 
 
 class BatchAccounting:
-    """Each item pays for its share of the padded batch, that is by its rows. Owned by the event loop."""
+    """Each item is charged for its share of the padded batch, by its rows. Owned by the event loop."""
 
     def __init__(self, clock: DeviceClock, counts: BatchCounts) -> None:
         self._clock = clock
@@ -32,9 +32,9 @@ class BatchAccounting:
         return costs
 
     def finish(self, costs: Costs, running: Sequence[BatchItem], compute_s: float | None) -> None:
-        """Correct the charges of a batch that ended. `running`: the items that ran; the others pay nothing.
+        """Correct the charges of a batch that ended. `running`: the items that ran; the others are not charged.
 
-        `compute_s`: None for a batch that failed; its items pay the expected cost.
+        `compute_s`: None for a batch that failed; its items are charged the expected cost.
         """
         seconds = sum(costs.values()) if compute_s is None else compute_s
         actual = shared_costs([(item.request, item.part.rows) for item in running], seconds)

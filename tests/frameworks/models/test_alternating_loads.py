@@ -135,7 +135,7 @@ class TestTurns:
         urgent: set[int] = set()
 
         async def wait(number: int) -> None:
-            async with turns.turn(lambda: number in urgent):
+            async with turns.acquired(lambda: number in urgent):
                 order.append(number)
                 await held.wait()
 
@@ -153,7 +153,7 @@ class TestTurns:
         turns = LoadLock()
 
         async def hold() -> None:
-            async with turns.turn(lambda: False):
+            async with turns.acquired(lambda: False):
                 await asyncio.sleep(HANGS_AFTER_S)
 
         first, second, third = (task(hold()) for _ in range(3))
@@ -166,5 +166,5 @@ class TestTurns:
         assert (first.cancelled(), second.cancelled()) == (True, True)
         third.cancel()
         await asyncio.wait([third])
-        async with asyncio.timeout(HANGS_AFTER_S), turns.turn(lambda: False):
+        async with asyncio.timeout(HANGS_AFTER_S), turns.acquired(lambda: False):
             pass

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from frameworks.core.errors import ModelFailed
-from frameworks.replicas.peers import Connects, Peer
+from frameworks.replicas.peers import ConnectionGrants, Peer
 from tests.support.loops import in_loop, settle, task
 
 
@@ -15,7 +15,7 @@ class Process:
 
     def __init__(self, *names: str) -> None:
         self.is_up = True
-        self.connects = Connects(lambda: self.is_up)
+        self.connects = ConnectionGrants(lambda: self.is_up)
         self.peers = {name: cast("Peer", object()) for name in names}
         self.connected: list[str] = []
         self.failed: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Process:
 
     async def _ask(self, name: str, suspects: int) -> None:
         try:
-            await self.connects.turn(self.peers[name], suspects)
+            await self.connects.granted(self.peers[name], suspects)
         except ModelFailed as error:
             self.failed[name] = error.message
         else:

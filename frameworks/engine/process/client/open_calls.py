@@ -38,8 +38,8 @@ class OpenCalls:
     loop.
 
     A request that is held stays so over further crashes: each of them ends a run of another request, which has few. A
-    request runs again after a crash unless a part of its text was read. The text of a suspect that runs beside others
-    is therefore delivered at its end.
+    request runs again after a crash unless a part of its text was read. The text of a suspect that runs
+    concurrently with others is therefore delivered at its end.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class OpenCalls:
         """Fail the requests that are held, each with an error of its own."""
         self.fail(self._retries.give_up(), error)
 
-    def fail(self, numbers: Iterable[int], error: Callable[[], Exception]) -> None:
+    def fail(self, ids: Iterable[int], error: Callable[[], Exception]) -> None:
         """Fail requests, each with an error of its own."""
-        for number in numbers:
+        for number in ids:
             self._fail_call(number, error())
 
     def interrupt(self, is_announced: bool) -> list[int]:

@@ -344,7 +344,7 @@ class ProcessEngine:
         self.on_spec()
 
     def _note_progress(self, message: LoadProgress) -> None:
-        """Note the progress of kernels that are compiled beside the requests."""
+        """Note the progress of kernels that are compiled while requests run."""
         if self._work is None:
             if not self.model.spec.awaits_kernels:
                 return

@@ -1,4 +1,4 @@
-"""Order the requests that a crash interrupted: which fail, which run again beside each other, and which alone."""
+"""Order the requests that a crash interrupted: which fail, which run again concurrently, and which alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import islice
 from frameworks.engine.process.client.poison_requests import PoisonRequests
 
 MAX_BESIDE = 32
-"""Maximum suspects that run beside each other. It bounds how many run alone after their crash, and the digests that are
+"""Maximum suspects that run concurrently. It bounds how many run alone after their crash, and the digests that are
 computed at once."""
 
 
@@ -28,11 +28,11 @@ class RetryQueue:
     """Requests that are held until the process runs again. Owned by the event loop.
 
     The requests that had begun are suspects: one of them may have caused the crash. All other requests are held until
-    the suspects have outcomes. Most crashes have other causes, so the suspects of different contents first run beside
-    each other. Where that crashes too, each of them runs alone, so that the next crash has one suspect. A crash costs
+    the suspects have outcomes. Most crashes have other causes, so the suspects of different contents first run
+    concurrently. Where that crashes too, each of them runs alone, so that the next crash has one suspect. A crash costs
     its restart, and a run alone costs little: to halve the suspects would take more crashes.
 
-    The crash of suspects that ran beside each other counts for none of them. A request has two counted runs, so it is
+    The crash of suspects that ran concurrently counts for none of them. A request has two counted runs, so it is
     interrupted at most three times: k requests that crash their process cause at most 3 k crashes.
     """
 
@@ -56,7 +56,7 @@ class RetryQueue:
 
     @property
     def runs_beside(self) -> bool:
-        """Whether suspects run beside each other: each may be interrupted by the crash of another one."""
+        """Whether suspects run concurrently: each may be interrupted by the crash of another one."""
         return self._round.is_joint
 
     def hold(self, request_id: int) -> None:
@@ -150,7 +150,7 @@ class RetryQueue:
         self._update()
 
     def _next_round(self) -> list[int]:
-        """Remove and return the suspects that run next: those that may run beside each other, then single ones.
+        """Remove and return the suspects that run next: those that may run concurrently, then single ones.
 
         Of equal contents only one runs, until it was answered. One that has crashed runs alone.
         """
@@ -173,7 +173,7 @@ class RetryQueue:
         return first
 
     def _crashed_beside(self, in_flight: Sequence[InFlight]) -> list[int]:
-        """Note a crash of suspects that ran beside each other: each of them runs alone, and no run counts."""
+        """Note a crash of suspects that ran concurrently: each of them runs alone, and no run counts."""
         failed = []
         for each in in_flight:
             self._contents.note_crash(each.request_id)

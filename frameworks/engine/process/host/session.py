@@ -84,7 +84,7 @@ class ClientSession:
             handle(message)
 
     def abort(self) -> None:
-        """End all requests without an answer: the client is gone."""
+        """End all requests without an answer: the client has disconnected."""
         if self._closing is not None:
             self._closing.cancel()
         for number in list(self._calls):
@@ -228,11 +228,11 @@ class ClientSession:
     def _send_begun(self) -> None:
         begun, self._begun = self._begun, []
         running = [call for call in begun if self._calls.get(call.id) is call]
-        numbers = []
+        ids = []
         for call in running:
             if isinstance(call, HostedGeneration):
                 call.send_begun()
             else:
-                numbers.append(call.id)
-        if numbers:
-            self._sender.send(Begun(numbers, self._begun_s))
+                ids.append(call.id)
+        if ids:
+            self._sender.send(Begun(ids, self._begun_s))

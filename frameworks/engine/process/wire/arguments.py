@@ -51,8 +51,8 @@ class StartArguments:
         )
 
 
-def _joined(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
+def _joined(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

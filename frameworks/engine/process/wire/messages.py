@@ -93,7 +93,7 @@ class Ping(ChannelMessage, frozen=True):
 
 
 class Waiting(ChannelMessage, frozen=True):
-    """So many requests wait at the client until the engine has room for them."""
+    """So many requests wait at the client until the engine accepts them."""
 
     calls: int
 

@@ -1,4 +1,4 @@
-"""Turn requests, answers, specs, tenants and errors into plain values of msgpack, and back.
+"""Serialize requests, answers, specs, tenants and errors between processes, as plain values of msgpack.
 
 A value of a registered class is a list: the name of the class, then its content. Nothing else can be built from a
 message, and building checks every field against the annotations of the class. Arrays stay arrays: the encoder and the

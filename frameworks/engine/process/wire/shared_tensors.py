@@ -53,7 +53,7 @@ def body_under(array: Array) -> SharedBody | None:
     return base
 
 
-# The part of an arena for bodies: slow clients must leave room for the tensors of others.
+# The part of an arena for bodies: slow clients must leave memory to the tensors of others.
 _BODIES_SHARE = 0.5
 
 
@@ -85,7 +85,7 @@ class SharedTensors:
         return self._written.stats().leases - len(self._bodies) + stats.reads + len(self._unused)
 
     def lease_body(self, nbytes: int) -> Array | None:
-        """Return uint8 [nbytes], writable, for the body of a request; None without room for it.
+        """Return uint8 [nbytes], writable, for the body of a request; None where too little is free.
 
         `place` does not copy its views, where they are aligned. It is free with the last of them.
         """
