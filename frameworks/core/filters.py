@@ -126,8 +126,8 @@ class _Parser:
         bounds = {name: inner for name, inner in value.items() if name in _RANGES}
         parts: list[Filter] = []
         if bounds:
-            numbers = {_RANGES[name]: _number(inner, f"{field}.{name}") for name, inner in bounds.items()}
-            parts.append(Range(key, **numbers))
+            limits = {_RANGES[name]: _number(inner, f"{field}.{name}") for name, inner in bounds.items()}
+            parts.append(Range(key, **limits))
         for name, inner in value.items():
             if name not in bounds:
                 self._nodes += 1

@@ -134,11 +134,11 @@ def decode_varints(packed: memoryview, max_bytes: int) -> Iterator[Numbers]:
 
 
 def _decode_window(window: Numbers, starts: Numbers, lengths: Numbers) -> Numbers:
-    numbers = (window[starts] & 0x7F).astype(np.uint64)
+    varints = (window[starts] & 0x7F).astype(np.uint64)
     longest = int(lengths.max())
     if longest > _MAX_VARINT_BYTES:
         raise WireError(f"a packed number has more than {_MAX_VARINT_BYTES} bytes")
     for i in range(1, longest):
         longer = np.flatnonzero(lengths > i)
-        numbers[longer] |= (window[starts[longer] + i] & 0x7F).astype(np.uint64) << np.uint64(7 * i)
-    return numbers
+        varints[longer] |= (window[starts[longer] + i] & 0x7F).astype(np.uint64) << np.uint64(7 * i)
+    return varints

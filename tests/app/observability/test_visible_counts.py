@@ -87,7 +87,7 @@ def test_places_and_last_use_are_those_of_tenant() -> None:
     held = [Permit(server, TENANTS[i].tenant) for i in (0, 0, 1)]
     for permit, places in zip(held, (1, 3, 2), strict=True):
         permit.queue(slot.requests, places)
-        slot.active._holders.add(permit)
+        slot.active._holders.loaded.add(permit)
     held[0].begin()
     observer = observed([(TENANTS[0], "m", 200, None, 5)])
     views = [Counts(observer, principal) for principal in (*TENANTS, ANONYMOUS)]
