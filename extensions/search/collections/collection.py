@@ -9,7 +9,7 @@ import orjson
 
 from extensions.search.collections.batch_search import Search, Searcher
 from extensions.search.collections.batch_worker import BatchWorker, QueueLimit
-from extensions.search.collections.contract import CheckedRecords, Collection, CollectionInfo, CollectionSettings
+from extensions.search.collections.contract import CheckedRecords, CollectionInfo, CollectionSettings
 from extensions.search.collections.index import index_file
 from extensions.search.collections.index.maintenance import Grants, Maintainer
 from extensions.search.collections.index.memory_estimates import MemoryGrowth, row_bytes
@@ -34,7 +34,7 @@ GATHER_SHARE = 0.05
 """Share of a batch's run time that the next batch waits for more queries."""
 
 
-async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> Collection:
+async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> "Collection":
     """Open the collection, or create it: read its vectors into memory and start its threads.
 
     Call it on the event loop that uses the collection. `budget`: of its memory; None without a bound. Raises
@@ -54,7 +54,7 @@ async def open_collection(settings: CollectionSettings, budget: Reservations | N
     except BaseException:
         grants.rows.close()
         raise
-    return EmbeddedCollection(settings, opened)
+    return Collection(settings, opened)
 
 
 def _abandon(opening: "asyncio.Future[_Opened]", grants: Grants) -> None:
@@ -105,8 +105,8 @@ class _Opened:
         self.store.close()
 
 
-class EmbeddedCollection:
-    """A collection of this process. See `Collection` for the contract of its methods."""
+class Collection:
+    """A ServedCollection that is open in this process. Use it on the event loop that opened it."""
 
     def __init__(self, settings: CollectionSettings, opened: _Opened) -> None:
         self.settings = settings
@@ -135,7 +135,7 @@ class EmbeddedCollection:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory now."""
+        """Bytes in memory now: vectors, filter columns and index."""
         return self._segments.memory_bytes + self._maintainer.memory_bytes
 
     async def search(

@@ -162,23 +162,3 @@ class ServedCollection(Searchable, Protocol):
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:
         """Delete the records of `ids`, or those that match `where`, and return how many there were. Durable."""
-
-
-class Collection(ServedCollection, Protocol):
-    """A collection that is open in this process. All methods are called on the event loop that opened it."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes in memory now: vectors, filter columns and index."""
-
-    async def upsert_checked(self, records: CheckedRecords) -> int:
-        """As `upsert`, of records that were checked in another process."""
-
-    async def get(self, ids: Sequence[str], *, include_vectors: bool = False) -> list[Record | None]:
-        """Return the records of `ids` in this order; None for those that do not exist."""
-
-    async def info(self) -> CollectionInfo:
-        """Return the state of the collection."""
-
-    async def close(self) -> None:
-        """Answer the calls that wait, stop the index build, close the files and release the lock."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -14,7 +14,6 @@ from app.auth.errors import Forbidden
 from app.auth.principal import Principal
 from app.observability.metrics import RequestRecord
 from extensions.search.collections.contract import (
-    Collection,
     CollectionFailed,
     CollectionInfo,
     CollectionSettings,
@@ -32,6 +31,9 @@ from frameworks.core.errors import (
     ModelLoading,
     RoundhouseError,
 )
+
+if TYPE_CHECKING:
+    from extensions.search.collections.collection import Collection
 
 log = structlog.get_logger(__name__)
 
@@ -262,12 +264,12 @@ class Collections:
             raise CollectionNotFound(name, self.visible(principal))
         return configured.entry
 
-    def owned(self, principal: Principal, name: str) -> Collection:
+    def owned(self, principal: Principal, name: str) -> "Collection":
         """Return a collection that this process has open. Raises as `get`."""
         self.entry(principal, name)
         return self.owned_by_name(name)
 
-    def owned_by_name(self, name: str) -> Collection:
+    def owned_by_name(self, name: str) -> "Collection":
         """As `owned`, for a worker, which has checked the principal."""
         self.opened(name)
         return self._owned[name]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, CollectionFailed, CollectionSettings, Metric
+from extensions.search.collections.collection import Collection, open_collection
+from extensions.search.collections.contract import CollectionFailed, CollectionSettings, Metric
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, ModelLoading, Overloaded, RoundhouseError
 from frameworks.core.timings import Timings
 from frameworks.core.vector_search import Record

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from extensions.search.collections.collection import EmbeddedCollection, open_collection
-from extensions.search.collections.contract import Collection, CollectionSettings, IndexInfo, IndexState
+from extensions.search.collections.collection import Collection, open_collection
+from extensions.search.collections.contract import CollectionSettings, IndexInfo, IndexState
 from extensions.search.collections.scan.scoring import compiled_kernels
 from frameworks.core.vector_search import Record, Vectors
 from tools.bench.extensions.search_data import (
@@ -100,7 +100,6 @@ async def _exact_part(settings: CollectionSettings, names: list[str], own_s: dic
 
 
 async def _exact(collection: Collection, queries: Vectors, own_s: dict[int, float]) -> list[Row]:
-    assert isinstance(collection, EmbeddedCollection)
     parts = collection._segments.snapshot.parts
     numbers = iter(range(1 << 60))
 

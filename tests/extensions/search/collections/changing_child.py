@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection
+from extensions.search.collections.collection import Collection, open_collection
 from extensions.search.collections.index import maintenance
 from frameworks.core.filters import AnyOf
 from frameworks.core.vector_search import Metadata, Record, Vectors

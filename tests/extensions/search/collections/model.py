@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, CollectionSettings, Metric
+from extensions.search.collections.collection import Collection, open_collection
+from extensions.search.collections.contract import CollectionSettings, Metric
 from frameworks.core.filters import All, Any_, AnyOf, Exists, Filter, Not, Range, Scalar
 from frameworks.core.vector_search import Metadata, MetadataValue, Record, Vectors
 

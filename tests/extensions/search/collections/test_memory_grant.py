@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from extensions.search.collections.collection import open_collection
-from extensions.search.collections.contract import Collection, IndexState, Metric
+from extensions.search.collections.collection import Collection, open_collection
+from extensions.search.collections.contract import IndexState, Metric
 from extensions.search.collections.index import maintenance
 from extensions.search.collections.index.memory_estimates import MemoryGrowth
 from extensions.search.collections.store.metadata_columns import Schema

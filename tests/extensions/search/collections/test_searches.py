@@ -80,7 +80,8 @@ class _Held:
     """Lets the searches of a collection run only once `released` is set."""
 
     def __init__(self, opened: Opened) -> None:
-        self.searcher: Any = opened.collection._searcher  # type: ignore[attr-defined]
+        searcher: Any = opened.collection._searcher
+        self.searcher = searcher
         self.begun, self.released = threading.Event(), threading.Event()
         run = self.searcher._find
 
@@ -144,7 +145,7 @@ def test_too_many_waiting_queries_are_refused(tmp_path: Path) -> None:
 def test_concurrent_upserts_share_commits(tmp_path: Path) -> None:
     opened = Opened(settings_of(tmp_path, 4))
     vectors = random_vectors(50, 4)
-    store: Any = opened.collection._opened.store  # type: ignore[attr-defined]
+    store: Any = opened.collection._opened.store
     commits = []
     commit = store.commit
 

@@ -11,7 +11,8 @@ import pytest
 
 from app.auth.principal import ANONYMOUS
 from app.workers.forwarding import SupervisorLost
-from extensions.search.collections.contract import Collection, ServedCollection
+from extensions.search.collections.collection import Collection
+from extensions.search.collections.contract import ServedCollection
 from extensions.search.operations.collections import Collections, ConfiguredCollection
 from extensions.search.settings import CollectionEntry
 from extensions.search.workers import collections as remote
