@@ -145,7 +145,7 @@ async def _flood(connection: Connection, coming: Iterator[bytes], flood: _Flood)
         while True:
             await _ask(connection, next(coming))
             flood.answers += 1
-            compute = re.search(rb"compute;dur=([0-9.]+)", connection.head)
+            compute = re.search(r"compute;dur=([0-9.]+)", connection.answer.headers["server-timing"])
             assert compute is not None, "an answer has its timings"
             flood.batches_s.append(float(compute[1]) / 1e3)
     finally:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from extensions.load_test.connection import Failure
+from tools.bench.shared.load import Connection, request_of
 from tools.bench.shared.servers import ROOT, free_port
 from tools.bench.shared.table import Row
 
@@ -115,14 +117,13 @@ def _counted_server(config: Path, models: Path) -> Iterator[_CountedServer]:
 async def _wait_ready(port: int) -> None:
     while True:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.1)
-            continue
-        writer.write(b"GET /health/ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
-        head = await reader.read()
-        writer.close()
-        if b" 200 " in head[:20]:
+            connection = await Connection.to(port)
+            status = await connection.ask(b"GET /health/ready HTTP/1.1\r\nhost: bench\r\n\r\n")
+        except (OSError, Failure):
+            status = 0
+        else:
+            connection.close()
+        if status == 200:
             return
         await asyncio.sleep(0.1)
 
@@ -142,24 +143,13 @@ async def _send_chats(port: int) -> None:
 async def _send_texts(port: int) -> None:
     body = {"model": "chat", "prompt": "The list", "max_tokens": _TEXT_TOKENS, "ignore_eos": True, "stream": True}
     encoded = json.dumps(body).encode()
-    await asyncio.gather(*(_send(port, "/v1/completions", encoded, 1, is_stream=True) for _ in range(_TEXTS)))
+    await asyncio.gather(*(_send(port, "/v1/completions", encoded, 1) for _ in range(_TEXTS)))
 
 
-async def _send(port: int, path: str, body: bytes, requests: int, is_stream: bool = False) -> None:
+async def _send(port: int, path: str, body: bytes, requests: int) -> None:
     """Send the same request several times over one connection. Raises RuntimeError unless each answer is 200."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    )
+    connection = await Connection.to(port)
     for _ in range(requests):
-        writer.write(head.encode() + b"\r\n" + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"{path} answered {answer[:100]!r}")
-        if is_stream:
-            await reader.readuntil(b"0\r\n\r\n")
-        else:
-            lines = answer.lower().split(b"\r\n")
-            length = next(line for line in lines if line.startswith(b"content-length:"))
-            await reader.readexactly(int(length.split(b":")[1]))
-    writer.close()
+        if (status := await connection.ask(request_of(path, body))) != 200:
+            raise RuntimeError(f"{path} answered {status} {connection.body[:100]!r}")
+    connection.close()

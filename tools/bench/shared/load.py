@@ -1,7 +1,4 @@
-"""Send load that wrk cannot: many different texts, bursts, and a steady rate independent of the answers.
-
-It costs about 0.2 ms of the load's core a request, so it is for hundreds of requests a second, not for thousands.
-"""
+"""Send load that wrk cannot: many different texts, bursts, and a steady rate independent of the answers."""
 
 import asyncio
 import time
@@ -9,6 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+
+from extensions.load_test.connection import Address, Response
+from extensions.load_test.connection import Connection as HttpConnection
 
 _LIMIT_S = 120.0
 
@@ -22,31 +22,30 @@ class Answered:
 
 
 class Connection:
-    """One persistent HTTP connection, for one request at a time."""
+    """One persistent HTTP connection to a port of this machine, for one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self.body = b""
-        """The body of the last answer."""
-        self.head = b""
-        """Its head, in small letters."""
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self.answer = Response()
+        """The last one. Its headers have names in small letters."""
 
     @classmethod
     async def to(cls, port: int) -> "Connection":
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        return cls(await HttpConnection.connect(Address("127.0.0.1", port, "bench", "", None)))
 
     async def ask(self, request: bytes) -> int:
         """Return the status of the complete answer. Raises TimeoutError if it hangs."""
         async with asyncio.timeout(_LIMIT_S):
-            self._writer.write(request)
-            self.head = head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-            length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
-            self.body = await self._reader.readexactly(int(length))
-        return int(head[9:12])
+            self.answer = await self._connection.send(request)
+        return self.answer.status
+
+    @property
+    def body(self) -> bytes:
+        """The body of the last answer."""
+        return self.answer.body
 
     def close(self) -> None:
-        self._writer.close()
+        self._connection.close()
 
 
 def request_of(path: str, body: bytes, key: str | None = None) -> bytes:
