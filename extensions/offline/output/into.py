@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from app.extension import extensions
 from extensions.offline.columns import to_values
-from extensions.offline.errors import RequestRefused, RunFailed, WrongCommand
+from extensions.offline.contract import RequestRefused, RunFailed, WrongCommand
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.vector_search import Record, Vectors, WritableCollection
 

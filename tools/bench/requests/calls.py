@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from extensions.load_test.connection import Failure
+from extensions.load_test.connection import RequestFailure
 from tools.bench.shared.load import Connection, request_of
 from tools.bench.shared.servers import ROOT, free_port
 from tools.bench.shared.table import Row
@@ -119,7 +119,7 @@ async def _wait_ready(port: int) -> None:
         try:
             connection = await Connection.to(port)
             status = await connection.ask(b"GET /health/ready HTTP/1.1\r\nhost: bench\r\n\r\n")
-        except (OSError, Failure):
+        except (OSError, RequestFailure):
             status = 0
         else:
             connection.close()

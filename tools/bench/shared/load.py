@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from extensions.load_test.connection import Address, Response
 from extensions.load_test.connection import Connection as HttpConnection
+from extensions.load_test.connection import Response, ServerAddress
 
 _LIMIT_S = 120.0
 
@@ -31,7 +31,7 @@ class Connection:
 
     @classmethod
     async def to(cls, port: int) -> "Connection":
-        return cls(await HttpConnection.connect(Address("127.0.0.1", port, "bench", "", None)))
+        return cls(await HttpConnection.connect(ServerAddress("127.0.0.1", port, "bench", "", None)))
 
     async def ask(self, request: bytes) -> int:
         """Return the status of the complete answer. Raises TimeoutError if it hangs."""
