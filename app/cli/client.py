@@ -1,16 +1,21 @@
-"""Send one JSON request of the command line to a running server."""
+"""Send one JSON request of the command line to a running server, signed if that is wanted (RFC 9421)."""
 
+import hmac
 import http.client
 import json
 import re
+import secrets
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from app.cli.failures import reason_of, refused_key, unusable
 
@@ -78,9 +83,7 @@ def call(
 def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
     """Return the headers that authenticate a request. Raises ValueError for a key that cannot be sent."""
     if is_signed:
-        from app.cli.signing import signature_headers
-
-        return signature_headers(api_key, method, url, body)
+        return _signature_headers(api_key, method, url, body)
     if api_key and not _HEADER_VALUE.fullmatch(api_key):
         raise ValueError("expected visible ASCII characters, got others; copy it again")
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -146,3 +149,29 @@ def _decode(content: bytes) -> Any:
         return json.loads(content)
     except ValueError:
         return failure("not_roundhouse", content[:500].decode("utf-8", "replace").strip())
+
+
+def _signature_headers(api_key: str, method: str, url: str, body: bytes) -> dict[str, str]:
+    """Return the headers that sign one request (docs/security.md). Raises ValueError for a key of another form."""
+    from app.auth.keys import ENVIRONMENT_ID, hash_secret, split_key
+
+    known = split_key(api_key.encode())
+    if known is None or known[0] == ENVIRONMENT_ID:
+        raise ValueError("expected rh_<id>_<secret>, got another text; sign with a key of `roundhouse keys create`")
+    key_id, secret = known
+    parts = urlsplit(url)
+    digest = f"sha-256=:{b64encode(sha256(body).digest()).decode()}:"
+    parameters = (
+        '("@method" "@path" "@query" "content-digest")'
+        f';created={int(time.time())};keyid="{key_id}";nonce="{secrets.token_urlsafe(16)}"'
+    )
+    base = (
+        f'"@method": {method}\n"@path": {parts.path or "/"}\n"@query": ?{parts.query}\n"content-digest": {digest}\n'
+        f'"@signature-params": {parameters}'
+    )
+    mac = hmac.digest(hash_secret(secret), base.encode(), "sha256")
+    return {
+        "content-digest": digest,
+        "signature-input": f"sig={parameters}",
+        "signature": f"sig=:{b64encode(mac).decode()}:",
+    }

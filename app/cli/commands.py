@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import VERSION
-from app.cli.config_file import config_file
 from app.cli.keys import add_keys
 from app.cli.parser import (
     INTERRUPTED,
@@ -24,8 +23,9 @@ from app.cli.parser import (
     access_of,
     add_command,
     add_server_options,
+    config_file,
+    print_table,
 )
-from app.cli.tables import print_table
 from app.cli.utf8 import ensure_utf8
 from app.extension import extensions
 

@@ -12,9 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.config_file import config_file
-from app.cli.parser import add_command
-from app.cli.tables import print_table
+from app.cli.parser import add_command, config_file, print_table
 
 if TYPE_CHECKING:
     from app.auth.keys import Key

@@ -1,7 +1,6 @@
-"""The parser of the command line, and the options that several commands have.
+"""The parser of the command line, the options that several commands have, and the table that they print.
 
-A misspelt command or option names the nearest one, and shows the usage of it.
-"""
+A misspelt command or option names the nearest one, and shows the usage of it."""
 
 import argparse
 import os
@@ -9,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 WRONG_COMMAND_STATUS = 2
@@ -106,3 +106,23 @@ def _api_key(options: argparse.Namespace) -> str:
     from app.config import API_KEY_VARIABLE
 
     return os.environ.get(API_KEY_VARIABLE, "")
+
+
+def config_file(named: Path | None, models: Sequence[str] = ()) -> Path | None:
+    """Return `named` (of --config), else ROUNDHOUSE_CONFIG, else ./config.toml if it exists; None for no file.
+
+    `models`: paths on the command line. With one, the config.toml in this folder must not add other models.
+    """
+    if named is not None:
+        return named
+    if variable := os.environ.get("ROUNDHOUSE_CONFIG"):
+        return Path(variable)
+    here = Path("config.toml")
+    return here if here.is_file() and not models else None
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows of equal length; the first is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

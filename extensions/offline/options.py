@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.config_file import config_file
-from app.cli.parser import INTERRUPTED, INTERRUPTED_STATUS, add_command, server_url
+from app.cli.parser import INTERRUPTED, INTERRUPTED_STATUS, add_command, config_file, server_url
 from extensions.offline.ray_options import add_ray_options, cluster_of, open_on_ray
 from frameworks.core.extras import install_command
 
