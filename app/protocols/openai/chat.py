@@ -89,8 +89,6 @@ def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
     tools = tools_of(body.tools) if body.tools else []
     choice = body.tool_choice or "auto"
     mode: ToolMode = "named" if isinstance(choice, NamedTool) else choice
-    if not tools and mode in ("required", "named"):
-        raise InvalidInput("tool_choice", "expected tools to choose from, got none; send tools or omit tool_choice")
     chosen = choice.function.name if isinstance(choice, NamedTool) else None
     is_parallel = body.parallel_tool_calls is not False
     return use_tools(tools, mode, chosen, is_parallel, generation, constraint_of(body))

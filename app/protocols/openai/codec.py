@@ -2,15 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from app.protocols.shared.body_codec import BodyCodec, BodyRequest
-from app.protocols.shared.chat_turns import is_long_to_parse
-from app.protocols.shared.codec import JsonCodec
 from app.protocols.shared.errors import ErrorReply
-from frameworks.generation.types import GenerateAnswer
 
 OpenAiRequest = BodyRequest
 
@@ -26,11 +22,6 @@ _PARAM = re.compile(r"[^\s:]+")
 @dataclass(frozen=True, slots=True)
 class OpenAiCodec(BodyCodec):
     """As Codec of app/protocols/shared/codec.py."""
-
-    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
-        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
-            return True
-        return JsonCodec.is_long_to_write(self, decoded, answer)
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(self.renamed(error))

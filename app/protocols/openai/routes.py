@@ -12,15 +12,13 @@ from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
-from app.protocols.shared.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, body_route
 
 
 def openai_route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: str | None = None) -> Route:
     """Return a route whose errors have OpenAI's form. `path`: another one than the codec's."""
     codec = codec if path is None else replace(codec, path=path)
-    streams = codec.stream is not None
-    text = RouteDescription("openai", summary, codec.body, response, responses.OpenAiErrorResponse, streams)
-    return Route(codec.path, codec, text)
+    return body_route(codec, "openai", summary, response, responses.OpenAiErrorResponse)
 
 
 ROUTES = (

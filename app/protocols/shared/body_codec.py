@@ -3,6 +3,7 @@ its response, and a protocol adds its form of errors.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -12,6 +13,7 @@ from pydantic import Field
 from app.inference.pipeline import FindSpec
 from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
+from app.protocols.shared.chat_turns import is_long_to_parse
 from app.protocols.shared.codec import (
     LONG_BYTES,
     AnswerContext,
@@ -26,6 +28,7 @@ from app.protocols.shared.fields.policy import EMPTY, FieldPolicy
 from app.protocols.shared.json.body import Document, ExactParseNeeded, describe_type, parse_exact
 from app.protocols.shared.json.long_documents import parse_body
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.types import GenerateAnswer
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
@@ -85,8 +88,8 @@ class BodyRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BodyCodec(JsonCodec):
-    """As Codec of app/protocols/shared/codec.py, without `error_body`.
+class BodyCodec(JsonCodec, ABC):
+    """As Codec of app/protocols/shared/codec.py; a protocol adds `error_body`.
 
     `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
     raise InvalidInput. `check`: refuses fields whose validation would take long, and applies the policies of objects in
@@ -124,6 +127,11 @@ class BodyCodec(JsonCodec):
         """Every value of these bodies becomes a Python object, so that many short ones take long."""
         return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
 
+    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
+        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
+            return True
+        return JsonCodec.is_long_to_write(self, decoded, answer)
+
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> BodyRequest:
         """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
         try:
@@ -136,6 +144,10 @@ class BodyCodec(JsonCodec):
         body = codec.write(decoded, answer, context)
         headers = self.headers_of(decoded)
         return EncodedResponse(body, b"application/json", headers) if headers else body
+
+    @abstractmethod
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        """As Codec.error_body."""
 
     def headers_of(self, decoded: Any) -> list[Header]:
         request: BodyRequest = decoded

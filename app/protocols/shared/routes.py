@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from app.auth.permissions import HttpAccess, compile_path
+from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.codec import Codec, Target
 from app.protocols.shared.shared_path import SharedPathCodec
 
@@ -45,6 +46,15 @@ class Route(NamedTuple):
     description: RouteDescription
     others: frozenset[str] = frozenset()
     field: str | None = None
+
+
+def body_route(
+    codec: BodyCodec, tag: str, summary: str, response: type[BaseModel], error: type[BaseModel], path: str | None = None
+) -> Route:
+    """Return the route of a codec. `path`: another one than the codec's."""
+    streams = codec.stream is not None
+    description = RouteDescription(tag, summary, codec.body, response, error, streams)
+    return Route(path or codec.path, codec, description)
 
 
 class ResolvedRoute(NamedTuple):

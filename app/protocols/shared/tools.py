@@ -87,6 +87,8 @@ def use_tools(
     `chosen`: the only function that may be called, if `mode` is `named`. `content`: the constraint of a text that is no
     call.
     """
+    if not tools and mode in ("required", "named"):
+        raise InvalidInput("tool_choice", "expected tools to choose from, got none; send tools or omit tool_choice")
     own = generation.text_format
     if not tools or mode == "none":
         content = None if content is None else replace(content, thinks=own.thinks)

@@ -5,13 +5,9 @@ from typing import Any
 
 import orjson
 
-from app.protocols.shared.body_codec import BodyCodec, BodyRequest
-from app.protocols.shared.chat_turns import is_long_to_parse
-from app.protocols.shared.codec import AnswerContext, EncodedResponse, JsonCodec
+from app.protocols.shared.body_codec import BodyCodec
+from app.protocols.shared.codec import AnswerContext, EncodedResponse
 from app.protocols.shared.errors import ErrorReply
-from frameworks.generation.types import GenerateAnswer
-
-AnthropicRequest = BodyRequest
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -30,11 +26,6 @@ class AnthropicCodec(BodyCodec):
     """As Codec of app/protocols/shared/codec.py."""
 
     id_header = b"request-id"
-
-    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
-        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
-            return True
-        return JsonCodec.is_long_to_write(self, decoded, answer)
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> EncodedResponse:
         body = self.write(decoded, answer, context)

@@ -5,13 +5,14 @@ from typing import Any
 
 import orjson
 
+from app.protocols.shared.body_codec import BodyRequest
 from app.protocols.shared.chat_turns import TurnText, check_has_template, effort_of, generation_of, ignored_effort
 from app.protocols.shared.codec import AnswerContext, NamedEvent
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.constraints import json_schema_constraint
 from app.protocols.shared.fields.generation import StoppingFields, to_sampling, to_stopping
 from app.protocols.shared.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
-from extensions.clients.anthropic.codec import AnthropicCodec, AnthropicRequest, error_body
+from extensions.clients.anthropic.codec import AnthropicCodec, error_body
 from extensions.clients.anthropic.content import ContentBlocks, delta_of, whole_content
 from extensions.clients.anthropic.conversation import to_conversation
 from extensions.clients.anthropic.requests import (
@@ -81,8 +82,6 @@ def _tool_use(body: MessagesBody, generation: GenerationSpec) -> ToolUse:
     tools = [Tool(each.name, each.description, each.input_schema, bool(each.strict)) for each in body.tools or ()]
     choice = body.tool_choice
     mode = _MODES.get(type(choice), "auto")
-    if not tools and mode in ("required", "named"):
-        raise InvalidInput("tool_choice", "expected tools to choose from, got none; send tools or omit tool_choice")
     chosen = choice.name if isinstance(choice, ChosenTool) else None
     return use_tools(tools, mode, chosen, not _is_single(body), generation, _format_of(body))
 
@@ -126,12 +125,12 @@ def _check_tools(fields: dict[str, Any], spec: ModelSpec) -> None:
     check_tools_size(fields.get("tools"))
 
 
-def _text_of(decoded: AnthropicRequest) -> TurnText:
+def _text_of(decoded: BodyRequest) -> TurnText:
     names = frozenset(each.name for each in decoded.body.tools or ())
     return TurnText(decoded.request, names, 1 if _is_single(decoded.body) else None)
 
 
-def _write(decoded: AnthropicRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
+def _write(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
     (choice,) = answer.choices
     text = _text_of(decoded)
     content = whole_content([*text.push(choice.text), *text.finish(choice.finish_reason)], text.format.tools)
@@ -139,14 +138,14 @@ def _write(decoded: AnthropicRequest, answer: GenerateAnswer, context: AnswerCon
     return orjson.dumps({**_head(context), "content": content, **end, "usage": _usage(answer.usage)})
 
 
-def _write_count(decoded: AnthropicRequest, answer: TokenizeAnswer, context: AnswerContext) -> bytes:
+def _write_count(decoded: BodyRequest, answer: TokenizeAnswer, context: AnswerContext) -> bytes:
     return orjson.dumps({"input_tokens": len(answer.token_ids)})
 
 
 class _MessageStream:
     """As StreamWriter of app/protocols/shared/codec.py: the message without content, its blocks, and its end."""
 
-    def __init__(self, decoded: AnthropicRequest, context: AnswerContext) -> None:
+    def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
         self._context = context
         self._text = _text_of(decoded)
         self._blocks = ContentBlocks(self._text.format.tools)

@@ -2,11 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.protocols.shared.bodies import ResponseBody
-from app.protocols.shared.routes import Route, RouteDescription
-from extensions.clients.anthropic.codec import AnthropicCodec
+from app.protocols.shared.routes import body_route
 from extensions.clients.anthropic.messages import COUNT_TOKENS_CODEC, MESSAGES_CODEC
 
 
@@ -46,13 +45,10 @@ class AnthropicErrorResponse(ResponseBody):
     request_id: str
 
 
-def _route(codec: AnthropicCodec, summary: str, response: type[BaseModel]) -> Route:
-    streams = codec.stream is not None
-    text = RouteDescription("anthropic", summary, codec.body, response, AnthropicErrorResponse, streams)
-    return Route(codec.path, codec, text)
-
-
-ROUTES = (
-    _route(MESSAGES_CODEC, "Answer a conversation", MessageResponse),
-    _route(COUNT_TOKENS_CODEC, "Count the tokens of a conversation", CountTokensResponse),
+ROUTES = tuple(
+    body_route(codec, "anthropic", summary, response, AnthropicErrorResponse)
+    for codec, summary, response in (
+        (MESSAGES_CODEC, "Answer a conversation", MessageResponse),
+        (COUNT_TOKENS_CODEC, "Count the tokens of a conversation", CountTokensResponse),
+    )
 )

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from app.protocols.shared.bodies import ResponseBody
-from app.protocols.shared.routes import Route, RouteDescription
+from app.protocols.shared.routes import body_route
 from extensions.clients.cohere.codec import EMBED_CODEC, RERANK_CODEC
 
 
@@ -74,11 +74,7 @@ class CohereErrorResponse(ResponseBody):
 
 
 ROUTES = tuple(
-    Route(
-        codec.path,
-        codec,
-        RouteDescription("cohere", summary, codec.body, response, CohereErrorResponse),
-    )
+    body_route(codec, "cohere", summary, response, CohereErrorResponse)
     for codec, summary, response in (
         (EMBED_CODEC, "Embed texts", CohereEmbedResponse),
         (RERANK_CODEC, "Rank documents by a query", CohereRerankResponse),

@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from app.protocols.shared.bodies import ResponseBody
-from app.protocols.shared.routes import Route, RouteDescription
-from extensions.clients.ollama.embed import EMBED_CODEC, EMBEDDINGS_CODEC
+from app.protocols.shared.routes import body_route
+from extensions.clients.ollama.codec import EMBED_CODEC, EMBEDDINGS_CODEC
 from extensions.clients.ollama.texts import CHAT_CODEC, GENERATE_CODEC
 
 
@@ -68,11 +68,7 @@ class OllamaErrorResponse(ResponseBody):
 
 
 ROUTES = tuple(
-    Route(
-        codec.path,
-        codec,
-        RouteDescription("ollama", summary, codec.body, response, OllamaErrorResponse, codec.stream is not None),
-    )
+    body_route(codec, "ollama", summary, response, OllamaErrorResponse)
     for codec, summary, response in (
         (CHAT_CODEC, "Answer a conversation", OllamaChatResponse),
         (GENERATE_CODEC, "Answer a prompt", OllamaGenerateResponse),

@@ -5,18 +5,10 @@ from typing import Any
 
 from app.protocols.openai.field_policy import RESPONSES_REASONING, RESPONSES_TEXT, RESPONSES_TOOL
 from app.protocols.shared.chat_turns import check_has_template, effort_of, generation_of, ignored_effort
-from app.protocols.shared.fields.constraints import (
-    ConstraintFields,
-    JsonFormat,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedJsonSchema,
-    TextFormat,
-    to_constraint,
-)
+from app.protocols.shared.fields.constraints import JsonObjectFormat, json_schema_constraint
 from app.protocols.shared.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
 from extensions.clients.responses.items import to_messages
-from extensions.clients.responses.requests import ConversationBody, NamedFunctionTool, TextOptions
+from extensions.clients.responses.requests import ConversationBody, JsonSchemaFormat, NamedFunctionTool, TextOptions
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Constraint, Conversation, GenerationSpec, Message
 from frameworks.types import ModelSpec
@@ -29,7 +21,6 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "constraint": "text.format.schema",
     "response_format": "text.format",
-    "response_format.json_schema.schema": "text.format.schema",
 }
 
 
@@ -94,22 +85,15 @@ def tool_use_of(body: ConversationBody, generation: GenerationSpec) -> ToolUse:
     choice = body.tool_choice or "auto"
     chosen = choice.name if isinstance(choice, NamedFunctionTool) else None
     mode: ToolMode = "named" if isinstance(choice, NamedFunctionTool) else choice
-    if not tools and mode in ("required", "named"):
-        raise InvalidInput("tool_choice", "expected tools to choose from, got none; send tools or omit tool_choice")
     return use_tools(tools, mode, chosen, body.parallel_tool_calls is not False, generation, _constraint_of(body.text))
 
 
 def _constraint_of(text: TextOptions | None) -> Constraint | None:
     if text is None or text.format is None:
         return None
-    form: TextFormat | JsonFormat | JsonSchemaFormat
-    if isinstance(text.format, TextFormat):
-        form = text.format
-    elif isinstance(text.format, JsonObjectFormat):
-        form = JsonFormat(type="json_object", value=None)
-    else:
-        form = JsonSchemaFormat(type="json_schema", json_schema=NamedJsonSchema(schema=text.format.schema_))
-    return to_constraint(ConstraintFields(response_format=form))
+    if isinstance(text.format, JsonSchemaFormat):
+        return json_schema_constraint(text.format.schema_, "text.format.schema")
+    return Constraint("json_object") if isinstance(text.format, JsonObjectFormat) else None
 
 
 def rename_field(field: str) -> str:

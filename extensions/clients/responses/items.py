@@ -1,6 +1,7 @@
 """Input items of /v1/responses: messages, function calls, their outputs, and reasoning."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
@@ -162,9 +163,9 @@ def _built(item: dict[str, Any], within: str) -> InputItem:
         )
     kind, policy = _KINDS[name]
     policy.apply(item, within)
-    field = "output" if kind is FunctionOutputItem else "content"
-    if kind is not ReasoningItem and field in item:
-        item[field] = _joined(item[field])
+    content = "output" if kind is FunctionOutputItem else "content"
+    if kind is not ReasoningItem and content in item:
+        item[content] = _joined(item[content])
     return read_body(kind, item, within)
 
 
@@ -189,13 +190,18 @@ InputItems = Annotated[
 ]
 
 
+@dataclass(slots=True)
 class _AssistantTurn:
     """A turn of the assistant, of which chat templates make one message."""
 
-    def __init__(self) -> None:
-        self.reasoning: list[str] = []
-        self.content: str | None = None
-        self.calls: list[MessageCall] = []
+    reasoning: list[str] = field(default_factory=list)
+    content: str | None = None
+    calls: list[MessageCall] = field(default_factory=list)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether it has more than reasoning: further reasoning or text begins another turn."""
+        return self.content is not None or bool(self.calls)
 
     def message(self) -> Message:
         return Message("assistant", self.content or "", tuple(self.calls), reasoning="".join(self.reasoning))
@@ -206,27 +212,22 @@ def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
     names: dict[str, str] = {}
     turn: _AssistantTurn | None = None
     for item in items:
+        is_call = isinstance(item, FunctionCallItem)
+        is_of_turn = is_call or isinstance(item, ReasoningItem) or getattr(item, "role", "") == "assistant"
+        if turn is not None and (not is_of_turn or (turn.has_answer and not is_call)):
+            yield turn.message()
+            turn = None
+        if not is_of_turn:
+            yield _single(item, names)
+            continue
+        turn = turn or _AssistantTurn()
         if isinstance(item, ReasoningItem):
-            if turn is not None and (turn.content is not None or turn.calls):
-                yield turn.message()
-                turn = None
-            turn = turn or _AssistantTurn()
             turn.reasoning += [part.text for part in item.content or ()]
         elif isinstance(item, FunctionCallItem):
-            turn = turn or _AssistantTurn()
             turn.calls.append(MessageCall(item.call_id, item.name, item.arguments))
             names[item.call_id] = item.name
-        elif isinstance(item, MessageItem) and item.role == "assistant":
-            if turn is not None and (turn.content is not None or turn.calls):
-                yield turn.message()
-                turn = None
-            turn = turn or _AssistantTurn()
+        elif isinstance(item, MessageItem):
             turn.content = _text_of(item.content)
-        else:
-            if turn is not None:
-                yield turn.message()
-                turn = None
-            yield _single(item, names)
     if turn is not None:
         yield turn.message()
 

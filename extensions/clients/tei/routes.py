@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.body_codec import BodyCodec
-from app.protocols.shared.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, body_route
 from extensions.clients.tei.texts import (
     EMBED_CODEC,
     LABELS_CODEC,
@@ -87,35 +87,29 @@ class TeiErrorResponse(ResponseBody):
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer"]
 
 
-_GET = frozenset({"GET", "HEAD"})
+def _route(codec: TeiCodec, summary: str, response: type[BaseModel], field: str | None = None) -> Route:
+    return body_route(codec, "tei", summary, response, TeiErrorResponse)._replace(field=field)
 
 
-def _describe(codec: TeiCodec, summary: str, response: type[BaseModel]) -> RouteDescription:
-    return RouteDescription("tei", summary, codec.body, response, TeiErrorResponse)
-
-
-_RANK = _describe(RERANK_CODEC, "Rank texts by a query", TeiRanks)
-_SIMILARITY = _describe(SIMILARITY_CODEC, "Compare sentences", TeiSimilarities)
-_TOKENIZE = _describe(TOKENIZE_CODEC, "Tokens of texts", TeiTokens)
+_RANK = _route(RERANK_CODEC, "Rank texts by a query", TeiRanks, "texts")
+_SIMILARITY = _route(SIMILARITY_CODEC, "Compare sentences", TeiSimilarities)
 
 ROUTES = (
-    Route("/embed", EMBED_CODEC, _describe(EMBED_CODEC, "Embed texts", TeiVectors)),
-    Route("/predict", PREDICT_CODEC, _describe(PREDICT_CODEC, "Classify texts", TeiPredictions)),
-    Route("/similarity", SIMILARITY_CODEC, _SIMILARITY),
-    Route("/rerank", RERANK_CODEC, _RANK, field="texts"),
-    Route("/tokenize", TOKENIZE_CODEC, _TOKENIZE, field="inputs"),
+    _route(EMBED_CODEC, "Embed texts", TeiVectors),
+    _route(PREDICT_CODEC, "Classify texts", TeiPredictions),
+    _SIMILARITY,
+    _RANK,
+    _route(TOKENIZE_CODEC, "Tokens of texts", TeiTokens, "inputs"),
 )
 """Those with a `field` share the path with a route of another protocol, which comes first in the table."""
 
 
 def root_routes(generating: BodyCodec) -> list[Route]:
     """Return the routes of POST /, which the task of the model decides. `generating`: of models that generate text."""
-    root, labels = (codec.with_task("generate", generating) for codec in (ROOT_CODEC, LABELS_CODEC))
-    described = _describe(ROOT_CODEC, "Run a text model", TeiRootResponse)
-    return [
-        Route("/", root, described, _GET),
-        Route("/", RERANK_CODEC, _RANK, _GET, field="texts"),
-        # huggingface_hub sends `parameters` with texts to classify, and with sentences to compare.
-        Route("/", labels, described, _GET, field="parameters"),
-        Route("/", SIMILARITY_CODEC, _SIMILARITY, _GET, field="source_sentence"),
-    ]
+    root, labels = (
+        _route(codec.with_task("generate", generating), "Run a text model", TeiRootResponse)
+        for codec in (ROOT_CODEC, LABELS_CODEC)
+    )
+    # huggingface_hub sends `parameters` with texts to classify, and with sentences to compare.
+    shared = (_RANK, labels._replace(field="parameters"), _SIMILARITY._replace(field="source_sentence"))
+    return [each._replace(path="/", others=frozenset({"GET", "HEAD"})) for each in (root, *shared)]

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, RootModel
 
 from app.protocols.shared.bodies import ResponseBody
-from app.protocols.shared.routes import Route, RouteDescription
+from app.protocols.shared.routes import Route, body_route
 from extensions.clients.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC, TgiCodec
 
 
@@ -47,17 +47,16 @@ class TgiErrorResponse(ResponseBody):
     error_type: Literal["validation", "overloaded", "generation"]
 
 
-def _describe(codec: TgiCodec, summary: str, response: type[BaseModel]) -> RouteDescription:
-    streams = codec.stream is not None
-    return RouteDescription("tgi", summary, codec.body, response, TgiErrorResponse, streams)
+def _route(codec: TgiCodec, summary: str, response: type[BaseModel]) -> Route:
+    return body_route(codec, "tgi", summary, response, TgiErrorResponse)
 
 
-_ROOT = _describe(ROOT_CODEC, "Continue a text", TgiTexts)
+_ROOT = _route(ROOT_CODEC, "Continue a text", TgiTexts)._replace(others=frozenset({"GET", "HEAD"}))
 
 ROUTES = (
     # Members that only texts to continue have.
-    *(Route("/", ROOT_CODEC, _ROOT, frozenset({"GET", "HEAD"}), field=name) for name in ("stream", "max_new_tokens")),
-    Route("/generate", GENERATE_CODEC, _describe(GENERATE_CODEC, "Continue a text", TgiText)),
-    Route("/generate_stream", STREAM_CODEC, _describe(STREAM_CODEC, "Continue a text as a stream", TgiText)),
+    *(_ROOT._replace(field=name) for name in ("stream", "max_new_tokens")),
+    _route(GENERATE_CODEC, "Continue a text", TgiText),
+    _route(STREAM_CODEC, "Continue a text as a stream", TgiText),
 )
 """Those with a `field` share the path with routes of Text Embeddings Inference, which come first in the table."""

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from app.protocols.shared.bodies import read_body
-from extensions.clients.ollama.codec import without_tag
-from extensions.clients.ollama.embed import EMBED_CODEC
+from extensions.clients.ollama.codec import EMBED_CODEC, without_tag
 from extensions.clients.ollama.requests import (
     OllamaEmbedRequest,
     OllamaMessage,
