@@ -11,7 +11,6 @@ from app.protocols.shared.chat_turns import TurnText, generation_of
 from app.protocols.shared.codec import AnswerContext, NamedEvent
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.generation import StoppingFields, to_sampling, to_stopping
-from extensions.clients.responses import response
 from extensions.clients.responses.content_tokens import ContentTokens
 from extensions.clients.responses.conversation import (
     check_fields,
@@ -21,13 +20,105 @@ from extensions.clients.responses.conversation import (
     tool_use_of,
 )
 from extensions.clients.responses.output import Output
-from extensions.clients.responses.requests import InputTokensRequest, NamedFunctionTool, ResponsesRequest
+from extensions.clients.responses.requests import FunctionTool, InputTokensRequest, NamedFunctionTool, ResponsesRequest
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec
 
 _LOGPROBS = "message.output_text.logprobs"
+
+Shown = dict[str, Any]
+
+
+def _head_of(decoded: OpenAiRequest, context: AnswerContext) -> Shown:
+    """Return the members that are known before the text."""
+    body: ResponsesRequest = decoded.body
+    sampling = decoded.request.sampling
+    return {
+        "id": f"resp_{context.request_id}",
+        "object": "response",
+        "created_at": context.created_s,
+        "model": context.model,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": sampling.temperature,
+        "text": {"format": _format_of(body)},
+        "tool_choice": _choice_of(body),
+        "tools": [_tool(each) for each in body.tools or ()],
+        "top_logprobs": sampling.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _response_begun(head: Shown) -> Shown:
+    """Return the response before its text."""
+    return _response(head, "in_progress", [])
+
+
+def _response_ended(head: Shown, output: list[Shown], finish_reason: str, usage: Usage, latency_ms: float) -> Shown:
+    """Return the whole response."""
+    usage_shown = _usage_of(usage)
+    if finish_reason == "length":
+        reason = {"reason": "max_output_tokens"}
+        return {**_response(head, "incomplete", output), "incomplete_details": reason, "usage": usage_shown}
+    completed_at = head["created_at"] + round(latency_ms / 1000)
+    return {**_response(head, "completed", output), "completed_at": completed_at, "usage": usage_shown}
+
+
+def _response_failed(head: Shown, output: list[Shown], message: str) -> Shown:
+    """Return the response whose text ended with an error."""
+    return {**_response(head, "failed", output), "error": {"code": "server_error", "message": message}}
+
+
+def _response(head: Shown, status: str, output: list[Shown]) -> Shown:
+    return {
+        **head,
+        "status": status,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "output": output,
+        "usage": None,
+    }
+
+
+def _usage_of(usage: Usage) -> Shown:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        # Clients require `cache_write_tokens`. No tokens are charged for writing them to the cache.
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.tokens_generated,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.tokens_generated,
+    }
+
+
+def _format_of(body: ResponsesRequest) -> Shown:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True)
+
+
+def _choice_of(body: ResponsesRequest) -> Any:
+    choice = body.tool_choice or "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _tool(tool: FunctionTool) -> Shown:
+    return {**tool.model_dump(), "strict": bool(tool.strict)}
 
 
 def _build(body: ResponsesRequest, spec: ModelSpec) -> GenerateRequest:
@@ -76,21 +167,21 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     output = _output_of(decoded)
     output.push(choice.text, choice.tokens)
     output.finish(choice.finish_reason)
-    head = response.head_of(decoded, context)
-    return orjson.dumps(response.ended(head, output.shown(), choice.finish_reason, answer.usage, context.latency_ms))
+    head = _head_of(decoded, context)
+    return orjson.dumps(_response_ended(head, output.shown(), choice.finish_reason, answer.usage, context.latency_ms))
 
 
 class _ResponseStream:
     """As StreamWriter of app/protocols/shared/codec.py: events have the names of their types, the last the response."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
-        self._head = response.head_of(decoded, context)
+        self._head = _head_of(decoded, context)
         self._output = _output_of(decoded)
         self._finish_reason = ""
         self._num_sent = 0
 
     def begin(self, usage: Usage) -> list[NamedEvent]:
-        begun = response.begun(self._head)
+        begun = _response_begun(self._head)
         return self._events([{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")])
 
     def piece(self, piece: TextDelta) -> list[NamedEvent]:
@@ -101,12 +192,12 @@ class _ResponseStream:
         return self._events(events)
 
     def end(self, usage: Usage, latency_ms: float) -> list[NamedEvent]:
-        ended = response.ended(self._head, self._output.shown(), self._finish_reason, usage, latency_ms)
+        ended = _response_ended(self._head, self._output.shown(), self._finish_reason, usage, latency_ms)
         return self._events([{"type": f"response.{ended['status']}", "response": ended}])
 
     def error(self, error: ErrorReply) -> list[NamedEvent]:
         self._output.fail()
-        failed = response.failed(self._head, self._output.shown(), error.message)
+        failed = _response_failed(self._head, self._output.shown(), error.message)
         content = {"type": "error", "code": error.code, "message": error.message, "param": None}
         return self._events([content, {"type": "response.failed", "response": failed}])
 
