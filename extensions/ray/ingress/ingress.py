@@ -23,11 +23,9 @@ from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from extensions.ray.checks import model_tables
 from extensions.ray.ingress.group_startup import Deployed, client_name
-from extensions.ray.ingress.grpc import open_grpc_listener
-from extensions.ray.ingress.http_listener import HttpListener
+from extensions.ray.ingress.listeners import HttpListener, open_grpc_listener
 from extensions.ray.ingress.loaded_versions import LoadedVersions
 from extensions.ray.ingress.starter import RayStarter
-from extensions.ray.ingress.takeover import SUCCESSOR_S, wait_for_successor
 from extensions.ray.running_replicas import running_replicas
 from extensions.ray.settings import ray_settings
 from frameworks.core.settings.values import ReplicaRange
@@ -44,6 +42,9 @@ _POLL_S = 0.05
 _SWITCH_INTERVAL_S = 0.001
 _RESOURCE_SHARE = 0.001
 _MARGIN_S = 10.0
+SUCCESSOR_S = 60.0
+"""Limit of the wait for another ingress. Where the cluster has no room for two, an update waits so long."""
+_STATUS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +194,27 @@ async def _wait_for_models(server: Server) -> None:
         async with asyncio.timeout(READY_S):
             while server.lifecycle.is_starting:  # noqa: ASYNC110 - once
                 await asyncio.sleep(_POLL_S)
+
+
+async def wait_for_successor(application: str, deployment: str) -> None:
+    """Wait until another replica of the deployment runs, or until its application is being deleted.
+
+    So an update leaves no time without an ingress.
+    """
+    try:
+        async with asyncio.timeout(SUCCESSOR_S):
+            while not has_successor(await asyncio.to_thread(serve.status), application, deployment):  # noqa: ASYNC110
+                await asyncio.sleep(_STATUS_S)
+    except TimeoutError:
+        log.warning("no other ingress runs; the update leaves a gap", waited_s=SUCCESSOR_S)
+    except Exception:
+        # Serve itself is being shut down.
+        log.info("stops without another ingress", exc_info=True)
+
+
+def has_successor(status: Any, application: str, deployment: str) -> bool:
+    """Whether a replica that stops need not wait. `status`: of `serve.status()`."""
+    found = status.applications.get(application)
+    if found is None or found.status == "DELETING" or deployment not in found.deployments:
+        return True
+    return int(found.deployments[deployment].replica_states.get("RUNNING", 0)) > 0

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
 
-from extensions.ray.handshake import PROTOCOL_VERSION, Address, Handshake, encode_handshake
-from extensions.ray.ingress.clock_offset import PeerClock
-from extensions.ray.tls import client_context
+from extensions.ray.handshake import PROTOCOL_VERSION, Address, Handshake, client_context, encode_handshake
 from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.messages import ChannelLost, ProtocolError
 from frameworks.core.errors import ModelFailed
@@ -39,6 +38,25 @@ SILENT_S = 15.0
 """Silence after which a replica is considered lost, with its node. It answers each ping."""
 LOST = "replica"
 """The label of a lost replica in metrics."""
+_SAMPLES = 8
+
+
+class PeerClock:
+    """Estimate the offset between the clocks of two machines, which start at different times and drift.
+
+    Of the last pings the one with the shortest round trip is the most exact.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self.ahead_s = 0.0
+        """Seconds by which the clock of the peer is ahead of this one."""
+
+    def observe(self, sent_s: float, peer_s: float, received_s: float) -> None:
+        """Note an answer. `sent_s`, `received_s`: by the clock here; `peer_s`: of the answer, by that of the peer."""
+        round_trip_s = max(0.0, received_s - sent_s)
+        self._samples.append((round_trip_s, peer_s - (sent_s + received_s) / 2))
+        self.ahead_s = min(self._samples)[1]
 
 
 class ReplicaLink:

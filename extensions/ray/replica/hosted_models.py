@@ -2,18 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import structlog
 
 from extensions.ray.config import GroupConfig, ReplicaConfig
 from extensions.ray.handshake import Handshake
 from extensions.ray.replica.clients import ReplicaClient
-from extensions.ray.replica.contract import VersionTotals
 from extensions.ray.replica.files import local_files, state_of
 from extensions.ray.replica.followers import Followers
+from extensions.ray.replica.hosted import Hosted
 from extensions.ray.replica.shared_versions import ClientsEngine, SharedHost, SharedVersion
 from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import DeviceManager, SystemProbe
@@ -39,11 +38,12 @@ log = structlog.get_logger(__name__)
 _IN_MEMORY = (ModelState.LOADING, ModelState.READY, ModelState.DRAINING)
 
 
-class HostedModels(VersionTotals):
-    """Implement Hosted for the models of a group. Owned by the event loop."""
+class HostedModels(Hosted):
+    """The models of a group. Owned by the event loop."""
 
     def __init__(self, config: GroupConfig, threads: EngineThreads, loader: Loader | None = None) -> None:
         """`loader`: None for the registries of the frameworks. Call `open` next."""
+        super().__init__()
         pool = TensorPool(config.settings.memory)
         devices = DeviceManager(SystemProbe(), config.uses_gpu)
         self._config = config
@@ -53,13 +53,10 @@ class HostedModels(VersionTotals):
         self._members = {each.name: each for each in config.members}
         self._identities = {each.name: _identity(each, shared, threads) for each in config.members}
         self._versions: dict[tuple[str, str, str, object], SharedVersion] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self.residency = ModelResidency(self._loader, self._loader.devices, config.min_residency_s)
         self.residency.start_engine, self.residency.fetch = self._start_engine, self._fetch
         self._followers = Followers(self.residents, self.residency.ledger.evictions)
         self._is_closed = False
-        self.is_dead = False
-        """Whether a loaded version will never answer again: the replica has to be replaced."""
 
     @property
     def all(self) -> list[SharedVersion]:
@@ -95,15 +92,11 @@ class HostedModels(VersionTotals):
         return client.channel
 
     def check(self) -> None:
-        """Drop silent clients. Call it every few seconds."""
-        now_s = time.monotonic()
-        for version in self.all:
-            for client in list(version.clients):
-                client.check(now_s)
-        self._followers.check(now_s)
+        """Drop silent clients and followers."""
+        super().check()
+        self._followers.check(time.monotonic())
 
     def close(self) -> None:
-        """End all requests, connections and engines."""
         self._is_closed = True
         self.residency.close()
         self._followers.close()
@@ -190,12 +183,6 @@ class HostedModels(VersionTotals):
         version = cast("SharedVersion", client.version)
         version.clients.discard(client)
         version.left.set()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _note_death(self) -> None:
         log.error("replica ends, as a model has ended", group=self._config.name)

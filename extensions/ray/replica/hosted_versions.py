@@ -1,19 +1,17 @@
 """The versions of a model in one replica: load each once, and share it among the ingresses."""
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from extensions.ray.config import ReplicaConfig
 from extensions.ray.handshake import Handshake
 from extensions.ray.replica.clients import HostedVersion, ReplicaClient
-from extensions.ray.replica.contract import VersionTotals
 from extensions.ray.replica.files import local_files, newest_files, state_of
+from extensions.ray.replica.hosted import Hosted
 from extensions.ray.replica.metered_engine import MeteredEngine
 from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
@@ -32,19 +30,17 @@ UNUSED_S = 30.0
 Load = Callable[[ReplicaConfig, Path], HostedModel]
 
 
-class HostedVersions(VersionTotals):
-    """Implement Hosted for one model. Owned by the event loop. Loads run one after the other."""
+class HostedVersions(Hosted):
+    """The versions of one model. Owned by the event loop. Loads run one after the other."""
 
     def __init__(self, config: ReplicaConfig, threads: EngineThreads, load: Load | None = None) -> None:
         """`load`: None for the model's own files, see `load_model`."""
+        super().__init__()
         self._config = config
         self._threads = threads
         self._load_model = load or load_model
         self._versions: dict[tuple[str, str, object], HostedVersion] = {}
         self._loading = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.is_dead = False
-        """Whether a loaded version will never answer again: the replica has to be replaced."""
 
     @property
     def all(self) -> list[HostedVersion]:
@@ -70,7 +66,6 @@ class HostedVersions(VersionTotals):
             raise InvalidModel(error.message, error.public or error.message)
 
     def accept(self, handshake: Handshake) -> Channel[ToEngine]:
-        """Return the channel of a new client; its version is loaded where it is not."""
         version = self._version(handshake.version, handshake.path)
         client = ReplicaClient(version, handshake.client, self._note_end)
         version.clients.add(client)
@@ -78,15 +73,7 @@ class HostedVersions(VersionTotals):
         asyncio.get_running_loop().call_soon(client.greet)
         return client.channel
 
-    def check(self) -> None:
-        """Drop silent clients. Call it every few seconds."""
-        now_s = time.monotonic()
-        for version in self.all:
-            for client in list(version.clients):
-                client.check(now_s)
-
     def close(self) -> None:
-        """End all requests, connections and engines."""
         for task in list(self._tasks):
             task.cancel()
         for version in self.all:
@@ -144,12 +131,6 @@ class HostedVersions(VersionTotals):
             await version.host.engine.close()
         version.host.abort()
         log.info("version unloaded", model=self._config.engine.name, version=version.name)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _note_death(self) -> None:
         log.error("replica ends, as its model has ended")

@@ -15,8 +15,8 @@ from ray import serve
 
 from extensions.ray.autoscaling import QUEUED_S
 from extensions.ray.config import GroupConfig, ReplicaConfig
-from extensions.ray.handshake import SECRET_BYTES, Address
-from extensions.ray.replica.contract import Hosted
+from extensions.ray.handshake import SECRET_BYTES, Address, server_context
+from extensions.ray.replica.hosted import Hosted
 from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.listener import ReplicaListener
 from extensions.ray.tls import server_context

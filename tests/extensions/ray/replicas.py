@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from extensions.ray.tls import server_context
+from frameworks.engine.threads.engine_threads import EngineThreads
 
 from extensions.ray.config import ReplicaConfig
-from extensions.ray.handshake import Address
+from extensions.ray.handshake import Address, server_context
 from extensions.ray.ingress.group import ReplicaGroup
 from extensions.ray.ingress.group_startup import Deployed, open_group
 from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.listener import ReplicaListener
 from extensions.ray.running_replicas import RunningReplicas
-from extensions.ray.tls import server_context
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.host.model_source import HostedModel

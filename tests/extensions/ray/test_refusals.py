@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from extensions.ray.ingress import withdrawn_replicas
+from extensions.ray.ingress import connections
 from frameworks.core.errors import ModelFailed
 from tests.extensions.ray.ingress.test_group import HeldModel
 from tests.extensions.ray.replicas import Cluster, Replica, ask, serving
@@ -67,7 +67,7 @@ async def test_request_that_ends_two_replicas_is_answered() -> None:
 
 @in_loop
 async def test_ends_of_withdrawn_replicas_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(withdrawn_replicas, "ANNOUNCED_S", 0.0)
+    monkeypatch.setattr(connections, "ANNOUNCED_S", 0.0)
     async with serving(6, lambda _: HeldModel()) as (there, group):
 
         async def stop(replica: Replica) -> None:

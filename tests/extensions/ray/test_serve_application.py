@@ -143,7 +143,7 @@ min_residency_s = 4.0
 
 
 def test_stopped_ingress_waits_for_running_one() -> None:
-    from extensions.ray.ingress.takeover import has_successor
+    from extensions.ray.ingress.ingress import has_successor
 
     def status(state: str, replicas: dict[str, int]) -> Any:
         deployment = SimpleNamespace(replica_states=replicas)

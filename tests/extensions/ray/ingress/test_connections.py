@@ -1,4 +1,4 @@
-"""The port of a replica, the first bytes of a connection, the clocks of two nodes, and silent peers."""
+"""The port of a replica, the first bytes of a connection, clocks of two nodes, and peers that are silent or leave."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ from extensions.ray.handshake import (
     take_handshake,
 )
 from extensions.ray.ingress import link
-from extensions.ray.ingress.clock_offset import PeerClock
-from extensions.ray.ingress.link import ReplicaLink
+from extensions.ray.ingress.connections import ANNOUNCED_S, MAX_WITHDRAWN, WithdrawnReplicas
+from extensions.ray.ingress.link import PeerClock, ReplicaLink
 from extensions.ray.replica import clients, listener
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import ModelFailed
@@ -29,6 +29,7 @@ from frameworks.engine.process.wire.messages import Infer
 from frameworks.types import TensorBatch
 from tests.extensions.ray.replicas import NODE, SECRET, Replica, ask, cluster, serving
 from tests.support.certificates import Authority, server_pair
+from tests.support.clocks import Clock
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
 
 HANDSHAKE = Handshake(PROTOCOL_VERSION, SECRET, "ingress", "1", "files")
@@ -52,7 +53,7 @@ async def is_refused(replica: Replica, sent: bytes) -> bool:
 
 
 @in_loop
-async def test_connection_without_hello_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_without_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE_S", 0.05)
     async with cluster() as there:
         (replica,) = there.replicas.values()
@@ -60,7 +61,7 @@ async def test_connection_without_hello_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 @in_loop
-async def test_wrong_hello_is_refused() -> None:
+async def test_wrong_handshake_is_refused() -> None:
     async with cluster() as there:
         (replica,) = there.replicas.values()
         wrong = [
@@ -89,7 +90,7 @@ async def test_flood_of_connections_is_bounded() -> None:
 
 
 @in_loop
-async def test_hello_arrives_in_pieces() -> None:
+async def test_handshake_arrives_in_pieces() -> None:
     async with cluster() as there:
         (replica,) = there.replicas.values()
         reader, writer = await connect(replica)
@@ -215,13 +216,13 @@ def test_clock_error_is_within_shortest_trip(trips: list[tuple[float, float]], a
 
 
 @given(st.binary(max_size=200))
-def test_damaged_hello_is_refused(received: bytes) -> None:
+def test_damaged_handshake_is_refused(received: bytes) -> None:
     with suppress(ProtocolError):
         assert take_handshake(bytearray(received), SECRET) is None
 
 
 @given(st.binary(max_size=50), st.text(max_size=50), st.text(max_size=50))
-def test_hello_is_taken_whole(rest: bytes, version: str, path: str) -> None:
+def test_handshake_is_taken_whole(rest: bytes, version: str, path: str) -> None:
     handshake = Handshake(PROTOCOL_VERSION, SECRET, "ingress", version, path)
     received = bytearray(encode_handshake(handshake) + rest)
     assert take_handshake(received, SECRET) == handshake
@@ -233,3 +234,33 @@ def test_foreign_metadata_is_no_address() -> None:
     assert Address.from_metadata(address.to_metadata()) == address
     assert Address.from_metadata({}) is None
     assert Address.from_metadata({"replica": 1}) is None
+
+
+def test_replica_is_withdrawn_a_second_later() -> None:
+    clock = Clock()
+    withdrawn = WithdrawnReplicas(clock)
+    withdrawn.note(["a", "b"], ["b"])
+    assert not withdrawn.is_withdrawn("a")
+    clock.now_s += ANNOUNCED_S
+    assert withdrawn.is_withdrawn("a")
+    assert not withdrawn.is_withdrawn("b")
+
+
+def test_replica_that_runs_again_is_not_withdrawn() -> None:
+    clock = Clock()
+    withdrawn = WithdrawnReplicas(clock)
+    withdrawn.note(["a"], [])
+    withdrawn.note([], ["a"])
+    clock.now_s += ANNOUNCED_S
+    assert not withdrawn.is_withdrawn("a")
+
+
+def test_full_record_forgets_oldest_replica() -> None:
+    clock = Clock()
+    withdrawn = WithdrawnReplicas(clock)
+    names = [str(number) for number in range(MAX_WITHDRAWN + 1)]
+    for name in names:
+        withdrawn.note([name], [])
+    clock.now_s += ANNOUNCED_S
+    assert not withdrawn.is_withdrawn(names[0])
+    assert withdrawn.is_withdrawn(names[1])

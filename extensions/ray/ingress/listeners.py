@@ -1,17 +1,25 @@
-"""Listen for HTTP within a replica of Ray Serve, in its event loop, and without signals."""
+"""Listen for HTTP and gRPC within a replica of Ray Serve, in its event loop, and without signals."""
 
 import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import structlog
 from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 
-from app.config import ServerSettings
+from app.auth.tls import ServerTls
+from app.config import ServerSettings, Settings
 from app.http.listener.clocks import Connections
 from app.server.http_server import HttpServer, uvicorn_config
-from app.workers.sockets import listen_shared
+from app.workers.sockets import CannotListenError, listen_shared
+
+if TYPE_CHECKING:
+    from app.grpc.listener import GrpcListener
+
+log = structlog.get_logger(__name__)
 
 
 class _Server(HttpServer):
@@ -62,3 +70,20 @@ class HttpListener:
     async def _serve(self, listener: socket.socket) -> None:
         with listener:
             await self._server.serve(sockets=[listener])
+
+
+def open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":
+    """Open the port of gRPC; None if it is off, or if the default port is in use. Raises CannotListenError."""
+    if settings.server.grpc_port == 0:
+        return None
+    from app.grpc.bridge.server import CannotListen
+    from app.grpc.listener import DEFAULT_PORT, DEFAULT_PORT_IN_USE, open_shared_listener
+
+    port = settings.server.grpc_port or DEFAULT_PORT
+    try:
+        return open_shared_listener(settings.server, port, is_checked=settings.auth.mode != "off", tls=tls)
+    except CannotListen as error:
+        if settings.server.grpc_port is not None:
+            raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
+        log.warning(DEFAULT_PORT_IN_USE, reason=str(error))
+        return None
