@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -70,17 +71,17 @@ class ReplicaEngine:
         """Whether its replica is about to unload the version."""
 
 
+@dataclass(frozen=True, slots=True)
 class Version:
     """The version that a connection is for. `client`, `node`: names of this process and of its node in Ray. `model`:
     its name, where models share the replicas.
     """
 
-    def __init__(self, name: str, path: str, client: str, node: str, model: str = "") -> None:
-        self.name = name
-        self.path = path
-        self.client = client
-        self.node = node
-        self.model = model
+    name: str
+    path: str
+    client: str
+    node: str
+    model: str = ""
 
 
 class Connections:
