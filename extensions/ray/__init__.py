@@ -1,9 +1,9 @@
 """Deploy the server on a Ray cluster: an ingress with the whole server but its models, and replicas of the models.
 
-Begin with `serve_application.py`, which binds the deployments; `deployment.py` makes them. `ingress/` and `replica/` are
-the processes of both kinds. Discovery, placement, health checks and updates are those of Ray Serve. Requests travel over
-one TCP connection from each ingress to each replica, as frames of `frameworks.engine.process.wire`: a frame takes 20 µs
-of CPU, a call of a Serve handle 4 ms. Manual: docs/ray.md.
+Begin with `serve_application.py`, which binds the deployments; `deployment.py` makes them. `ingress/` and `replica/`
+are the processes of both kinds. Discovery, placement, health checks and updates are those of Ray Serve. Requests travel
+over one TCP connection from each ingress to each replica, as frames of `frameworks.engine.process.wire`: a frame takes
+20 µs of CPU, a call of a Serve handle 4 ms. Manual: docs/ray.md.
 """
 
 from collections.abc import Sequence
