@@ -19,7 +19,6 @@ from extensions.ray.handshake import SECRET_BYTES, Address, server_context
 from extensions.ray.replica.hosted import Hosted
 from extensions.ray.replica.hosted_versions import HostedVersions
 from extensions.ray.replica.listener import ReplicaListener
-from extensions.ray.tls import server_context
 from frameworks.engine.threads import EngineThreads
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from extensions.ray.tls import server_context
-from frameworks.engine.threads.engine_threads import EngineThreads
 
 from extensions.ray.config import ReplicaConfig
 from extensions.ray.handshake import Address, server_context
