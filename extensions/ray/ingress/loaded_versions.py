@@ -11,8 +11,8 @@ from extensions.ray.handshake import PROTOCOL_VERSION, Address, Handshake, clien
 from extensions.ray.ingress.link import CONNECT_S, PING_S, SILENT_S
 from extensions.ray.running_replicas import RunningReplicas
 from frameworks.core.channel.channel import Channel
-from frameworks.core.channel.messages import ChannelLost
-from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ProtocolError, ReplicaReport, VersionReport
+from frameworks.core.channel.messages import ChannelLost, ProtocolError
+from frameworks.engine.process.wire.messages import FromEngine, Ping, Pong, ReplicaReport, VersionReport
 
 UNKNOWN_S = 2.0
 """Limit of the wait for the first report of each replica, before one is chosen."""
