@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from frameworks.core.extensions import found_extensions
+from frameworks.core.extras import found_extensions
 
 if TYPE_CHECKING:
     from app.admin.extension_part import ExtensionPart

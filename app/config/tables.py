@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from app.config.source import Source
-from frameworks.core.extensions import found_extensions
+from frameworks.core.extras import found_extensions
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.core.errors import DeadlineExceeded
 from frameworks.core.tenants import Tenant
-from frameworks.core.traces import RunTrace
+from frameworks.core.timings import RunTrace
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded

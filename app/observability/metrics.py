@@ -14,8 +14,7 @@ from app.observability.fast_path import FastPath
 from app.observability.recent_requests import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces.traces import EndedRequest, RequestTrace, Tracer
-from frameworks.core.timings import Timings
-from frameworks.core.traces import unix_ns
+from frameworks.core.timings import Timings, unix_ns
 
 log = structlog.get_logger("roundhouse.request")
 

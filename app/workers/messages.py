@@ -9,7 +9,7 @@ from msgspec import Struct
 from app.observability.process_counts import ProcessCounts
 from app.observability.recent_requests import FinishedRequest
 from frameworks.core.channel.messages import ChannelMessage
-from frameworks.core.extensions import found_extensions
+from frameworks.core.extras import found_extensions
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import PlainTenant
 from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply

@@ -9,7 +9,7 @@ from opentelemetry.trace import Link, SpanContext, TraceFlags
 
 from app import VERSION
 from app.observability.traces.traces import EndedRequest
-from frameworks.core.traces import BatchRun
+from frameworks.core.timings import BatchRun
 
 SCOPE = InstrumentationScope("roundhouse", VERSION)
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)

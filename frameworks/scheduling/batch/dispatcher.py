@@ -11,8 +11,7 @@ from frameworks.batches.rows import Part, follow_rows, signature_of, split_reque
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.core.fairness import TenantShare
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.core.timings import Timings
-from frameworks.core.traces import note_batch
+from frameworks.core.timings import Timings, note_batch
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.inline import InlineExecutor

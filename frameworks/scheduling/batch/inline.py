@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable
 from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.core.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.core.fairness import TenantShare
-from frameworks.core.timings import Timings
-from frameworks.core.traces import RunTrace, note_batch
+from frameworks.core.timings import RunTrace, Timings, note_batch
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames

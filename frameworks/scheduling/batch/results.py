@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from frameworks.batches.rows import merge, split_outputs
 from frameworks.core.errors import InvalidInput, OutOfMemory
-from frameworks.core.traces import RunTrace
+from frameworks.core.timings import RunTrace
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.splitting import BatchItem
 from frameworks.scheduling.batch.worker import AllCancelled, BatchResult

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import ValidationError, msgpack
 
-from frameworks.core.traces import MAX_LINKS, SPAN_BYTES, BatchRun, RunTrace, note_batch, unix_ns
+from frameworks.core.timings import MAX_LINKS, SPAN_BYTES, BatchRun, RunTrace, note_batch, unix_ns
 
 
 def trace(number: int) -> RunTrace:

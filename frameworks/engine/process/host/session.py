@@ -11,7 +11,7 @@ import structlog
 from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.messages import MessageTooLarge, ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
-from frameworks.core.traces import RunTrace
+from frameworks.core.timings import RunTrace
 from frameworks.engine.local import LocalEngine
 from frameworks.engine.process.host.hosted_calls import HostedCall, HostedGeneration
 from frameworks.engine.process.host.hosted_engine import COUNTS_S, HostedEngine

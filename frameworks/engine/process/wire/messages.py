@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import Device, ModelNeeds
-from frameworks.core.traces import MAX_LINKS, BatchRun
+from frameworks.core.timings import MAX_LINKS, BatchRun
 from frameworks.engine.contract import EngineSettings
 from frameworks.generation.types import StepStats, TextDelta, Usage
 

@@ -11,8 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from app.observability.traces.spans import own_resource, phases_of, read_state, spans_of
 from app.observability.traces.traces import KeyCheck, RemoteParent
-from frameworks.core.timings import Timings
-from frameworks.core.traces import RunTrace, note_batch
+from frameworks.core.timings import RunTrace, Timings, note_batch
 from tests.app.observability.ended import ended
 
 PARENT = RemoteParent(11, 12, 1, b"a=1")

@@ -3,8 +3,7 @@
 import asyncio
 import time
 
-from frameworks.core.timings import Timings
-from frameworks.core.traces import SPAN_BYTES, RunTrace
+from frameworks.core.timings import SPAN_BYTES, RunTrace, Timings
 from frameworks.scheduling.batch.request import Outputs
 from tests.frameworks.scheduling.batch.dispatching import (
     LOOP_THREAD,

@@ -14,8 +14,7 @@ import pytest
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.core.progress import states
-from frameworks.core.timings import Timings
-from frameworks.core.traces import SPAN_BYTES, BatchRun, RunTrace
+from frameworks.core.timings import SPAN_BYTES, BatchRun, RunTrace, Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.process.wire.messages import (
     Answer,

@@ -8,7 +8,7 @@ import pytest
 
 from frameworks.core.progress import working
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.core.traces import SPAN_BYTES
+from frameworks.core.timings import SPAN_BYTES
 from frameworks.engine.process.host import hosted_engine, session
 from frameworks.engine.process.wire.messages import Answer, Cancel, Counted, Infer, LoadProgress, Proceed, SpecLearned
 from frameworks.engine.process.wire.serialization import request_to_plain, spec_from_plain
