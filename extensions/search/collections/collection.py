@@ -13,7 +13,7 @@ from extensions.search.collections.contract import CheckedRecords, CollectionInf
 from extensions.search.collections.index import index_file
 from extensions.search.collections.index.maintenance import Grants, Maintainer
 from extensions.search.collections.index.memory_estimates import MemoryGrowth, row_bytes
-from extensions.search.collections.memory_grant import Grant, MemoryNeeded, Reservations
+from extensions.search.collections.memory_grant import Grant, MemoryNeeded
 from extensions.search.collections.scan.scoring import compiled_kernels
 from extensions.search.collections.store.metadata_columns import Schema
 from extensions.search.collections.store.segments import Locks, Segments, normalized
@@ -24,6 +24,7 @@ from frameworks.core.errors import Draining
 from frameworks.core.filters import Filter
 from frameworks.core.progress import Work, working
 from frameworks.core.vector_search import Hit, Record, Vectors
+from frameworks.models.residency.ledger import MemoryLedger
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ GATHER_SHARE = 0.05
 """Share of a batch's run time that the next batch waits for more queries."""
 
 
-async def open_collection(settings: CollectionSettings, budget: Reservations | None = None) -> "Collection":
+async def open_collection(settings: CollectionSettings, budget: MemoryLedger | None = None) -> "Collection":
     """Open the collection, or create it: read its vectors into memory and start its threads.
 
     Call it on the event loop that uses the collection. `budget`: of its memory; None without a bound. Raises

@@ -3,32 +3,12 @@
 import asyncio
 import math
 import threading
-from typing import Protocol
 
 from frameworks.core.errors import Draining
+from frameworks.models.residency.ledger import Holding
 
 _STEP_BYTES = 1024 * 1024
 """Reservations are multiples of it, so that few changes have to wait for a larger one."""
-
-
-class Reservation(Protocol):
-    """A part of the server's budget. Owned by the event loop."""
-
-    async def resize(self, size_bytes: int, *, may_evict: bool) -> None:
-        """Reserve so many bytes in all. `may_evict`: models for it. Raises OutOfMemory, and then changes nothing."""
-
-    def settle(self, size_bytes: int) -> None:
-        """Reserve the bytes that are in use, without a wait; fewer where not as many are left."""
-
-    def release(self) -> None:
-        """Free all of it."""
-
-
-class Reservations(Protocol):
-    """The budget of the server."""
-
-    def holding(self, owner: str) -> Reservation:
-        """Return a reservation of no bytes. `owner`: for messages."""
 
 
 class MemoryNeeded(Exception):
@@ -46,7 +26,7 @@ class Grant:
     before. The threads read and lower it while they hold the lock `writing` of the collection.
     """
 
-    def __init__(self, reservation: Reservation | None) -> None:
+    def __init__(self, reservation: Holding | None) -> None:
         """`reservation`: None without a bound."""
         self._reservation = reservation
         self._loop = asyncio.get_running_loop()

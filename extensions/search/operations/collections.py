@@ -19,7 +19,6 @@ from extensions.search.collections.contract import (
     CollectionSettings,
     ServedCollection,
 )
-from extensions.search.collections.memory_grant import Reservations
 from extensions.search.operations.files import MAX_CREATED, CollectionFiles
 from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import (
@@ -34,6 +33,8 @@ from frameworks.core.errors import (
 
 if TYPE_CHECKING:
     from extensions.search.collections.collection import Collection
+
+from frameworks.models.residency.ledger import MemoryLedger
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Collections:
     def __init__(
         self,
         configured: Iterable[ConfiguredCollection] = (),
-        budget: Reservations | None = None,
+        budget: MemoryLedger | None = None,
         files: CollectionFiles | None = None,
     ) -> None:
         """`budget`: of their memory; None without a bound. `files`: of those that are created at run time; None: this

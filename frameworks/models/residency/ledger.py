@@ -33,9 +33,7 @@ class LoadOptions:
 
 
 class Holding:
-    """Memory of the host that holds no model, such as that of a collection. It is never evicted. Implements
-    Reservation.
-    """
+    """Memory of the host that holds no model, such as that of a collection. It is never evicted."""
 
     def __init__(self, ledger: "MemoryLedger", owner: str) -> None:
         self._ledger, self._owner = ledger, owner
@@ -44,19 +42,22 @@ class Holding:
         return self._owner
 
     async def resize(self, size_bytes: int, *, may_evict: bool) -> None:
+        """Reserve so many bytes in all. `may_evict`: models for it. Raises OutOfMemory, and then changes nothing."""
         await self._ledger.hold(self, size_bytes, may_evict=may_evict)
 
     def settle(self, size_bytes: int) -> None:
+        """Reserve the bytes that are in use, without a wait; fewer where not as many are left."""
         self._ledger.settle(self, size_bytes)
 
     def release(self) -> None:
+        """Free all of it."""
         self._ledger.release_holding(self)
 
 
 class MemoryLedger:
     """Reserve memory for each version that is loaded, being loaded or being unloaded, and for collections.
 
-    Owned by the event loop. Implements Reservations of extensions/search/collections/memory_grant.py.
+    Owned by the event loop.
     """
 
     def __init__(
