@@ -21,10 +21,8 @@ from frameworks.core.errors import (
 )
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
-from frameworks.core.settings.pipelines import FRAMEWORK
-from frameworks.engine.threads import EngineThreads
+from frameworks.engine.threads.engine_threads import EngineThreads
 from frameworks.models.residency.loader import Loader
-from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.rollout.adapting import AdapterChanges
@@ -76,9 +74,9 @@ class MLFrameworkManager:
         """See `ServedModels`."""
         self._loader = loader
         self.parts = SubRequests(self, scheduling.max_queue_size)
-        """Sends the parts of requests to models: the steps of pipelines."""
-        self.pipelines = loader.pipelines = PipelineLoader(self, self.parts)
-        """Loads pipelines. It gets the collections of the server."""
+        """Sends the parts of requests to models: the steps of composite models."""
+        self.composites = loader.composites
+        """Load composite models, by framework."""
         self.residency = ModelResidency(self._loader, self.devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
@@ -323,13 +321,13 @@ class MLFrameworkManager:
         No model is evicted for another: a model that does not fit is loaded by its first request. Models with an
         address do not wait for the downloads of others.
         """
-        slots = [slot for slot in self.slots if slot.entry.load != "lazy" and slot.framework != FRAMEWORK]
+        slots = [slot for slot in self.slots if slot.entry.load != "lazy" and not slot.identity.is_composite]
         local = [slot for slot in slots if not slot.has_address]
         await asyncio.gather(
             self._load_in_order(local), *(self._load_in_order([slot]) for slot in slots if slot.has_address)
         )
         # After their models, which they would load otherwise.
-        await self._load_in_order([slot for slot in self.slots if slot.framework == FRAMEWORK])
+        await self._load_in_order([slot for slot in self.slots if slot.identity.is_composite])
 
     async def _load_in_order(self, slots: Iterable[ModelSlot]) -> None:
         for slot in slots:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from frameworks.core.devices import Device, ModelNeeds
-from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
-from frameworks.core.settings.pipelines import PipelineModelEntry
+from frameworks.core.settings.entries import CompositeModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest, StepResult, TokenMatcher
 from frameworks.text.tokenizer import TextTokenizer
@@ -15,7 +14,7 @@ from frameworks.types import Batch, ModelSpec, Value
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
 
-ModelEntry = OnnxModelEntry | TorchModelEntry | PipelineModelEntry
+ModelEntry = OnnxModelEntry | TorchModelEntry | CompositeModelEntry
 
 
 class BatchModel(Protocol):

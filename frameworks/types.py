@@ -205,7 +205,7 @@ class ModelSpec:
     `quantization`: None for a model that is not quantised. `quantized_graph`: path of the ONNX graph that runs in place
     of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
-    they have been compiled.
+    they have been compiled. `is_composite`: other models of the server compute it.
     """
 
     framework: str
@@ -229,6 +229,7 @@ class ModelSpec:
     generation: GenerationSpec | None = None
     products: tuple[ProductTrial, ...] = ()
     awaits_kernels: bool = False
+    is_composite: bool = False
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

@@ -28,7 +28,7 @@ class InferenceService:
         """
         version, timings = context.version, context.timings
         is_cached = version.model.entry.cache
-        if type(request) is TensorBatch and not is_cached and version.model.has_queue:
+        if type(request) is TensorBatch and not is_cached and not version.model.is_composite:
             permit = context.permit
             permit.queue(version.model.requests)
             return version.engine().submit(request, context.priority, permit.begin, timings, permit.tenant)

@@ -63,8 +63,10 @@ from app.server.monitoring import Live, Shown, build_live
 from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
+from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.vector_search import NamedCollections
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.processes import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
@@ -228,7 +230,8 @@ def build_inference(
         keeps_files=host.keeps_files,
     )
     parts = open_parts(process)
-    manager.pipelines.collections = process.offers.get(NamedCollections)
+    pipelines = manager.composites[FRAMEWORK] = PipelineLoader(manager, manager.parts)
+    pipelines.collections = process.offers.get(NamedCollections)
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle, parts)
 
 

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 from app.inference.unnamed_model import kind_of
-from frameworks.core.settings.pipelines import FRAMEWORK as PIPELINE
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec, OptionalType, TensorType, ValueSpec
 
@@ -49,7 +48,7 @@ def curl_lines(slots: Iterable[ModelSlot], caller: Caller) -> list[str]:
     for slot in slots:
         if slot.spec is None:
             continue
-        task = PIPELINE if slot.framework == PIPELINE else task_of(slot.spec)
+        task = slot.framework if slot.spec.is_composite else task_of(slot.spec)
         if task not in found and (line := _line_of(slot, slot.spec, caller)) and len(line) <= _MAX_CHARACTERS:
             found[task] = line
     return list(found.values())

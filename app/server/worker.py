@@ -63,7 +63,9 @@ from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.core.devices import DeviceManager, SystemProbe
+from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.vector_search import NamedCollections
+from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
@@ -190,7 +192,8 @@ class _Worker:
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
         process = ServerProcess(loaded=loaded, pipeline=self._pipeline, models=self._replica.parts, link=link)
         open_parts(process)
-        self._replica.pipelines.collections = process.offers.get(NamedCollections)
+        pipelines = self._replica.composites[FRAMEWORK] = PipelineLoader(self._replica, self._replica.parts)
+        pipelines.collections = process.offers.get(NamedCollections)
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(

@@ -17,7 +17,6 @@ from extensions.ray.deployment import Scaling, group_deployment, model_deploymen
 from extensions.ray.ingress.ingress import IngressConfig, ingress_deployment
 from extensions.ray.settings import RayGroupSettings, ray_settings
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.settings.values import ReplicaRange
 from frameworks.models.versions.slot import ModelSlot
 from memory.tensor_pool import TensorPool
@@ -57,8 +56,8 @@ def build_application(loaded: LoadedSettings, api_key: str) -> serve.Application
             drain_s=drain_s,
         )
         for slot in manager.slots
-        # Each ingress runs the steps of its pipelines.
-        if slot.entry.replica_group is None and slot.framework != FRAMEWORK
+        # Each ingress runs the steps of its composite models.
+        if slot.entry.replica_group is None and not slot.identity.is_composite
     }
     groups = {
         group.name: group_deployment(

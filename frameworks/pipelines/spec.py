@@ -33,7 +33,7 @@ def spec_of(typed: Typed) -> ModelSpec:
         image = _image_spec(next(iter(typed.inputs)), labels or (), size)
     if text is None and image is None:
         task = "tensor"
-    return ModelSpec("pipeline", task, inputs, outputs, "cpu", "float32", 0, text=text, image=image)
+    return ModelSpec("pipeline", task, inputs, outputs, "cpu", "float32", 0, text=text, image=image, is_composite=True)
 
 
 def prediction_output(typed: Typed) -> tuple[str, ...] | None:

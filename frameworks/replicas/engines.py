@@ -17,7 +17,6 @@ from frameworks.engine.process.wire.serialization import spec_from_plain
 from frameworks.models.residency.loader import Loader
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.version import ModelVersion
-from frameworks.pipelines.engine import PipelineEngine
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.messages import (
     Connect,
@@ -164,9 +163,9 @@ class WorkerEngines:
 
     async def _load(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
         loaded = await self._loader.load(version, [prepare.device])
-        if isinstance(loaded.model, PipelineEngine):
+        if not isinstance(loaded.model, Sequence):
+            assert version.model.is_composite, "only the supervisor starts processes"
             return loaded.model
-        assert not isinstance(loaded.model, ProcessEngine | EngineGroup), "only the supervisor starts processes"
         model = version.model
         device = model.devices.of(loaded.spec.device)
         return start_local_engine(model.engine_settings, loaded.model, counts, device, model.threads)

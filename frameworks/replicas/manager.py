@@ -12,7 +12,6 @@ from frameworks.core.settings.entries import PerformanceSettings, SchedulingSett
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loader
-from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState, ModelVersion
@@ -159,7 +158,7 @@ class ReplicaManager:
         self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots_by_name
         self.parts = SubRequests(self, scheduling.max_queue_size)
         """As of the manager of a single server."""
-        self.pipelines = loader.pipelines = PipelineLoader(self, self.parts)
+        self.composites = loader.composites
         """As of the manager of a single server."""
         self._uses = UseReports(link, self._models.servings)
         self._models.before_drained = self._uses.report_counts

@@ -14,7 +14,7 @@ from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Va
 
 
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest | TensorBatch:
-    """Read `text` and its options; of a pipeline with other outputs than a text model its only input.
+    """Read `text` and its options; of a composite model with other outputs than a text model its only input.
 
     Raises InvalidInput.
     """
@@ -32,7 +32,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         field = f"text[{index}]" if document.is_array(node) else "text"
         raise InvalidInput(field, f"expected a string, got {describe_type(texts[index])}")
     if spec.text is None:
-        return _texts_of_pipeline(texts, fields, spec)
+        return _texts_of_composite(texts, fields, spec)
     return TextRequest(
         texts=texts,
         normalize=read_boolean(fields, "normalize"),
@@ -42,16 +42,16 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
 
 
 def _reads_text(spec: ModelSpec) -> bool:
-    """Whether the only input of a pipeline is texts."""
+    """Whether the only input of a composite model is texts."""
     sole = spec.sole_input
     is_texts = sole is not None and isinstance(sole.type, TensorType) and sole.type.dtype == "string"
-    return spec.framework == "pipeline" and spec.image is None and is_texts
+    return spec.is_composite and spec.image is None and is_texts
 
 
-def _texts_of_pipeline(texts: list[str], fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:
+def _texts_of_composite(texts: list[str], fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:
     assert spec.sole_input is not None
     if "truncate" in fields:
-        raise InvalidInput("truncate", "expected no such option for a pipeline; set it in its steps")
+        raise InvalidInput("truncate", f"expected no such option for a {spec.framework}; set it in its steps")
     values = np.empty(len(texts), dtype=object)
     values[:] = texts
     return TensorBatch({spec.sole_input.name: values})

@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, PlainValidator
 
 from frameworks.core.names import Aliases, ModelName
-from frameworks.core.settings.entries import Count, ModelEntry
+from frameworks.core.settings.entries import CompositeModelEntry, Count
 from memory.settings import SETTINGS_RULES
 
 Builtin = Literal[
@@ -178,10 +178,23 @@ class PipelineEntry(BaseModel):
         return (self.name, *self.aliases)
 
 
-class PipelineModelEntry(ModelEntry):
-    """A pipeline among the models of the manager. It has no files, one version, and no batches of its own."""
+class PipelineModelEntry(CompositeModelEntry):
+    """A pipeline among the models of the manager."""
 
+    framework: ClassVar[str] = FRAMEWORK
     pipeline: PipelineEntry
+
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(step.model for step in self.pipeline.steps if step.model is not None)
+
+    @property
+    def collections(self) -> frozenset[str]:
+        return frozenset(step.collection for step in self.pipeline.steps if step.collection is not None)
+
+    @property
+    def definition(self) -> dict[str, object]:
+        return self.pipeline.model_dump(mode="json")
 
     @classmethod
     def of(cls, pipeline: PipelineEntry) -> "PipelineModelEntry":

@@ -8,20 +8,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import structlog
 
 from frameworks.core import progress
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.engine.contract import Engine
-from frameworks.engine.group import EngineGroup
 from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
-from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.models.residency.load_lock import LoadLock
 from frameworks.models.residency.pipelines import PipelineLoader
-from frameworks.models.residency.processes import ProcessStarter, Starter
+from frameworks.models.residency.processes import ProcessStarter
+from frameworks.models.residency.processes import Starter
 from frameworks.models.residency.small_models import (
     reason_of_device,
     reason_of_framework,
@@ -29,7 +28,8 @@ from frameworks.models.residency.small_models import (
     reason_of_size,
 )
 from frameworks.models.versions.version import ModelVersion
-from frameworks.models.versions.version_folders import FilesState, files_state
+from frameworks.models.versions.version_folders import FilesState
+from frameworks.models.versions.version_folders import files_state
 from frameworks.pipelines.engine import PipelineEngine
 from frameworks.runtime import LoadedModel, Registry
 from frameworks.types import ModelSpec
@@ -44,7 +44,7 @@ LOADER_THREADS = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is warmed up: its instances here, or its processes. `num_instances`, and the state of the files
+    """A model that is warmed up: its instances here, or its engine. `num_instances`, and the state of the files
     before they were read. `measured`: the device and the bytes of each process; of a model without processes one device
     and the bytes of all workers.
 
@@ -52,7 +52,7 @@ class Loaded:
     cannot be loaded in every worker; None where it can, or need not.
     """
 
-    model: LoadedModel | ProcessEngine | EngineGroup | PipelineEngine
+    model: LoadedModel | Engine
     spec: ModelSpec
     num_instances: int
     measured: tuple[tuple[Device, int], ...]
@@ -68,7 +68,7 @@ class Loaded:
 
     def start(self, version: ModelVersion) -> Engine:
         """Return the engine that answers requests in this process. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine | EngineGroup | PipelineEngine):
+        if not isinstance(self.model, Sequence):
             return self.model
         model = version.model
         counts, device = model.runs[version.version], model.devices.of(self.spec.device)
@@ -76,10 +76,33 @@ class Loaded:
 
     def close(self) -> None:
         """Release a model that is not started. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine | EngineGroup | PipelineEngine):
-            self.model.abort("the model is not used")
-        else:
+        if isinstance(self.model, Sequence):
             close_instances(self.model)
+        else:
+            self.model.abort("the model is not used")
+
+
+class CompositeLoader(Protocol):
+    """Load the composite models of one framework in this process. Owned by the event loop."""
+
+    async def load(self, version: ModelVersion) -> Engine:
+        """Return the engine of a model, which takes no memory. Models that it runs are loaded first.
+
+        Raises InvalidModel, and the errors of a load of these models.
+        """
+        ...
+
+    def check_at_start(self, version: ModelVersion) -> None:
+        """Check that a model can be loaded at the start without a load of the models that it runs.
+
+        Raises EvictionNeeded where one of them is loaded by its first request; ModelFailed or OutOfMemory where one
+        failed to load.
+        """
+        ...
+
+    def close(self) -> None:
+        """Start no more work; do not wait for the current one."""
+        ...
 
 
 class Loader:
@@ -102,8 +125,8 @@ class Loader:
         self._registries: dict[str, Registry] = {}
         self._registries_lock = threading.Lock()
         self.devices = devices
-        self.pipelines: PipelineLoader | None = None
-        """Loads pipelines. Set when the models that they run are known."""
+        self.composites: dict[str, CompositeLoader] = {}
+        """By framework. Extensions add them before the first load."""
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._lock = LoadLock()
         self._num_unloads = 0
@@ -127,9 +150,7 @@ class Loader:
         `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
         the loaded instances are closed. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
-        if version.model.framework == FRAMEWORK:
-            return await self._load_pipeline(version)
-        async with self._locked(version, goes_first):
+from frameworks.models.residency.processes import ProcessStarter, Starter
             if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
                 loaded = await self._load_here(version, devices[0])
                 if not self._moves(version, loaded.not_small_because):
@@ -151,8 +172,8 @@ class Loader:
         """Start no more loads; do not wait for the current one."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
-        if self.pipelines is not None:
-            self.pipelines.close()
+        for composite in self.composites.values():
+            composite.close()
 
     def _locked(self, version: ModelVersion, goes_first: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
         if version.isolation == "process" and not self._processes.loads_one_by_one:
@@ -172,11 +193,9 @@ class Loader:
         )
         return True
 
-    async def _load_pipeline(self, version: ModelVersion) -> Loaded:
-        """Load a pipeline, without the lock: its models may have to be loaded first."""
-        assert self.pipelines is not None, "it was set before the first load"
+from frameworks.models.versions.version_folders import FilesState, files_state
         started_s = time.perf_counter()
-        engine = await self.pipelines.load(version)
+        engine = await self.composites[version.model.framework].load(version)
         device = Device("cpu", 0, "", 0, 0)
         return Loaded(
             engine, engine.model.spec, 1, ((device, 0),), time.perf_counter() - started_s, 0.0, files=frozenset()

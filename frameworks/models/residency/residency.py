@@ -20,7 +20,6 @@ from frameworks.core.errors import (
     as_failed,
 )
 from frameworks.core.progress import Work, working
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.engine.contract import Engine
 from frameworks.models.residency.ledger import LoadOptions, MemoryLedger
 from frameworks.models.residency.loader import Loaded, Loader
@@ -111,13 +110,13 @@ class ModelResidency:
     async def load(self, version: ModelVersion, *, may_evict: bool = True, keep: ModelVersion | None = None) -> None:
         """Load a version by an operator's command; return when it is ready. `keep`: a version not to be evicted.
 
-        It goes before the loads for requests, also where it joins one. The models of a pipeline are loaded as for a
-        request.
+        It goes before the loads for requests, also where it joins one. The models of a composite model are loaded as
+        for a request.
 
         Raises InvalidModel, OutOfMemory, Draining; EvictionNeeded where it must evict and may not.
         """
-        # The load of a pipeline reserves no memory. It waits for the loads of its models, which must not wait for it.
-        with nullcontext() if version.model.framework == FRAMEWORK else self.ledger.ordered(version):
+        # A composite model reserves no memory. It waits for the loads of its models, which must not wait for it.
+        with nullcontext() if version.model.is_composite else self.ledger.ordered(version):
             while not version.is_ready:
                 try:
                     await self._join_load(version, LoadOptions(may_evict, keep))
@@ -290,10 +289,10 @@ class ModelResidency:
         _log_ready(version, loaded)
 
     async def _load_instances(self, version: ModelVersion, options: LoadOptions, work: Work) -> Loaded:
-        """Return the version's instances; the ledger holds their measured memory. A pipeline has none of its own."""
-        if version.model.framework == FRAMEWORK:
-            if not options.may_evict and self._loader.pipelines is not None:
-                self._loader.pipelines.check_at_start(version)
+        """Return the version's instances; the ledger holds their measured memory. A composite model has none."""
+        if version.model.is_composite:
+            if not options.may_evict:
+                self._loader.composites[version.model.framework].check_at_start(version)
             return await self._loader.load(version, [])
         work.phase("waits for other loads")
         needs = await self._loader.needs(version, lambda: self.ledger.is_ordered(version))

@@ -104,7 +104,7 @@ class SubRequests:
                 permit.queue(version.model.requests)
                 whole.permit.begin()
                 timings = timings or Timings()
-                if type(request) is TensorBatch and version.model.has_queue:
+                if type(request) is TensorBatch and not version.model.is_composite:
                     # As Engine.answer, without two calls and an object for each part.
                     return await version.engine().submit(request, whole.priority, permit.begin, timings, permit.tenant)
                 return await version.engine().answer(Run(permit, timings, whole.priority), request)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from frameworks.core.settings.adapters import AdapterEntry
-from frameworks.core.settings.entries import Isolation, PerformanceSettings, TorchModelEntry
-from frameworks.core.settings.pipelines import FRAMEWORK
+from frameworks.core.settings.entries import CompositeModelEntry, Isolation, PerformanceSettings, TorchModelEntry
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import ModelEntry
@@ -78,8 +77,8 @@ class ModelIdentity:
     changed: Callable[[], None] = _ignore
     row: CounterRow | None = None
     name: str = field(init=False)
-    has_queue: bool = field(init=False)
-    """Whether its rows are queued here. The steps of a pipeline are queued at their models, by `Engine.answer`."""
+    is_composite: bool = field(init=False)
+    """Whether it runs other models, which queue its rows by `Engine.answer`. Other models queue them here."""
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)
     """Number of loads by version, including versions whose files have changed since."""
@@ -94,7 +93,7 @@ class ModelIdentity:
         owner = f'model "{entry.name}"'
         limit = request_limit(self.row, owner, entry.max_queue_size, entry.max_concurrent_requests)
         object.__setattr__(self, "name", entry.name)
-        object.__setattr__(self, "has_queue", self.framework != FRAMEWORK)
+        object.__setattr__(self, "is_composite", isinstance(entry, CompositeModelEntry))
         object.__setattr__(self, "requests", limit)
         object.__setattr__(self, "adapters", {each.name: each for each in getattr(entry, "adapters", ())})
 

@@ -9,7 +9,6 @@ from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import VersionNotFound
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import Isolation
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.generation.types import StepStats
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.traffic import Share
@@ -66,7 +65,7 @@ class ModelSlot:
     @property
     def has_folders(self) -> bool:
         """Whether its versions are folders of a path; else it has one version."""
-        return not self.has_address and self.framework != FRAMEWORK
+        return not self.has_address and not self.identity.is_composite
 
     @property
     def version(self) -> str:

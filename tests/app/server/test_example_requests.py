@@ -124,7 +124,7 @@ def test_one_line_for_each_task() -> None:
         LoadedSlot("first", tensor_spec(tensor("x", "int64", 1))),
         LoadedSlot("second", tensor_spec(tensor("x", "int64", 1))),
         LoadedSlot("texts", embed),
-        LoadedSlot("steps", embed, framework="pipeline"),
+        LoadedSlot("steps", replace(embed, is_composite=True), framework="pipeline"),
     ]
     bodies = [body_of(line) for line in curl_lines(slots, CALLER)]
     assert [body.get("model") or body["model_name"] for body in bodies] == ["first", "texts", "steps"]

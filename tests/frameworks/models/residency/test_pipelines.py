@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.versions import load_failures
 from frameworks.models.versions.slot import ModelSlot
 from tests.frameworks.models.sized_registry import SizedRegistry, register_lazy, states
@@ -25,6 +26,7 @@ def register_pipeline(manager: MLFrameworkManager, *models: str) -> ModelSlot:
         steps.append(call(f"by-{model}", model, {"x": value}))
         value = f"by-{model}.y"
     entry = PipelineModelEntry.of(pipeline(["x"], {"y": value}, *steps))
+    manager.composites[FRAMEWORK] = PipelineLoader(manager, manager.parts)
     return manager.register(FRAMEWORK, entry, Path("pipelines"))
 
 
