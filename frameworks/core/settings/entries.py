@@ -210,7 +210,7 @@ class CompositeModelEntry(ModelEntry, ABC):
     @property
     @abstractmethod
     def definition(self) -> Mapping[str, object]:
-        """What it computes, as JSON values."""
+        """The computation, as JSON values."""
 
 
 class OnnxModelEntry(ModelEntry):
