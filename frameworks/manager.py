@@ -21,7 +21,7 @@ from frameworks.core.errors import (
 )
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
-from frameworks.engine.threads.engine_threads import EngineThreads
+from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.residency.subrequests import SubRequests

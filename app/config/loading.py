@@ -24,11 +24,12 @@ from app.config.checks import (
 )
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
-from app.config.pipelines import check_pipelines
 from app.config.source import Place, Source, read_toml
 from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
+from extensions.pipelines.settings import PipelineEntry
+from extensions.pipelines.table import check_pipelines
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.entries import (
     Isolation,
@@ -39,7 +40,6 @@ from frameworks.core.settings.entries import (
     SettingsPath,
     TorchModelEntry,
 )
-from frameworks.core.settings.pipelines import PipelineEntry
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.sizes import Bytes
 

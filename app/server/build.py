@@ -62,11 +62,11 @@ from app.server.manager import build_manager, source_folder, source_framework
 from app.server.monitoring import Live, Shown, build_live
 from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
+from extensions.pipelines.loader import PipelineLoader
+from extensions.pipelines.settings import FRAMEWORK
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.vector_search import NamedCollections
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.residency.processes import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from app.config import LoadedSettings
 from app.extension import open_remote
+from extensions.pipelines.settings import FRAMEWORK, PipelineModelEntry
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader

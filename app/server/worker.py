@@ -62,10 +62,10 @@ from app.workers.sockets import HttpSockets
 from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
+from extensions.pipelines.loader import PipelineLoader
+from extensions.pipelines.settings import FRAMEWORK
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.settings.pipelines import FRAMEWORK
 from frameworks.core.vector_search import NamedCollections
-from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits

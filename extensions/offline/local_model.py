@@ -28,8 +28,8 @@ from extensions.offline.contract import (
     WrongCommand,
 )
 from extensions.offline.images import IMAGES_PER_REQUEST
+from extensions.pipelines.settings import PipelineModelEntry
 from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
-from frameworks.core.settings.pipelines import PipelineModelEntry
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.residency.processes import BACKGROUND_NICENESS
 from frameworks.models.versions.slot import ModelSlot

@@ -24,13 +24,13 @@ from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.loading import settings_class
 from app.extension import http_access
+from extensions.pipelines.settings import PipelineEntry, StepEntry
 from extensions.ray.settings import RayGroupSettings
 from extensions.search.settings import CollectionEntry
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.images import ImageSettings
-from frameworks.core.settings.pipelines import PipelineEntry, StepEntry
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
 

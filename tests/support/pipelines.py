@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.core.settings.pipelines import PipelineEntry
+from extensions.pipelines.checker import Typed, check_pipeline
+from extensions.pipelines.engine import PipelineEngine
+from extensions.pipelines.graph import Fault
+from extensions.pipelines.settings import PipelineEntry
 from frameworks.core.timings import Timings
 from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
-from frameworks.pipelines.checker import Typed, check_pipeline
-from frameworks.pipelines.engine import PipelineEngine
-from frameworks.pipelines.graph import Fault
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
 

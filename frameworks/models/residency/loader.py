@@ -18,9 +18,7 @@ from frameworks.engine.contract import Engine
 from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
 from frameworks.models.residency.load_lock import LoadLock
-from frameworks.models.residency.pipelines import PipelineLoader
-from frameworks.models.residency.processes import ProcessStarter
-from frameworks.models.residency.processes import Starter
+from frameworks.models.residency.processes import ProcessStarter, Starter
 from frameworks.models.residency.small_models import (
     reason_of_device,
     reason_of_framework,
@@ -28,9 +26,7 @@ from frameworks.models.residency.small_models import (
     reason_of_size,
 )
 from frameworks.models.versions.version import ModelVersion
-from frameworks.models.versions.version_folders import FilesState
-from frameworks.models.versions.version_folders import files_state
-from frameworks.pipelines.engine import PipelineEngine
+from frameworks.models.versions.version_folders import FilesState, files_state
 from frameworks.runtime import LoadedModel, Registry
 from frameworks.types import ModelSpec
 from memory.allocator import give_back_freed_memory
@@ -150,7 +146,9 @@ class Loader:
         `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
         the loaded instances are closed. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
-from frameworks.models.residency.processes import ProcessStarter, Starter
+        if version.model.is_composite:
+            return await self._load_composite(version)
+        async with self._locked(version, goes_first):
             if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
                 loaded = await self._load_here(version, devices[0])
                 if not self._moves(version, loaded.not_small_because):
@@ -193,7 +191,8 @@ from frameworks.models.residency.processes import ProcessStarter, Starter
         )
         return True
 
-from frameworks.models.versions.version_folders import FilesState, files_state
+    async def _load_composite(self, version: ModelVersion) -> Loaded:
+        """Load a composite model, without the lock: its models may have to be loaded first."""
         started_s = time.perf_counter()
         engine = await self.composites[version.model.framework].load(version)
         device = Device("cpu", 0, "", 0, 0)

@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
+from extensions.pipelines.loader import PipelineLoader
+from extensions.pipelines.settings import FRAMEWORK, PipelineModelEntry
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.residency.pipelines import PipelineLoader
 from frameworks.models.versions import load_failures
 from frameworks.models.versions.slot import ModelSlot
 from tests.frameworks.models.sized_registry import SizedRegistry, register_lazy, states

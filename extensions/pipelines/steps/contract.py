@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-from frameworks.pipelines.kinds import AnyType, Kind, Values
+from extensions.pipelines.kinds import AnyType, Kind, Values
 from frameworks.types import TensorType
 
 NUMBERS = TensorType("float32", None)

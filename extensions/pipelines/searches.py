@@ -6,6 +6,9 @@ from typing import ClassVar
 import numpy as np
 import structlog
 
+from extensions.pipelines.kinds import TEXTS, Kind, Values
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import Port, StepFault
 from frameworks.core.errors import (
     Draining,
     FieldError,
@@ -16,10 +19,7 @@ from frameworks.core.errors import (
     RoundhouseError,
 )
 from frameworks.core.filters import Filter, parse_filter
-from frameworks.core.settings.pipelines import StepEntry
 from frameworks.core.vector_search import MAX_TOP_K, Hit, NamedCollections
-from frameworks.pipelines.kinds import TEXTS, Kind, Values
-from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.types import Array, TensorType
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.steps.numbers import Softmax, TopK, best_columns
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.numbers import Softmax, TopK, best_columns
 
 VALUES = st.sampled_from([0.0, 1.0, -1.0, 2.5, np.nan, np.inf, -np.inf])
 

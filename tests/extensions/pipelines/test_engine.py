@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extensions.pipelines import runs
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.core.timings import Timings
-from frameworks.pipelines import runs
 from frameworks.types import (
     Array,
     ClassifyAnswer,

@@ -12,16 +12,16 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from extensions.pipelines.checker import Typed
+from extensions.pipelines.kinds import Values
+from extensions.pipelines.model_calls import ModelCall, TensorCall, empty_values, make_call
+from extensions.pipelines.plan import Plan, PlannedStep
+from extensions.pipelines.searches import SearchStep
+from extensions.pipelines.steps.contract import BuiltinStep, StepFault
 from frameworks.core.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.core.timings import Timings
 from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
-from frameworks.pipelines.checker import Typed
-from frameworks.pipelines.kinds import Values
-from frameworks.pipelines.model_calls import ModelCall, TensorCall, empty_values, make_call
-from frameworks.pipelines.plan import Plan, PlannedStep
-from frameworks.pipelines.searches import SearchStep
-from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
 from frameworks.types import ModelSpec, TensorBatch
 
 _MANY_NUMBERS = 16 * 1024

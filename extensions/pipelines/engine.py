@@ -7,6 +7,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from extensions.pipelines.checker import Typed
+from extensions.pipelines.kinds import ImagesType, Kind, PredictionsType
+from extensions.pipelines.plan import make_plan
+from extensions.pipelines.runs import Parts, Runner
+from extensions.pipelines.spec import embedding_output, prediction_output, spec_of
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
@@ -15,11 +20,6 @@ from frameworks.engine.contract import EngineRequest, Run, TokenTimes
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
-from frameworks.pipelines.checker import Typed
-from frameworks.pipelines.kinds import ImagesType, Kind, PredictionsType
-from frameworks.pipelines.plan import make_plan
-from frameworks.pipelines.runs import Parts, Runner
-from frameworks.pipelines.spec import embedding_output, prediction_output, spec_of
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.pooling import normalize_rows

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from extensions.pipelines.kinds import Kind, PredictionsType, Values
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import MAX_ROWS, NUMBERS, Port, StepFault
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.kinds import Kind, PredictionsType, Values
-from frameworks.pipelines.steps.contract import MAX_ROWS, NUMBERS, Port, StepFault
 from frameworks.types import Array, TensorType
 
 _ROWS = TensorType("float32", (-1, -1))

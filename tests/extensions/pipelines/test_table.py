@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from app.config import check_file
-from frameworks.core.settings.pipelines import Builtin
+from extensions.pipelines.settings import Builtin
 
 CONFIG = """
 [models]

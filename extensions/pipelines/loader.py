@@ -2,16 +2,16 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from extensions.pipelines.checker import check_pipeline
+from extensions.pipelines.engine import PipelineEngine
+from extensions.pipelines.settings import FRAMEWORK, PipelineModelEntry
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.errors import EvictionNeeded, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
-from frameworks.core.settings.pipelines import FRAMEWORK, PipelineModelEntry
 from frameworks.core.vector_search import NamedCollections
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.pipelines.checker import check_pipeline
-from frameworks.pipelines.engine import PipelineEngine
 from frameworks.types import ModelSpec
 
 

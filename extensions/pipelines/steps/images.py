@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from extensions.pipelines.kinds import IMAGES, Kind, Values
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import MAX_ROWS, Port, StepFault
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.kinds import IMAGES, Kind, Values
-from frameworks.pipelines.steps.contract import MAX_ROWS, Port, StepFault
 from frameworks.types import Array, TensorType
 
 _MAX_PIXELS = 256 * 1024 * 1024

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from extensions.pipelines.kinds import TEXTS, Kind, Values
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import MAX_ROWS, Port, StepFault
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.kinds import TEXTS, Kind, Values
-from frameworks.pipelines.steps.contract import MAX_ROWS, Port, StepFault
 from frameworks.types import TensorType
 
 _WORD = re.compile(r"\S")

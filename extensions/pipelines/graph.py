@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+from extensions.pipelines.settings import PipelineEntry, StepEntry
 from frameworks.core.errors import similar_names
-from frameworks.core.settings.pipelines import PipelineEntry, StepEntry
 
 Place = tuple[str | int, ...]
 """The key of a fault within the entry of the pipeline, such as ("steps", 1, "inputs", "x")."""

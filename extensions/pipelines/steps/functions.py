@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import structlog
 
+from extensions.pipelines.kinds import ImagesType, Kind, Values, fits, parse_kind
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import ANY, Port, StepFault
 from frameworks.core.errors import InvalidInput, ModelFailed, RoundhouseError, similar_names
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.kinds import ImagesType, Kind, Values, fits, parse_kind
-from frameworks.pipelines.steps.contract import ANY, Port, StepFault
 from frameworks.types import NUMPY_DTYPES, TensorType
 
 log = structlog.get_logger(__name__)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.texts import Chunk
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.steps.texts import Chunk
 
 
 def chunk(text: str, size: int, overlap: int = 0, max_rows: int | None = None) -> list[str]:

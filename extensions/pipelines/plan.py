@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from frameworks.pipelines.checker import Typed, Work
-from frameworks.pipelines.graph import Source
-from frameworks.pipelines.kinds import Kind, Values
-from frameworks.pipelines.model_calls import ModelCall, TensorCall
-from frameworks.pipelines.searches import SearchStep
-from frameworks.pipelines.steps.contract import Port
+from extensions.pipelines.checker import Typed, Work
+from extensions.pipelines.graph import Source
+from extensions.pipelines.kinds import Kind, Values
+from extensions.pipelines.model_calls import ModelCall, TensorCall
+from extensions.pipelines.searches import SearchStep
+from extensions.pipelines.steps.contract import Port
 from frameworks.types import NUMPY_DTYPES, TensorType
 
 InputPort = tuple[str, int, np.dtype[Any] | None]

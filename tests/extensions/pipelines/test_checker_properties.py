@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.pipelines.checker import check_pipeline
+from extensions.pipelines.checker import check_pipeline
 from frameworks.types import Array, ModelSpec
 from tests.support.pipelines import NumpyParts, ask, call, engine_of, faults_of, pipeline, step, tensor_spec, tensors
 

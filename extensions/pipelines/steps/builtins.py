@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from frameworks.core.settings.pipelines import StepEntry
-from frameworks.pipelines.steps.contract import BuiltinStep, StepFault
-from frameworks.pipelines.steps.images import Crop, ImageStep
-from frameworks.pipelines.steps.numbers import Concat, Labels, Normalize, Softmax, Threshold, TopK
-from frameworks.pipelines.steps.texts import Chunk
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import BuiltinStep, StepFault
+from extensions.pipelines.steps.images import Crop, ImageStep
+from extensions.pipelines.steps.numbers import Concat, Labels, Normalize, Softmax, Threshold, TopK
+from extensions.pipelines.steps.texts import Chunk
 from frameworks.types import ModelSpec
 
 _MADE: dict[str, type[Any]] = {

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from extensions.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values
+from extensions.pipelines.settings import StepEntry
+from extensions.pipelines.steps.contract import Port, StepFault
 from frameworks.batches.label_order import in_label_order
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.pipelines import StepEntry
 from frameworks.images.spec import ImageRequest
-from frameworks.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values
-from frameworks.pipelines.steps.contract import Port, StepFault
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
     NUMPY_DTYPES,

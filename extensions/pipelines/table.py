@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from app.config.issues import format_value
 from app.config.source import Source, names_of
-from frameworks.core.settings.pipelines import PipelineEntry
-from frameworks.pipelines.checker import check_pipeline
+from extensions.pipelines.checker import check_pipeline
+from extensions.pipelines.settings import PipelineEntry
 
 
 def check_pipelines(source: Source) -> None:

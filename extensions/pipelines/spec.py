@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from extensions.pipelines.checker import Typed
+from extensions.pipelines.kinds import PREDICTIONS_VALUE, TEXTS, ImagesType, Kind, PredictionsType
 from frameworks.images.spec import ImageSpec
-from frameworks.pipelines.checker import Typed
-from frameworks.pipelines.kinds import PREDICTIONS_VALUE, TEXTS, ImagesType, Kind, PredictionsType
 from frameworks.types import ModelSpec, Task, TensorType, TextSpec, ValueSpec
 
 _NO_LIMIT = 2**31 - 1

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from frameworks.core.settings.pipelines import AUTO, PipelineEntry, StepEntry
-from frameworks.pipelines.graph import Fault, Graph, Place, Source, check_graph, nearest
-from frameworks.pipelines.kinds import AnyType, Kind, PredictionsType, describe, fits, merged, parse_kind
-from frameworks.pipelines.model_calls import ModelCall, make_call
-from frameworks.pipelines.searches import SearchStep
-from frameworks.pipelines.steps.builtins import OPTIONS, make_builtin
-from frameworks.pipelines.steps.contract import BuiltinStep, Port, StepFault
-from frameworks.pipelines.steps.functions import FunctionStep
+from extensions.pipelines.graph import Fault, Graph, Place, Source, check_graph, nearest
+from extensions.pipelines.kinds import AnyType, Kind, PredictionsType, describe, fits, merged, parse_kind
+from extensions.pipelines.model_calls import ModelCall, make_call
+from extensions.pipelines.searches import SearchStep
+from extensions.pipelines.settings import AUTO, PipelineEntry, StepEntry
+from extensions.pipelines.steps.builtins import OPTIONS, make_builtin
+from extensions.pipelines.steps.contract import BuiltinStep, Port, StepFault
+from extensions.pipelines.steps.functions import FunctionStep
 from frameworks.types import ModelSpec, TensorType
 
 Work = BuiltinStep | ModelCall | SearchStep
