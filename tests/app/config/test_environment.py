@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_VARIABLE, ConfigError, ConfigIssue, Settings, load_settings
+from app.config import CONFIG_VARIABLE, ConfigError, ConfigIssue, Settings, load_settings, settings_class
 from app.config.environment import find_setting, setting_names
 
 
@@ -88,8 +88,8 @@ def test_variables_set_one_key_and_add_models(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_variable() -> None:
-    for name in setting_names(Settings):
-        location, annotation = find_setting(Settings, [str(step) for step in name])
+    for name in setting_names(settings_class()):
+        location, annotation = find_setting(settings_class(), [str(step) for step in name])
         assert location == name
         assert annotation is not None
 
@@ -168,7 +168,7 @@ def test_variable_in_two_spellings_is_an_issue() -> None:
 
 
 def test_api_key_is_no_setting() -> None:
-    assert load_settings(None, {"ROUNDHOUSE_API_KEY": "a secret"}).settings == Settings()
+    assert load_settings(None, {"ROUNDHOUSE_API_KEY": "a secret"}).settings == settings_class()()
     with pytest.raises(ConfigError, match="roundhouse_api_key: unknown variable") as refused:
         load_settings(None, {"roundhouse_api_key": "a secret"})
     assert "a secret" not in str(refused.value)
@@ -184,7 +184,7 @@ def test_kubernetes_service_variables_are_ignored() -> None:
         "ROUNDHOUSE_PORT_8080_TCP_ADDR": "10.0.0.1",
         "ROUNDHOUSE_GPU_SERVICE_HOST": "10.0.0.2",
     }
-    assert load_settings(None, {**kubernetes, CONFIG_VARIABLE: "x.toml"}).settings == Settings()
+    assert load_settings(None, {**kubernetes, CONFIG_VARIABLE: "x.toml"}).settings == settings_class()()
 
 
 def test_flags_are_validated() -> None:

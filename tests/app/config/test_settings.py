@@ -14,6 +14,7 @@ from app.config import (
     Settings,
     load_settings,
     parse_model_entry,
+    settings_class,
 )
 from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.entry_values import EXECUTION_PROVIDERS
@@ -90,7 +91,7 @@ def test_own_config_file_loads() -> None:
 def test_load_settings_without_file_returns_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = load_settings(None, {})
-    assert loaded.settings == Settings()
+    assert loaded.settings == settings_class()()
     assert loaded.base_dir == tmp_path.resolve()
     assert loaded.settings.server.max_body_bytes == 128 * 1024**2
 
