@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from frameworks.core.addresses import Scheme, SourceAddress
     from frameworks.core.vector_search import LocalCollections
     from frameworks.models.residency.ledger import MemoryLedger
+    from frameworks.models.residency.loader import CompositeLoader
     from frameworks.models.residency.subrequests import SubRequests
+    from frameworks.models.versions.slot import ModelSlot
     from frameworks.replicas.control import ControlLink, Workers
     from frameworks.sources.contract import OpenRemote, Remote
 
@@ -29,14 +31,18 @@ if TYPE_CHECKING:
 class ServerProcess:
     """The process in which an extension opens its part: a single server, a supervisor or a worker.
 
-    `models`: runs models for a part of a request. `ledger`: None in a worker. `workers`: only of a supervisor.
-    `link`: to the supervisor, not yet open; only of a worker. `keeps_files`: whether what is created at run time is
-    kept for the next start. `offers`: what extensions give to the core and to each other, by its class.
+    `models`: runs models for a part of a request. `slots`: all models by name and alias. `composites`: the loaders of
+    composite models by framework; the extension that has their table adds one. `ledger`: None in a worker. `workers`:
+    only of a supervisor. `link`: to the supervisor, not yet open; only of a worker. `keeps_files`: whether what is
+    created at run time is kept for the next start. `offers`: what extensions give to the core and to each other, by its
+    class.
     """
 
     loaded: "LoadedSettings"
     pipeline: "Pipeline"
     models: "SubRequests"
+    slots: "Mapping[str, ModelSlot]"
+    composites: "dict[str, CompositeLoader]"
     ledger: "MemoryLedger | None" = None
     workers: "Workers | None" = None
     link: "ControlLink | None" = None

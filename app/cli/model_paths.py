@@ -51,7 +51,7 @@ def with_models(
     models = settings.models
     found: list[ModelEntry | SourceAddress] = []
     taken = {name for entry in (*models.onnx_models, *models.torch_models) for name in entry.names}
-    taken.update(name for pipeline in settings.pipelines for name in pipeline.names)
+    taken.update(name for _, entry in settings.composites() for name in entry.names)
     issues = []
     for path in paths:
         try:

@@ -1,7 +1,7 @@
 """Load config.toml, environment and flags into frozen settings, or raise every issue with its line."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,10 +28,9 @@ from app.config.source import Place, Source, read_toml
 from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
-from extensions.pipelines.settings import PipelineEntry
-from extensions.pipelines.table import check_pipelines
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.entries import (
+    CompositeModelEntry,
     Isolation,
     ModelsSettings,
     OnnxModelEntry,
@@ -184,13 +183,18 @@ class Settings(BaseModel):
     cache: CacheSettings = CacheSettings()
     logging: LoggingSettings = LoggingSettings()
     auth: AuthSettings = AuthSettings()
-    pipelines: Annotated[tuple[PipelineEntry, ...], Field(strict=False)] = ()
-    """Pipelines, one table each."""
 
     def table(self, name: str, default: _Table) -> _Table:
         """Return the table of an extension; `default` in settings that were made without it."""
         found: _Table = getattr(self, name, default)
         return found
+
+    def composites(self) -> Iterator[tuple[str, CompositeModelEntry]]:
+        """Yield each composite model after the name of its table."""
+        for table in extension_tables():
+            if table.composite is not None:
+                for entry in getattr(self, table.name, ()):
+                    yield table.name, table.composite(entry)
 
 
 @cache
@@ -312,7 +316,6 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         framework = "onnx" if location[1] == "onnx_models" else "pytorch"
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
-    check_pipelines(source)
     for table in extension_tables():
         table.check(source)
     return source

@@ -178,7 +178,7 @@ def _syntax_message(message: str) -> str:
 
 
 def names_of(entry: object) -> Iterator[tuple[Location, str]]:
-    """Yield the name and the aliases of the entry of a model or pipeline, with their places in it."""
+    """Yield the name and the aliases of the entry of a model, with their places in it."""
     fields = entry if isinstance(entry, dict) else {key: getattr(entry, key, None) for key in ("name", "aliases")}
     aliases = fields.get("aliases")
     places: list[tuple[Location, object]] = [(("name",), fields.get("name"))]

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.config.source import Source
 from frameworks.core.extras import found_extensions
+from frameworks.core.settings.entries import CompositeModelEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class ConfigTable:
     """A table of config.toml. `annotation`, `default`: of its field in Settings.
 
     `check`: adds an issue for each fault of the document that the type cannot find. `refused_on_ray`: why a deployment
-    on Ray cannot have the table; empty: it can.
+    on Ray cannot have the table; empty: it can. `composite`: returns the model of an entry, which has `names`,
+    `max_queue_size` and `max_concurrent_requests`; None for a table without composite models.
     """
 
     name: str
@@ -22,6 +24,7 @@ class ConfigTable:
     default: Any
     check: Callable[[Source], None] = lambda _: None
     refused_on_ray: str = ""
+    composite: Callable[[Any], CompositeModelEntry] | None = None
 
 
 @cache

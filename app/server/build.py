@@ -62,10 +62,7 @@ from app.server.manager import build_manager, source_folder, source_framework
 from app.server.monitoring import Live, Shown, build_live
 from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
-from extensions.pipelines.loader import PipelineLoader
-from extensions.pipelines.settings import FRAMEWORK
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
-from frameworks.core.vector_search import NamedCollections
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.processes import Starter
 from frameworks.replicas.control import Workers
@@ -225,13 +222,13 @@ def build_inference(
         loaded=loaded,
         pipeline=pipeline,
         models=manager.parts,
+        slots=manager.slots_by_name,
+        composites=manager.composites,
         ledger=manager.residency.ledger,
         workers=None if sharing is None else sharing.workers,
         keeps_files=host.keeps_files,
     )
     parts = open_parts(process)
-    pipelines = manager.composites[FRAMEWORK] = PipelineLoader(manager, manager.parts)
-    pipelines.collections = process.offers.get(NamedCollections)
     return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle, parts)
 
 

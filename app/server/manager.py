@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from app.config import LoadedSettings
 from app.extension import open_remote
-from extensions.pipelines.settings import FRAMEWORK, PipelineModelEntry
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.devices import DeviceManager
 from frameworks.engine.registries import RegistrySettings, registry_factories
@@ -62,8 +61,8 @@ def build_manager(
             path = entry.path
             path = source_folder(loaded, path) if isinstance(path, SourceAddress) else loaded.resolve(path)
             manager.register(framework, entry.with_paths(loaded.resolve, folders), path)
-    for pipeline in settings.pipelines:
-        manager.register(FRAMEWORK, PipelineModelEntry.of(pipeline), loaded.base_dir / "pipelines" / pipeline.name)
+    for table, composite in settings.composites():
+        manager.register(composite.framework, composite, loaded.base_dir / table / composite.name)
     return manager
 
 

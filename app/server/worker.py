@@ -62,10 +62,7 @@ from app.workers.sockets import HttpSockets
 from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
-from extensions.pipelines.loader import PipelineLoader
-from extensions.pipelines.settings import FRAMEWORK
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.vector_search import NamedCollections
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
@@ -190,10 +187,15 @@ class _Worker:
         self._shadowing = ShadowTraffic(service, self._observer.shadow_outcomes)
         bounds = build_bounds(settings, self._connections.byte_limit, inherited.limits)
         self._pipeline = Pipeline(self._replica, service, self._shadowing, self._observer, self.lifecycle, bounds)
-        process = ServerProcess(loaded=loaded, pipeline=self._pipeline, models=self._replica.parts, link=link)
+        process = ServerProcess(
+            loaded=loaded,
+            pipeline=self._pipeline,
+            models=self._replica.parts,
+            slots=self._replica.slots_by_name,
+            composites=self._replica.composites,
+            link=link,
+        )
         open_parts(process)
-        pipelines = self._replica.composites[FRAMEWORK] = PipelineLoader(self._replica, self._replica.parts)
-        pipelines.collections = process.offers.get(NamedCollections)
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(

@@ -2,13 +2,13 @@
 
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.config import LoadedSettings
+from app.config import LoadedSettings, Settings
 from app.inference.pipeline import FindSpec, Pipeline
 from app.observability.background import background_task
 from app.observability.logs.progress_bars import in_place
@@ -28,8 +28,8 @@ from extensions.offline.contract import (
     WrongCommand,
 )
 from extensions.offline.images import IMAGES_PER_REQUEST
-from extensions.pipelines.settings import PipelineModelEntry
 from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
+from frameworks.core.settings.entries import CompositeModelEntry
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.residency.processes import BACKGROUND_NICENESS
 from frameworks.models.versions.slot import ModelSlot
@@ -58,7 +58,7 @@ async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["
             async with background_task(ProgressReporter(_show).run()):
                 for each in manager.slots:
                     if name not in each.names:
-                        await manager.load(each.name)  # a model of a pipeline's steps
+                        await manager.load(each.name)  # a model of the steps of a composite model
                 slot = await manager.load(name)
         except (InvalidModel, ModelFailed, OutOfMemory) as error:
             raise RunFailed(f"MODEL: {error.message}") from error
@@ -76,10 +76,10 @@ def _show(line: str) -> None:
 
 
 def _refuse_searches(slot: ModelSlot) -> None:
-    """Raise RunFailed for a pipeline that searches a collection: the server has its files open."""
-    steps = slot.entry.pipeline.steps if isinstance(slot.entry, PipelineModelEntry) else ()
-    if any(step.collection is not None for step in steps):
-        message = "expected a pipeline without steps that search a collection, got one; send to the server with --url"
+    """Raise RunFailed for a composite model that searches a collection: the server has its files open."""
+    if isinstance(slot.entry, CompositeModelEntry) and slot.entry.collections:
+        kind = slot.framework
+        message = f"expected a {kind} without steps that search a collection, got one; send to the server with --url"
         raise RunFailed(f"MODEL: {message}")
 
 
@@ -87,7 +87,7 @@ class LocalModel:
     """A RunModel. Bodies are decoded by the native API's decoder, answers stay arrays."""
 
     def __init__(self, pipeline: Pipeline, slot: ModelSlot, slots: Sequence[ModelSlot]) -> None:
-        """`slots`: the model, and for a pipeline those of its steps."""
+        """`slots`: the model, and for a composite model those of its steps."""
         self._pipeline = pipeline
         self.slot = slot
         spec = slot.spec
@@ -155,22 +155,22 @@ class _OfflineExchange:
 
 
 def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
-    """Return the settings with this model only, or with this pipeline and the models of its steps."""
+    """Return the settings with this model only, or with this composite model and those that it runs."""
     models = loaded.settings.models
     names = models_of(loaded, name)
     kept = {
         table: tuple(entry for entry in getattr(models, table) if not names.isdisjoint(entry.names))
         for table in _TABLES
     }
-    pipelines = tuple(each for each in loaded.settings.pipelines if name in each.names)
-    update = {"models": models.model_copy(update=kept), "pipelines": pipelines}
+    composites = _composite_tables(loaded.settings, lambda each: [each] if name in each.names else [])
+    update = {"models": models.model_copy(update=kept)} | composites
     return replace(loaded, settings=loaded.settings.model_copy(update=update))
 
 
 def models_of(loaded: LoadedSettings, name: str) -> frozenset[str]:
-    """Return the names or aliases of the models that a pipeline runs; of a model the name that was given."""
-    steps = [step.model for each in loaded.settings.pipelines if name in each.names for step in each.steps]
-    return frozenset(step for step in steps if step is not None) if steps else frozenset([name])
+    """Return the names or aliases of the models that a composite model runs; of another model the given name."""
+    parts = (each.models for _, each in loaded.settings.composites() if name in each.names)
+    return next(parts, frozenset([name]))
 
 
 def _for_a_run(loaded: LoadedSettings) -> LoadedSettings:
@@ -192,10 +192,15 @@ def _for_a_run(loaded: LoadedSettings) -> LoadedSettings:
     scheduling = {"max_queue_size": _NO_BOUND, "max_concurrent_requests": None, "default_timeout_ms": None}
     update = {
         "models": models.model_copy(update=entries),
-        "pipelines": tuple(each.model_copy(update=unbounded) for each in settings.pipelines),
         "scheduling": settings.scheduling.model_copy(update=scheduling),
-    }
+    } | _composite_tables(settings, lambda each: [each.model_copy(update=unbounded)])
     return replace(loaded, settings=settings.model_copy(update=update))
+
+
+def _composite_tables(settings: Settings, change: Callable[[Any], list[Any]]) -> dict[str, Any]:
+    """Return the tables of composite models, with the entries that `change` returns in place of each entry."""
+    tables = {table for table, _ in settings.composites()}
+    return {table: tuple(new for entry in getattr(settings, table) for new in change(entry)) for table in tables}
 
 
 def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_request: int) -> int:
@@ -216,9 +221,9 @@ def _shapes(values: tuple[ValueSpec, ...]) -> Mapping[str, Shape]:
 
 def _identity(slot: ModelSlot, spec: ModelSpec, slots: Sequence[ModelSlot]) -> dict[str, Any]:
     """Return the files of the model with their sizes and times, and what else changes its results."""
-    if isinstance(slot.entry, PipelineModelEntry):
+    if isinstance(slot.entry, CompositeModelEntry):
         parts = [_identity(each, each.spec, ()) for each in slots if each is not slot and each.spec is not None]
-        return {"pipeline": slot.entry.pipeline.model_dump(mode="json"), "models": parts}
+        return {slot.framework: slot.entry.definition, "models": parts}
     path: Path = slot.active.path
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     described = [[str(each.relative_to(path.parent)), each.stat().st_size, each.stat().st_mtime_ns] for each in files]

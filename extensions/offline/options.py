@@ -215,7 +215,7 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     models = loaded.settings.models
     fetch = partial(fetch_framework, loaded)
     names = models_of(loaded, options.model)
-    is_known = any(options.model in each.names for each in loaded.settings.pipelines)
+    is_known = any(options.model in each.names for _, each in loaded.settings.composites())
     for framework, entries in (("onnx", models.onnx_models), ("pytorch", models.torch_models)):
         for entry in entries:
             if not names.isdisjoint(entry.names):
@@ -225,7 +225,8 @@ def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]"
     if is_known:
         return with_one_model(loaded, options.model), options.model
     none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
-    settings = loaded.settings.model_copy(update={"models": none, "pipelines": ()})
+    without: dict[str, Any] = {table: () for table, _ in loaded.settings.composites()}
+    settings = loaded.settings.model_copy(update={"models": none} | without)
     try:
         loaded = replace(loaded, settings=with_models(settings, [options.model], fetch))
     except ConfigError as error:
@@ -243,7 +244,7 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
     if any(issue.kind != "not_found" for issue in error.issues):
         return "\n".join(f"MODEL: {issue.message}" for issue in error.issues)
     names = [entry.name for entry in (*settings.models.onnx_models, *settings.models.torch_models)]
-    names += [pipeline.name for pipeline in settings.pipelines]
+    names += [composite.name for _, composite in settings.composites()]
     known = ", ".join(names[:_MAX_NAMES])
     got = f'"{options.model}"' + (f", which is none of {known} in the config" if known else "")
     return (

@@ -1,6 +1,8 @@
 """Load pipelines: get the specs of their models, check their types, and start their engines."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from extensions.pipelines.checker import check_pipeline
 from extensions.pipelines.engine import PipelineEngine
@@ -9,21 +11,22 @@ from frameworks.core.cpus import usable_cpus
 from frameworks.core.errors import EvictionNeeded, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.core.vector_search import NamedCollections
 from frameworks.models.residency.subrequests import SubRequests
-from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.types import ModelSpec
 
 
 class PipelineLoader:
-    """Owned by the event loop."""
+    """Implement CompositeLoader. Owned by the event loop."""
 
-    def __init__(self, models: ServedModels, parts: SubRequests) -> None:
-        """`parts`: sends the requests of steps to their models."""
-        self._models = models
+    def __init__(self, slots: Mapping[str, ModelSlot], parts: SubRequests, offers: Mapping[type[Any], Any]) -> None:
+        """`slots`: all models by name and alias. `parts`: sends the requests of steps to their models.
+
+        `offers`: has NamedCollections before the first load, where the server has collections.
+        """
+        self._slots = slots
         self._parts = parts
-        self.collections: NamedCollections | None = None
-        """Those that steps search. Set before the first load; None where the server has none."""
+        self._offers = offers
         # For decoded images, functions and long arithmetic. Threads start when they are first needed.
         self._threads = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="steps")
 
@@ -36,17 +39,18 @@ class PipelineLoader:
         entry = version.model.entry
         assert isinstance(entry, PipelineModelEntry), "only pipelines are loaded here"
         pipeline = entry.pipeline
-        slots = self._models.slots_by_name
+        slots = self._slots
         specs: dict[str, ModelSpec] = {}
         for step in pipeline.steps:
             if step.model is not None and step.model in slots and step.model not in specs:
                 specs[step.model] = await self._parts.spec(step.model, f'step "{step.name}"')
         pipelines = [name for name, slot in slots.items() if slot.framework == FRAMEWORK]
-        dimensions = {} if self.collections is None else self.collections.dimensions
+        collections: NamedCollections | None = self._offers.get(NamedCollections)
+        dimensions = {} if collections is None else collections.dimensions
         typed, faults = check_pipeline(pipeline, list(slots), specs, pipelines, dimensions)
         if typed is None:
             raise InvalidModel(f'pipeline "{pipeline.name}": {"; ".join(map(str, faults))}')
-        return PipelineEngine(typed, self._parts, self._threads, self.collections)
+        return PipelineEngine(typed, self._parts, self._threads, collections)
 
     def close(self) -> None:
         """Start no more slow steps; do not wait for the current ones."""
@@ -58,7 +62,7 @@ class PipelineLoader:
         Raises EvictionNeeded where a model is loaded by its first request: so is the pipeline. Raises ModelFailed or
         OutOfMemory where a model failed to load, also if its next load is due: that load might evict others.
         """
-        entry, slots = version.model.entry, self._models.slots_by_name
+        entry, slots = version.model.entry, self._slots
         assert isinstance(entry, PipelineModelEntry)
         for step in entry.pipeline.steps:
             if step.model is None or step.model not in slots:

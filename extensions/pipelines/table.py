@@ -1,14 +1,15 @@
 """Check `[[pipelines]]`: the graph of each, its names, and the types that are known without loading a model."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from app.config.issues import format_value
 from app.config.source import Source, names_of
+from app.config.tables import ConfigTable
 from extensions.pipelines.checker import check_pipeline
-from extensions.pipelines.settings import PipelineEntry
+from extensions.pipelines.settings import PipelineEntry, PipelineModelEntry
 
 
 def check_pipelines(source: Source) -> None:
@@ -48,3 +49,12 @@ def _dimensions(source: Source) -> dict[str, int]:
 def _entries(source: Source, table: str) -> Iterator[tuple[int, Any]]:
     entries = source.document.get(table)
     return enumerate(entries if isinstance(entries, list | tuple) else [])
+
+
+TABLE = ConfigTable(
+    "pipelines",
+    Annotated[tuple[PipelineEntry, ...], Field(strict=False)],
+    (),
+    check_pipelines,
+    composite=PipelineModelEntry.of,
+)

@@ -26,7 +26,7 @@ def register_pipeline(manager: MLFrameworkManager, *models: str) -> ModelSlot:
         steps.append(call(f"by-{model}", model, {"x": value}))
         value = f"by-{model}.y"
     entry = PipelineModelEntry.of(pipeline(["x"], {"y": value}, *steps))
-    manager.composites[FRAMEWORK] = PipelineLoader(manager, manager.parts)
+    manager.composites[FRAMEWORK] = PipelineLoader(manager.slots_by_name, manager.parts, {})
     return manager.register(FRAMEWORK, entry, Path("pipelines"))
 
 

@@ -102,7 +102,7 @@ steps = [{ name = "one", model = "a", inputs = { x = "x" } }]
     application: Any = build_application(loaded_from(tmp_path, CONFIG + pipeline), "")
     config, models, _ = application._bound_deployment.init_args
     assert set(models) == {"a", "b"}
-    assert [each.name for each in config.loaded.settings.pipelines] == ["p"]
+    assert [each.name for each in config.loaded.settings.table("pipelines", ())] == ["p"]
 
 
 def test_application_binds_deployment_per_group(tmp_path: Path) -> None:
