@@ -1,4 +1,4 @@
-"""Keep garbage collections short: one holds the interpreter's lock, and blocks the event loop while it scans memory."""
+"""Keep garbage collections short: a collection holds the interpreter's lock, and blocks the event loop."""
 
 import gc
 import time

@@ -161,7 +161,8 @@ class _Supervisor:
         connections, sharing = self._connections, self._sharing
         observer = Observer(self._inherited.log_requests, settings.logging.slow_ms)
         inference = build_inference(loaded, observer, Host(), connections.byte_limit, sharing)
-        publisher = Publisher(inference.manager, self._workers)
+        manager = inference.manager
+        publisher = Publisher(manager, manager.residency, manager.on_changed, self._workers)
         monitors = build_monitors(inference, observer)
         counting = build_counting(inference, monitors, connections, self._keys, sharing)
         SharedNonces(self._workers)

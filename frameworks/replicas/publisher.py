@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from frameworks.core.backoff import Elapsed
@@ -12,9 +13,9 @@ from frameworks.engine.process.client.poison_requests import MAX_POISON_REQUESTS
 from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import Counts
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loaded
-from frameworks.models.versions.contract import slot_of
+from frameworks.models.residency.residency import ModelResidency
+from frameworks.models.versions.contract import ServedModels, slot_of
 from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.replicas.changes import Changes
 from frameworks.replicas.control import ControlLink, Workers
@@ -41,17 +42,24 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 class Publisher:
     """The manager decides; the workers apply. Owned by the event loop."""
 
-    def __init__(self, manager: MLFrameworkManager, workers: Workers) -> None:
-        """Make it before a worker connects, and before a model is loaded."""
-        self._manager = manager
+    def __init__(
+        self,
+        models: ServedModels,
+        residency: ModelResidency,
+        on_changed: Callable[[Callable[[str], None]], None],
+        workers: Workers,
+    ) -> None:
+        """Make it before a worker connects, and before a model is loaded. `on_changed`: as of the manager."""
+        self._models = models
+        self._residency = residency
         self._peers = Peers()
-        self._changes = Changes(manager, self._peers, self._prepare_missing)
+        self._changes = Changes(models, self._peers, self._prepare_missing)
         self._engines: dict[int, SharedEngine] = {}
         # For the requests of workers that wait for a load.
         self._requests = RequestLimit("the supervisor", None, None)
         self._poisonous: deque[tuple[Elapsed, Poisonous]] = deque(maxlen=MAX_POISON_REQUESTS)
-        manager.on_changed(self._changes.note)
-        manager.residency.start_engine = self._share
+        on_changed(self._changes.note)
+        residency.start_engine = self._share
         workers.on_connect(self._register)
         workers.on_joined(self._join)
         workers.on_left(self._leave)
@@ -87,7 +95,7 @@ class Publisher:
 
     def _is_known(self, version: ModelVersion) -> bool:
         """Whether requests are routed to this object: no other one has replaced it."""
-        slot = slot_of(self._manager, version.model.name)
+        slot = slot_of(self._models, version.model.name)
         return slot is not None and slot.versions.get(version.version) is version
 
     def _register(self, link: ControlLink) -> None:
@@ -107,7 +115,7 @@ class Publisher:
         """Send a new worker the state of all models, then let it get the engines that others have."""
         self._changes.flush()
         peer = self._peers.connected[link] = Peer(link)
-        for slot in self._manager.slots:
+        for slot in self._models.slots:
             self._changes.show(peer, slot.name)
         for engine in self._engines.values():
             if engine.version.phase is ModelState.LOADING or self._is_current(engine):
@@ -131,7 +139,7 @@ class Publisher:
         for engine in self._engines.values():
             engine.has_left(peer)
         self._peers.signal.notify()
-        self._manager.residency.ledger.notify()
+        self._residency.ledger.notify()
 
     def _note_applied(self, link: ControlLink, message: Applied) -> None:
         peer = self._peers.connected[link]
@@ -172,10 +180,10 @@ class Publisher:
             if engine is not None:
                 engine.note_use(peer, use)
         # A version that is idle now may be evicted.
-        self._manager.residency.ledger.notify()
+        self._residency.ledger.notify()
 
     def _add_counts(self, message: LocalCounts) -> None:
-        slot = slot_of(self._manager, message.name)
+        slot = slot_of(self._models, message.name)
         if slot is not None:
             add_counts(slot.identity.runs[message.version], Counts(message.batches, message.steps))
 
@@ -205,7 +213,7 @@ class Publisher:
     async def _load_for_request(self, link: ControlLink, request: LoadForRequest) -> LoadEnded:
         """Load a version for a request of a worker, and hold a reference until the worker has applied its state."""
         peer = self._peers.connected[link]
-        slot = slot_of(self._manager, request.name)
+        slot = slot_of(self._models, request.name)
         version = None if slot is None else slot.versions.get(request.version)
         permit = Permit(self._requests)
         try:
@@ -234,7 +242,7 @@ class Publisher:
 
         This load may evict the other one, and would wait for that reference.
         """
-        load = asyncio.get_running_loop().create_task(self._manager.wait_for(version, permit))
+        load = asyncio.get_running_loop().create_task(self._models.wait_for(version, permit))
         load.add_done_callback(lambda _: self._peers.signal.notify())
         try:
             await self._peers.signal.until(lambda: load.done() or not self._is_known(version))

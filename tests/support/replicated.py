@@ -68,7 +68,7 @@ class Replicated:
         )
         self.manager = MLFrameworkManager(self._loader(num_workers), PERFORMANCE, SCHEDULING, HANGS_AFTER_S)
         self.workers = Workers()
-        self.publisher = Publisher(self.manager, self.workers)
+        self.publisher = Publisher(self.manager, self.manager.residency, self.manager.on_changed, self.workers)
         self.replicas: dict[int, Replica] = {}
 
     def register(self, name: str = "m", **entry: Any) -> ModelSlot:

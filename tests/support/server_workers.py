@@ -43,7 +43,7 @@ class ServerWorkers:
     def __init__(self, manager: MLFrameworkManager, make_registry: Callable[[], Registry]) -> None:
         self.manager = manager
         self.workers = Workers()
-        self.publisher = Publisher(manager, self.workers)
+        self.publisher = Publisher(manager, manager.residency, manager.on_changed, self.workers)
         self._make_registry = make_registry
         self.replicas: dict[int, ReplicaManager] = {}
         self.registries: list[Registry] = []

@@ -191,7 +191,7 @@ class Supervisor:
     def __init__(self, manager: MLFrameworkManager) -> None:
         self.manager = manager
         self.workers = Workers()
-        self.publisher = Publisher(manager, self.workers)
+        self.publisher = Publisher(manager, manager.residency, manager.on_changed, self.workers)
 
     async def join(self, number: int = 0, is_held: bool = False) -> FakeWorker:
         """Connect a worker; wait until it has the state of all models, unless it is held."""
