@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from app.protocols.shared.routes import Route
     from frameworks.core.addresses import Scheme, SourceAddress
     from frameworks.core.vector_search import LocalCollections
+    from frameworks.models.replicas.control import ControlLink, Workers
     from frameworks.models.residency.ledger import MemoryLedger
     from frameworks.models.residency.loader import CompositeLoader
     from frameworks.models.residency.subrequests import SubRequests
     from frameworks.models.versions.slot import ModelSlot
-    from frameworks.replicas.control import ControlLink, Workers
     from frameworks.sources.contract import OpenRemote, Remote
 
 

@@ -64,8 +64,8 @@ from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.replicas.control import Workers
 from frameworks.models.residency.processes import Starter
-from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.scheduling.shared_limits import SharedLimits, request_limit

@@ -19,9 +19,9 @@ from app.observability.process_use import ProcessMeter
 from app.observability.tallies import RequestTallies
 from app.workers.event_relay import FeedServer, MergedRequests
 from frameworks.core.devices import DeviceManager
+from frameworks.models.replicas.control import Workers
 from frameworks.models.residency.ledger import MemoryLedger
 from frameworks.models.versions.contract import ServedModels
-from frameworks.replicas.control import Workers
 
 
 @dataclass(frozen=True, slots=True)

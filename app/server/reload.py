@@ -16,7 +16,7 @@ from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings
 from app.observability.logs.logs import set_log_level
 from app.workers.messages import ReadAgain
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 log = structlog.get_logger(__name__)
 

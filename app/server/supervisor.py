@@ -51,8 +51,8 @@ from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog
 from frameworks.engine.process.client.process_registry import kill_all
 from frameworks.engine.process.host.startup import set_name
-from frameworks.replicas.control import Workers
-from frameworks.replicas.publisher import Publisher
+from frameworks.models.replicas.control import Workers
+from frameworks.models.replicas.publisher import Publisher
 from frameworks.scheduling.shared_limits import SharedLimits
 
 log = structlog.get_logger(__name__)

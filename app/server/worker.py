@@ -63,8 +63,8 @@ from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.manager import ReplicaManager
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.manager import ReplicaManager
 from frameworks.scheduling.shared_limits import SharedLimits
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool

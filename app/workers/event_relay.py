@@ -18,7 +18,7 @@ from app.workers.messages import CloseFeed, CollectRequests, FeedContent, FeedOp
 from app.workers.principal_serialization import principal_of, sender_of
 from frameworks.core.channel.messages import ChannelError, ChannelLost
 from frameworks.core.errors import RoundhouseError
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 _MOST_FRESH_OF_ALL = 10_000
 COLLECT_S = 1.0

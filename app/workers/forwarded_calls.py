@@ -11,7 +11,7 @@ from app.workers.forwarding import MAX_CALLS, Applied, Places, SupervisorLost
 from app.workers.messages import GrpcAnswer, GrpcCall
 from app.workers.principal_serialization import principal_of, sender_of
 from frameworks.core.channel.messages import ChannelLost
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 
 
 class ForwardedCalls:

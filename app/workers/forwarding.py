@@ -27,7 +27,7 @@ from app.workers.messages import AdminAnswer, AdminCall
 from app.workers.principal_serialization import principal_of, sender_of
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Overloaded
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit
 
 MAX_CALLS = 1024

@@ -6,7 +6,7 @@ from contextlib import suppress
 from app.inference.lifecycle import Lifecycle
 from app.workers.messages import ServerStatus, StatusNoted
 from frameworks.core.channel.messages import ChannelLost
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 _POLL_S = 0.1
 

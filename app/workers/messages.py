@@ -12,7 +12,7 @@ from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.extras import found_extensions
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import PlainTenant
-from frameworks.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
+from frameworks.models.replicas.messages import ControlRequest, ModelsFromWorker, ModelsToWorker, Reply
 
 
 class ServerStatus(ControlRequest, frozen=True):

@@ -16,7 +16,7 @@ from app.workers.sockets import HttpSockets
 from frameworks.core.backoff import RestartBackoff
 from frameworks.core.channel.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 log = structlog.get_logger(__name__)
 

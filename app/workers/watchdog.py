@@ -7,7 +7,7 @@ import structlog
 
 from app.workers.messages import CheckLoop, LoopRuns
 from frameworks.core.channel.messages import ChannelLost
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 log = structlog.get_logger(__name__)
 

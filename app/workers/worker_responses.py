@@ -24,7 +24,7 @@ from frameworks.engine.process.wire.serialization import (
     error_to_plain,
 )
 from frameworks.images.spec import ImageRequest
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from frameworks.types import Answer, Array, TensorBatch, TextRequest
 
 MAX_ANSWER_BYTES = 16 * 1024**2

@@ -1,1 +1,1 @@
-"""Versions of a model: their traffic, and which of them are in memory."""
+"""Versions of a model: their traffic, which of them are in memory, and how several workers share them."""

@@ -5,7 +5,7 @@ import socket
 
 from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.core.channel.descriptors import socket_pair
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 
 async def open_links(number: int = 0) -> tuple[ControlLink, ControlLink]:

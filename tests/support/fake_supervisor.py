@@ -10,11 +10,9 @@ from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
-from frameworks.models.residency.loader import Loader
-from frameworks.models.versions.version import ModelState as State
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.manager import ReplicaManager
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.manager import ReplicaManager
+from frameworks.models.replicas.messages import (
     Applied,
     Drained,
     LoadEnded,
@@ -28,6 +26,8 @@ from frameworks.replicas.messages import (
     Uses,
     VersionState,
 )
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.version import ModelState as State
 from frameworks.runtime import Registry
 from tests.support.batch_models import FakeRegistry
 from tests.support.control_links import open_both

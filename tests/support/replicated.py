@@ -14,12 +14,12 @@ from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.manager import ReplicaManager
+from frameworks.models.replicas.publisher import Publisher
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.processes import ProcessStarter
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.manager import ReplicaManager
-from frameworks.replicas.publisher import Publisher
 from frameworks.types import TensorBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool

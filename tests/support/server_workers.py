@@ -9,10 +9,10 @@ from app.workers.messages import messages_to_worker
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.manager import ReplicaManager
+from frameworks.models.replicas.publisher import Publisher
 from frameworks.models.residency.loader import Loader
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.manager import ReplicaManager
-from frameworks.replicas.publisher import Publisher
 from frameworks.runtime import Registry
 from tests.support.control_links import connect
 from tests.support.fake_probe import FakeProbe

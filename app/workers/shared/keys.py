@@ -13,8 +13,8 @@ from app.workers.messages import FailedKeyNoted, NonceUsed, NoteFailedKey, UseNo
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Draining, Overloaded
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.messages import Failure, Reply
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.messages import Failure, Reply
 
 _TIMEOUT_S = 5.0
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from app.workers.messages import DropRun, FindResponse, FoundResponse, StoreResponse
 from frameworks.engine.process.wire.messages import ErrorState
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from memory.result_cache import ResultCache
 
 Caller = tuple[Hashable, int]

@@ -14,8 +14,8 @@ from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesCh
 from app.workers.tallies.tallies import SERIES, WorkerTallies
 from frameworks.core.channel.messages import ChannelError
 from frameworks.core.errors import RoundhouseError
+from frameworks.models.replicas.control import ControlLink, Workers
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.control import ControlLink, Workers
 from memory.host import bytes_together
 
 COLLECT_S = 1.0

@@ -17,9 +17,9 @@ from app.observability.tallies import (
     forget_model,
 )
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.manager import ReplicaManager
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.manager import ReplicaManager
 
 SERIES = (*SERIES_OF_MODELS, "operations", "operation_seconds", "rejected", "auth_failures")
 """The counts of RequestTallies that WorkerTallies has too, without `inflight`."""

@@ -12,7 +12,7 @@ from frameworks.core.channel.arrays import ArrayWriter, array_reader
 from frameworks.core.channel.messages import ChannelMessage, ProtocolError
 from frameworks.core.filters import Filter, filter_from_list, filter_to_list
 from frameworks.core.vector_search import Hit, Vectors
-from frameworks.replicas.messages import ControlRequest, Reply
+from frameworks.models.replicas.messages import ControlRequest, Reply
 
 
 class _Call(Struct, frozen=True, array_like=True, tag=True):

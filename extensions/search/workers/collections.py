@@ -34,7 +34,7 @@ from extensions.search.workers.calls import (
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.filters import Filter
 from frameworks.core.vector_search import Hit, Record, Vectors
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 
 PART_BYTES = 1024 * 1024
 """Of one message. Those of other calls and of the supervisor's orders are sent between the parts."""

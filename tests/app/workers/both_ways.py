@@ -28,7 +28,7 @@ from app.server.http_server import origin_rules
 from app.server.keys import open_keys
 from app.workers.forwarding import AdminServer, ForwardedAdmin
 from app.workers.messages import messages_from_worker, messages_to_worker
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.control_links import open_both
 from tests.support.fake_probe import FakeProbe

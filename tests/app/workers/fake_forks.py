@@ -12,7 +12,7 @@ from app.workers.fork_server import ForkServer, WorkerEvents
 from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.sockets import HttpSockets, listen_for_workers
 from app.workers.supervision import Supervision
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from tests.support.loops import HANGS_AFTER_S, settle, soon
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.core.channel.descriptors import socket_pair
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from tests.support.loops import settle
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from app.workers.shared.responses import SharedResponses
 from app.workers.worker_responses import WorkerResponses
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from memory.result_cache import ResultCache
 from tests.app.inference.different_requests import Sender
 from tests.app.workers.links import Links, linked

@@ -13,9 +13,9 @@ from app.workers.tallies.merged import MergedTallies
 from app.workers.tallies.tallies import TalliesSender, WorkerTallies
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.manager import ReplicaManager
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.manager import ReplicaManager
 from memory.tensor_pool import PoolStats
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, soon

@@ -9,7 +9,7 @@ from app.observability.metrics import Observer
 from app.workers.event_relay import FeedServer, MergedRequests, RemoteFeeds, RequestsSender
 from app.workers.messages import CollectRequests, FinishedRequests, messages_to_worker
 from frameworks.core.tenants import Tenant
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from tests.app.admin.monitoring.observed import OPERATOR, FakeReader, observe
 from tests.support.control_links import connect
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task

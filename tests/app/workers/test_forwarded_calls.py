@@ -31,7 +31,7 @@ from app.server.manager import build_manager
 from app.workers import forwarded_calls
 from app.workers.forwarded_calls import CallServer, ForwardedCalls
 from frameworks.core.devices import DeviceManager
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from frameworks.scheduling.admission import RequestLimit
 from memory.tensor_pool import TensorPool
 from tests.support.control_links import open_links

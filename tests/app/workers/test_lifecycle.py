@@ -9,8 +9,8 @@ from app.workers import lifecycle as workers_lifecycle
 from app.workers.lifecycle import StatusSender, WorkerLifecycle
 from app.workers.messages import ServerStatus, StatusNoted, messages_to_worker
 from frameworks.core.errors import Draining
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.messages import Reply
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.messages import Reply
 from tests.support.control_links import connect
 from tests.support.loops import in_loop, settle, soon, task
 

@@ -8,7 +8,7 @@ import pytest
 from app.inference.response_cache import CacheableRequest
 from app.workers import worker_responses
 from frameworks.core.tenants import Tenant
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TensorBatch, TextRequest
 from tests.app.inference.different_requests import DIFFERENT, Model, outcomes, tensor
 from tests.app.workers.sharing_responses import serving

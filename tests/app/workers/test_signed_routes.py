@@ -21,7 +21,7 @@ from app.grpc.call import Call, Stream, Unary
 from app.http.gate import HttpGate
 from app.server.build import Host, build, build_routes
 from app.workers.shared.keys import SharedNonces, WorkerNonces
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from tests.app.workers.links import linked
 from tests.support.fake_probe import FakeProbe
 from tests.support.keyring import make_key, write_keys

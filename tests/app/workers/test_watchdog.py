@@ -5,7 +5,7 @@ import asyncio
 from app.observability.background import background_task
 from app.workers.messages import CheckLoop
 from app.workers.watchdog import Watchdog, answer_checks
-from frameworks.replicas.control import Workers
+from frameworks.models.replicas.control import Workers
 from tests.app.workers.links import linked
 from tests.support.loops import in_loop, soon
 

@@ -12,7 +12,7 @@ from app.auth.nonces import NonceStore
 from app.workers.messages import NoteFailedKey, UseNonce
 from app.workers.shared.keys import SharedFailures, SharedNonces, WorkerFailures, WorkerNonces
 from frameworks.core.errors import Draining, Overloaded
-from frameworks.replicas.control import Workers
+from frameworks.models.replicas.control import Workers
 from tests.app.workers.links import Links, linked
 from tests.support.clocks import Clock
 from tests.support.loops import in_loop

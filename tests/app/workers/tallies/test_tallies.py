@@ -14,8 +14,8 @@ from app.observability.process_counts import ProcessCounts
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport, messages_to_worker
 from app.workers.tallies.tallies import WorkerTallies
 from frameworks.core.timings import Timings
+from frameworks.models.replicas.control import ControlLink
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.control import ControlLink
 from tests.app.workers.tallied import FakeSlot, Supervisor, Worker, counted, observe, process_of
 from tests.support.loops import in_loop, settle, soon, task
 

@@ -20,7 +20,7 @@ from extensions.search.workers.collections import CollectionServer, RemoteCollec
 from frameworks.core.errors import InvalidInput, ModelFailed, ModelLoading, OutOfMemory
 from frameworks.core.filters import parse_filter
 from frameworks.core.vector_search import Metadata, Record
-from frameworks.replicas.control import ControlLink
+from frameworks.models.replicas.control import ControlLink
 from tests.extensions.search.collections.model import random_vectors, records_of
 from tests.support.control_links import open_links
 from tests.support.loops import in_loop, settle, task

@@ -8,7 +8,7 @@ from extensions.search.operations.collections import Collections
 from extensions.search.operations.files import CollectionFiles
 from extensions.search.settings import CollectionEntry
 from extensions.search.workers.collections import CreatedReceiver, CreatedSender, RemoteCollections
-from frameworks.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.control import ControlLink, Workers
 from tests.support.control_links import connect
 from tests.support.loops import in_loop
 

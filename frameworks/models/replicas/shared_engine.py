@@ -15,9 +15,8 @@ from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.generation.types import StepStats
-from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.replicas.changes import Changes
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.changes import Changes
+from frameworks.models.replicas.messages import (
     Abandon,
     Connect,
     Connected,
@@ -27,7 +26,8 @@ from frameworks.replicas.messages import (
     ProcessLost,
     VersionUse,
 )
-from frameworks.replicas.peers import ConnectionGrants, Peer, PeerLoad, Peers
+from frameworks.models.replicas.peers import ConnectionGrants, Peer, PeerLoad, Peers
+from frameworks.models.versions.version import ModelState, ModelVersion
 
 log = structlog.get_logger(__name__)
 

@@ -13,13 +13,9 @@ from frameworks.engine.process.client.poison_requests import MAX_POISON_REQUESTS
 from frameworks.engine.process.wire.counts import add_counts
 from frameworks.engine.process.wire.messages import Counts
 from frameworks.engine.process.wire.serialization import error_from_plain
-from frameworks.models.residency.loader import Loaded
-from frameworks.models.residency.residency import ModelResidency
-from frameworks.models.versions.contract import ServedModels, slot_of
-from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.replicas.changes import Changes
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.changes import Changes
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.messages import (
     Applied,
     Connect,
     Connected,
@@ -34,8 +30,12 @@ from frameworks.replicas.messages import (
     StateSent,
     Uses,
 )
-from frameworks.replicas.peers import Peer, Peers
-from frameworks.replicas.shared_engine import SharedEngine
+from frameworks.models.replicas.peers import Peer, Peers
+from frameworks.models.replicas.shared_engine import SharedEngine
+from frameworks.models.residency.loader import Loaded
+from frameworks.models.residency.residency import ModelResidency
+from frameworks.models.versions.contract import ServedModels, slot_of
+from frameworks.models.versions.version import ModelState, ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
 
 

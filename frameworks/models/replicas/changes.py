@@ -8,13 +8,13 @@ from functools import partial
 
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.engine.process.wire.serialization import error_to_plain
+from frameworks.models.replicas.messages import ModelChanged, ModelRemoved, ModelState, ShareState, VersionState
+from frameworks.models.replicas.peers import Peer, Peers
 from frameworks.models.versions.contract import ServedModels, slot_of
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
 from frameworks.models.versions.version import ModelState as Phase
 from frameworks.models.versions.version import ModelVersion
-from frameworks.replicas.messages import ModelChanged, ModelRemoved, ModelState, ShareState, VersionState
-from frameworks.replicas.peers import Peer, Peers
 
 
 class Changes:

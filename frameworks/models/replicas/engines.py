@@ -14,11 +14,8 @@ from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.wire.messages import Loaded
 from frameworks.engine.process.wire.serialization import spec_from_plain
-from frameworks.models.residency.loader import Loader
-from frameworks.models.versions.identity import ModelIdentity
-from frameworks.models.versions.version import ModelVersion
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.messages import (
     Connect,
     Connected,
     KillProcess,
@@ -27,6 +24,9 @@ from frameworks.replicas.messages import (
     ProcessLost,
     Settled,
 )
+from frameworks.models.residency.loader import Loader
+from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.version import ModelVersion
 
 
 class ProcessConnection:

@@ -8,9 +8,9 @@ from typing import cast
 
 from frameworks.core.settings.entries import Isolation, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
+from frameworks.models.replicas.messages import ModelState
 from frameworks.models.versions.identity import ModelIdentity, batch_limits
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.messages import ModelState
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits

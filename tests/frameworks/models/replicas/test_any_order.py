@@ -9,10 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frameworks.core.errors import Draining, ModelUnloaded
-from frameworks.models.versions.version import ModelState as State
-from frameworks.models.versions.version import VersionNotLoaded
-from frameworks.replicas.manager import ReplicaManager
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.manager import ReplicaManager
+from frameworks.models.replicas.messages import (
     Abandon,
     Applied,
     Drained,
@@ -21,6 +19,8 @@ from frameworks.replicas.messages import (
     ShareState,
     VersionState,
 )
+from frameworks.models.versions.version import ModelState as State
+from frameworks.models.versions.version import VersionNotLoaded
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.fake_supervisor import FakeSupervisor, supervised, version_state
 from tests.support.loops import HANGS_AFTER_S, settle, soon, task

@@ -7,11 +7,11 @@ from msgspec import msgpack
 from app.workers.messages import messages_to_worker
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
-from frameworks.replicas.changes import state_of
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.identities import Identities
-from frameworks.replicas.messages import ModelState
-from frameworks.replicas.peers import Peer
+from frameworks.models.replicas.changes import state_of
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.identities import Identities
+from frameworks.models.replicas.messages import ModelState
+from frameworks.models.replicas.peers import Peer
 from frameworks.scheduling.device_clock import SharedDevices
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop

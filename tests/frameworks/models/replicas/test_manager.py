@@ -19,17 +19,17 @@ from frameworks.core.errors import (
 )
 from frameworks.core.settings.entries import PerformanceSettings
 from frameworks.engine.process.wire.messages import ErrorState
-from frameworks.models.versions.identity import ModelIdentity, batch_limits
-from frameworks.models.versions.version import ModelState as State
-from frameworks.replicas.manager import SharedLoads
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.manager import SharedLoads
+from frameworks.models.replicas.messages import (
     LocalCounts,
     ShareState,
     StateSent,
     Uses,
     VersionState,
 )
-from frameworks.replicas.serving import ReplicaVersion
+from frameworks.models.replicas.serving import ReplicaVersion
+from frameworks.models.versions.identity import ModelIdentity, batch_limits
+from frameworks.models.versions.version import ModelState as State
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_supervisor import supervised, version_state
 from tests.support.loops import in_loop, settle, soon, task

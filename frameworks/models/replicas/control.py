@@ -14,7 +14,7 @@ from frameworks.core.channel.descriptors import DescriptorSocket
 from frameworks.core.channel.messages import ChannelLost, ChannelMessage, ProtocolError
 from frameworks.core.errors import RoundhouseError
 from frameworks.engine.process.wire.serialization import error_from_plain, error_to_plain
-from frameworks.replicas.messages import ControlRequest, Failure, Reply, Withdraw
+from frameworks.models.replicas.messages import ControlRequest, Failure, Reply, Withdraw
 
 log = structlog.get_logger(__name__)
 

@@ -11,9 +11,8 @@ from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.errors import ModelFailed, ModelNotFound, ModelUnavailable
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState as Phase
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.messages import (
     Abandon,
     Applied,
     Drained,
@@ -31,7 +30,8 @@ from frameworks.replicas.messages import (
     VersionState,
     VersionUse,
 )
-from frameworks.replicas.publisher import Publisher
+from frameworks.models.replicas.publisher import Publisher
+from frameworks.models.versions.version import ModelState as Phase
 from tests.support.control_links import connect
 from tests.support.loops import soon
 

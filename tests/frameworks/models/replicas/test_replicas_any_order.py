@@ -28,8 +28,8 @@ from frameworks.core.errors import (
 )
 from frameworks.models.versions.slot import ModelSlot, ModelState
 from frameworks.models.versions.traffic import Share
+from tests.frameworks.models.replicas.fake_workers import FakeWorker, Supervisor
 from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions
-from tests.frameworks.replicas.fake_workers import FakeWorker, Supervisor
 from tests.support.control_links import connect
 from tests.support.fake_probe import GIB
 from tests.support.loops import HANGS_AFTER_S, settle, soon, worker_threads_end
@@ -59,7 +59,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.logs.__enter__()
         self.patches = [
             patch.object(frameworks.models.versions.load_failures, "delay_after", lambda failures: 0.002),
-            patch("frameworks.replicas.shared_engine.delay_after", lambda failures: 0.002),
+            patch("frameworks.models.replicas.shared_engine.delay_after", lambda failures: 0.002),
         ]
         for each in self.patches:
             each.start()

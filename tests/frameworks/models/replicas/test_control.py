@@ -20,8 +20,8 @@ from app.workers.messages import (
 )
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import InvalidInput, ModelNotFound
-from frameworks.replicas.control import ControlLink, Workers
-from frameworks.replicas.messages import Reply
+from frameworks.models.replicas.control import ControlLink, Workers
+from frameworks.models.replicas.messages import Reply
 from tests.support.channels import in_both_loops
 from tests.support.control_links import connect, open_both, open_links
 from tests.support.loops import settle, soon, task

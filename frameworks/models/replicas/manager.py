@@ -11,16 +11,16 @@ from frameworks.core.errors import Draining, InvalidModel, ModelFailed, ModelNot
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads import EngineThreads
+from frameworks.models.replicas.applied_models import AppliedModels
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.engines import WorkerEngines
+from frameworks.models.replicas.identities import Identities
+from frameworks.models.replicas.messages import LoadEnded, LoadForRequest, LocalCounts, StateSent, Uses, VersionUse
+from frameworks.models.replicas.serving import ReplicaVersion, Serving
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.replicas.applied_models import AppliedModels
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.engines import WorkerEngines
-from frameworks.replicas.identities import Identities
-from frameworks.replicas.messages import LoadEnded, LoadForRequest, LocalCounts, StateSent, Uses, VersionUse
-from frameworks.replicas.serving import ReplicaVersion, Serving
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits

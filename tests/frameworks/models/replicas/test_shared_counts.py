@@ -8,11 +8,11 @@ from app.workers.messages import messages_to_worker
 from frameworks.core.errors import OutOfMemory, Overloaded
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
+from frameworks.models.replicas.changes import state_of
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.identities import Identities
+from frameworks.models.replicas.peers import Peer
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.replicas.changes import state_of
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.identities import Identities
-from frameworks.replicas.peers import Peer
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits

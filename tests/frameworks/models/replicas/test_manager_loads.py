@@ -12,12 +12,12 @@ from frameworks.core.errors import (
     OutOfMemory,
     RoundhouseError,
 )
-from frameworks.models.versions.version import ModelState as State
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.messages import (
     Abandon,
     LoadForRequest,
     PrepareFailed,
 )
+from frameworks.models.versions.version import ModelState as State
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_supervisor import supervised, version_state
 from tests.support.loops import in_loop, settle, soon, task

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from frameworks.core.errors import ModelFailed
-from frameworks.replicas.peers import ConnectionGrants, Peer
+from frameworks.models.replicas.peers import ConnectionGrants, Peer
 from tests.support.loops import in_loop, settle, task
 
 
@@ -127,7 +127,7 @@ async def test_cancelled_question_holds_up_no_other() -> None:
 
 @in_loop
 async def test_worker_that_never_asks_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.replicas.peers._ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("frameworks.models.replicas.peers._ASK_AGAIN_S", 0.01)
     process = await connected("a", "b")
     process.lose()
     process.ask("b")

@@ -7,14 +7,11 @@ from pathlib import Path
 
 from frameworks.core.errors import Draining, ModelNotFound, RoundhouseError
 from frameworks.engine.process.wire.serialization import error_to_plain
-from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.replicas import messages
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.engines import WorkerEngines
-from frameworks.replicas.identities import Identities
-from frameworks.replicas.messages import (
+from frameworks.models.replicas import messages
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.engines import WorkerEngines
+from frameworks.models.replicas.identities import Identities
+from frameworks.models.replicas.messages import (
     Abandon,
     Applied,
     Drained,
@@ -26,7 +23,10 @@ from frameworks.replicas.messages import (
     ShareState,
     VersionState,
 )
-from frameworks.replicas.serving import ReplicaVersion, Serving
+from frameworks.models.replicas.serving import ReplicaVersion, Serving
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState, ModelVersion
 
 
 class AppliedModels:

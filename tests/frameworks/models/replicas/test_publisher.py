@@ -9,8 +9,7 @@ import pytest
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.wire.messages import BatchDeltas
-from frameworks.models.versions.version import ModelState as Phase
-from frameworks.replicas.messages import (
+from frameworks.models.replicas.messages import (
     Abandon,
     Connect,
     EndModelRequests,
@@ -21,8 +20,9 @@ from frameworks.replicas.messages import (
     Poisonous,
     Prepare,
 )
+from frameworks.models.versions.version import ModelState as Phase
+from tests.frameworks.models.replicas.fake_workers import FakeWorker, Supervisor, sent, supervising
 from tests.frameworks.models.sized_registry import SizedRegistry, make_versions
-from tests.frameworks.replicas.fake_workers import FakeWorker, Supervisor, sent, supervising
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import GIB
 from tests.support.loops import in_loop, settle, soon, task
@@ -234,7 +234,7 @@ async def test_worker_that_connects_within_load_is_awaited() -> None:
 
 @in_loop
 async def test_worker_without_engine_gets_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frameworks.replicas.shared_engine.delay_after", lambda failures: 0.001 * failures)
+    monkeypatch.setattr("frameworks.models.replicas.shared_engine.delay_after", lambda failures: 0.001 * failures)
     async with supervising(make_manager(FakeRegistry())) as supervisor:
         register(supervisor.manager)
         await loaded(supervisor)

@@ -13,10 +13,10 @@ from frameworks.core.errors import InvalidModel, RoundhouseError, as_failed
 from frameworks.engine.contract import Engine
 from frameworks.engine.process.wire.counts import CountsDelta
 from frameworks.engine.process.wire.serialization import error_from_plain
+from frameworks.models.replicas.engines import WorkerEngines
+from frameworks.models.replicas.messages import Prepare, VersionState
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.version import ModelState, ModelVersion
-from frameworks.replicas.engines import WorkerEngines
-from frameworks.replicas.messages import Prepare, VersionState
 
 
 class ReplicaVersion(ModelVersion):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.errors import ModelFailed, RoundhouseError
-from frameworks.replicas.control import ControlLink
-from frameworks.replicas.messages import ModelState
+from frameworks.models.replicas.control import ControlLink
+from frameworks.models.replicas.messages import ModelState
 
 
 class Signal:
