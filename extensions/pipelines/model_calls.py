@@ -9,9 +9,9 @@ import numpy as np
 from extensions.pipelines.kinds import IMAGES, TEXTS, Kind, PredictionsType, Values
 from extensions.pipelines.settings import StepEntry
 from extensions.pipelines.steps.contract import Port, StepFault
-from frameworks.batches.label_order import in_label_order
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
+from frameworks.text.label_order import in_label_order
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
     NUMPY_DTYPES,

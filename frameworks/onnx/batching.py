@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.batches.comparison import (
+from frameworks.core.errors import InvalidModel, RoundhouseError, similar_names
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.scheduling.merging.comparison import (
     Tolerance,
     find_sequence_axes,
     is_close,
@@ -17,9 +19,7 @@ from frameworks.batches.comparison import (
     tolerance_of,
     trial_inputs,
 )
-from frameworks.batches.rows import merge, split_outputs
-from frameworks.core.errors import InvalidModel, RoundhouseError, similar_names
-from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.scheduling.merging.rows import merge, split_outputs
 from frameworks.types import (
     NUMPY_DTYPES,
     ModelSpec,

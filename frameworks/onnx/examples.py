@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from frameworks.batches.padding import missing_mask
 from frameworks.onnx.graph_summary import ValueUse
+from frameworks.scheduling.merging.padding import missing_mask
 from frameworks.types import NUMPY_DTYPES, Array, MapType, ModelSpec, SequenceSpec, TensorType, Value, ValueSpec
 
 # Length of a sequence at warm-up of a model without input_shape.

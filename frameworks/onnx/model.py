@@ -9,8 +9,6 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
-from frameworks.batches.comparison import reason_not_batchable, trial_inputs
-from frameworks.batches.padding import missing_mask
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.images.spec import ImageSpec
@@ -22,6 +20,8 @@ from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
 from frameworks.onnx.value_types import read_type
+from frameworks.scheduling.merging.comparison import reason_not_batchable, trial_inputs
+from frameworks.scheduling.merging.padding import missing_mask
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     Batch,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from frameworks.batches.comparison import text_tolerance
-from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.core.files import description_folder
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
 from frameworks.runtime import BatchModel
+from frameworks.scheduling.merging.comparison import text_tolerance
+from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.config import TextConfig, read_text_config
 from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.pooling import pool

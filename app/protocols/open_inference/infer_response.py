@@ -12,9 +12,9 @@ from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
 from app.protocols.shared.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.shared.json.output import to_json_value
-from frameworks.batches.label_order import in_label_order
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
+from frameworks.text.label_order import in_label_order
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 
 HEADER_LENGTH = b"inference-header-content-length"

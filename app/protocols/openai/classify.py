@@ -14,9 +14,9 @@ from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.images import check_vector_size
 from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, texts_or_ids, to_texts
 from app.protocols.shared.json.output import list_to_json
-from frameworks.batches.label_order import in_label_order
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
+from frameworks.text.label_order import in_label_order
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TextRequest
 
 

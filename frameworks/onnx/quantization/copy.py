@@ -9,7 +9,6 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
-from frameworks.batches.comparison import random_row
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.core.progress import phase
 from frameworks.core.settings.entries import OnnxModelEntry
@@ -22,6 +21,7 @@ from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.ranges import cpu_capability
 from frameworks.quantization.texts import WARM_UP_TEXTS
+from frameworks.scheduling.merging.comparison import random_row
 from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
 
 log = structlog.get_logger(__name__)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.batches.comparison import text_tolerance
-from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.scheduling.merging.comparison import text_tolerance
+from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.padding import pad
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TensorBatch, TokenBatch, Value

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from frameworks.batches.text_padding import TRIAL_TEXTS, TextPadding
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
@@ -19,6 +18,7 @@ from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding
 from frameworks.text.config import TextConfig
 from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from frameworks.batches.rows import Part, follow_rows, signature_of, split_request
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.core.fairness import TenantShare
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
@@ -23,6 +22,7 @@ from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
 from frameworks.scheduling.batch.trials.trial_runs import LearningRuns
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.merging.rows import Part, follow_rows, signature_of, split_request
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 
-from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.core.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.core.fairness import TenantShare
 from frameworks.core.timings import RunTrace, Timings, note_batch
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
+from frameworks.scheduling.merging.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.types import Batch
 
 LIGHT_S = 0.0003

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from frameworks.batches.rows import BatchSignature, Part, ResultAssembler
 from frameworks.core.fairness import TenantShare
 from frameworks.core.timings import Timings
 from frameworks.scheduling.batch.queue import QueueEntry
 from frameworks.scheduling.batch.worker import fail
+from frameworks.scheduling.merging.rows import BatchSignature, Part, ResultAssembler
 from frameworks.types import Batch, Value
 
 Outputs = dict[str, Value]

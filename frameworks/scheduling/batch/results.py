@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from frameworks.batches.rows import merge, split_outputs
 from frameworks.core.errors import InvalidInput, OutOfMemory
 from frameworks.core.timings import RunTrace
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.splitting import BatchItem
 from frameworks.scheduling.batch.worker import AllCancelled, BatchResult
+from frameworks.scheduling.merging.rows import merge, split_outputs
 from frameworks.types import Batch, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PooledArrays
 

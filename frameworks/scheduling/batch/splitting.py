@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import structlog
 
-from frameworks.batches.rows import Part, blocks
 from frameworks.core.errors import OutOfMemory
 from frameworks.scheduling.batch.request import Progress, Request
+from frameworks.scheduling.merging.rows import Part, blocks
 
 log = structlog.get_logger(__name__)
 

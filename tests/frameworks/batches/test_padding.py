@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.batches.rows import merge, signature_of, split_outputs, split_request
 from frameworks.images.processor import ImageProcessor
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.scheduling.merging.rows import merge, signature_of, split_outputs, split_request
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     Array,

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.onnx.batching import reason_not_batched
+from frameworks.scheduling.merging.rows import merge, signature_of, split_outputs
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.support.models import onnx_graphs
 from tests.support.models.onnx_graphs import model_of

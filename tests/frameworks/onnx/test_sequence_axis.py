@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.onnx.batching import try_padding
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
+from frameworks.scheduling.merging.rows import merge, signature_of, split_outputs
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, SequenceSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.models.loading import load_onnx
 from tests.support.alike import check_alike

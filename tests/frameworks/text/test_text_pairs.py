@@ -13,8 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from frameworks.batches.rows import merge
 from frameworks.runtime import BatchModel
+from frameworks.scheduling.merging.rows import merge
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import answered_through_a_dispatcher, load_onnx, load_torch, rows_of

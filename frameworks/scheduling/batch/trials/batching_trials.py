@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from frameworks.batches.comparison import is_close, reason_not_batchable, tolerance_of, trial_inputs
-from frameworks.batches.padding import missing_mask
-from frameworks.batches.rows import follow_rows, merge, signature_of, split_outputs
 from frameworks.core.errors import RoundhouseError
+from frameworks.scheduling.merging.comparison import is_close, reason_not_batchable, tolerance_of, trial_inputs
+from frameworks.scheduling.merging.padding import missing_mask
+from frameworks.scheduling.merging.rows import follow_rows, merge, signature_of, split_outputs
 from frameworks.types import Batch, ModelSpec, SequenceSpec, TensorBatch, Value
 
 log = structlog.get_logger(__name__)

@@ -5,14 +5,6 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
-from frameworks.batches.comparison import (
-    find_sequence_axes,
-    is_close,
-    ordinary_pad_value,
-    random_row,
-    tolerance_of,
-)
-from frameworks.batches.rows import follow_rows, merge, split_outputs
 from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.batch.trials.batching_trials import (
     AGREEMENTS,
@@ -22,6 +14,14 @@ from frameworks.scheduling.batch.trials.batching_trials import (
     Pair,
     RecentRequests,
 )
+from frameworks.scheduling.merging.comparison import (
+    find_sequence_axes,
+    is_close,
+    ordinary_pad_value,
+    random_row,
+    tolerance_of,
+)
+from frameworks.scheduling.merging.rows import follow_rows, merge, split_outputs
 from frameworks.types import Batch, ModelSpec, SequenceSpec, TensorBatch, TensorType, Value
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,6 @@ from math import inf
 
 import numpy as np
 
-from frameworks.batches.rows import signature_of
 from frameworks.core.errors import InvalidInput, OutOfMemory
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
@@ -22,6 +21,7 @@ from frameworks.scheduling.batch.inline import LIGHT_S
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.merging.rows import signature_of
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.costs import fixed_cost

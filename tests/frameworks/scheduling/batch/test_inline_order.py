@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.batches.rows import BatchSignature
 from frameworks.core.tenants import DEFAULT_TENANT
 from frameworks.core.timings import Timings
 from frameworks.scheduling.batch.inline import InlineExecutor
 from frameworks.scheduling.batch.request import BatchCounts, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.merging.rows import BatchSignature
 from frameworks.types import DEFAULT_PRIORITY, TensorBatch
 
 _MAX_ROWS = 4

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.batches.rows import merge
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.onnx.registry import OnnxRegistry
@@ -15,6 +14,7 @@ from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.merging.rows import merge
 from frameworks.types import Array, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.batches.rows import (
+from frameworks.core.errors import InvalidInput
+from frameworks.scheduling.merging.rows import (
     BatchSignature,
     Part,
     ResultAssembler,
@@ -18,7 +19,6 @@ from frameworks.batches.rows import (
     split_outputs,
     split_request,
 )
-from frameworks.core.errors import InvalidInput
 from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
 
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]

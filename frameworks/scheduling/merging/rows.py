@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frameworks.batches.padding import cut_to_length, missing_mask, pad_and_join
 from frameworks.core.errors import InvalidInput
+from frameworks.scheduling.merging.padding import cut_to_length, missing_mask, pad_and_join
 from frameworks.types import Batch, SequenceSpec, TensorBatch, TextSpec, TokenBatch, Value
 from memory.pooled_arrays import PooledArrays
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frameworks.batches.comparison import Tolerance, is_close
+from frameworks.scheduling.merging.comparison import Tolerance, is_close
 from frameworks.types import Array, TokenBatch
 
 TRIAL_TEXTS = ("warm up", "warm up , and warm up once more with a longer text that needs no padding")

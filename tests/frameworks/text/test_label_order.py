@@ -4,8 +4,8 @@ from math import isnan
 
 import numpy as np
 
-from frameworks.batches.label_order import in_label_order
 from frameworks.engine.scoring import ranked
+from frameworks.text.label_order import in_label_order
 from frameworks.types import ClassifyAnswer
 
 LABELS = ("crane", "maillot", "crane", "maillot", "star")

@@ -1,1 +1,0 @@
-"""Rows and padding of batches, shared by the frameworks and the schedulers."""
