@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from frameworks.core.errors import Draining
 from frameworks.models.versions.contract import ServedModels
-from frameworks.models.versions.slot import ModelSlot, ModelState
+from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelState
 
 
 class Lifecycle(ABC):

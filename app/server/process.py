@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
-_KEEP_ALIVE_S = 75
 _SWITCH_INTERVAL_S = 0.001
 _SERVER_ENDS = "the server ends"
 

@@ -18,9 +18,6 @@ from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.types import ModelSpec
 
-__all__ = ["ModelSlot", "ModelState"]
-
-
 _LOADABLE = (ModelState.REGISTERED, ModelState.LOADING)
 
 

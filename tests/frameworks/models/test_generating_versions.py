@@ -12,7 +12,7 @@ from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.generation.types import GeneratedToken, GenerateRequest, SequenceRequest
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.slot import ModelState
+from frameworks.models.versions.version import ModelState
 from frameworks.scheduling.steps.counts import StepCounts
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate

@@ -27,8 +27,8 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.core.settings.entries import OnnxModelEntry
-from frameworks.models.versions.slot import ModelState
 from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState
 from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
 from tests.support.loops import worker_threads_end

@@ -143,12 +143,7 @@ class OpenCalls:
         """
         self._is_settling = True
         note = self._retries.stopped if is_announced else self._retries.crashed
-        return note(
-            [
-                InFlight(call.id, call.has_begun, is_idempotent=True, has_streamed=call.has_streamed)
-                for call in self._calls.values()
-            ]
-        )
+        return note([InFlight(call.id, call.has_begun, call.has_streamed) for call in self._calls.values()])
 
     def restart(self) -> None:
         """Note that the runs of all requests that are left were interrupted."""

@@ -20,7 +20,6 @@ class InFlight:
 
     request_id: int
     has_begun: bool
-    is_idempotent: bool
     has_streamed: bool
 
 
@@ -104,7 +103,7 @@ class RetryQueue:
         for each in in_flight:
             if self.holds(each.request_id):
                 continue
-            if each.has_streamed or (each.has_begun and not each.is_idempotent):
+            if each.has_streamed:
                 failed.append(each.request_id)
             else:
                 (held_again if each.request_id in ended.running else self._together)[each.request_id] = None
@@ -177,7 +176,7 @@ class RetryQueue:
         failed = []
         for each in in_flight:
             self._contents.note_crash(each.request_id)
-            if each.has_streamed or (each.has_begun and not each.is_idempotent):
+            if each.has_streamed:
                 failed.append(each.request_id)
             else:
                 self._alone[each.request_id] = None
@@ -198,7 +197,7 @@ class RetryQueue:
     def _may_run_again(self, request: InFlight) -> bool:
         """Count a run that was interrupted."""
         runs = self._runs[request.request_id] = self._runs.get(request.request_id, 0) + 1
-        return request.is_idempotent and runs < self._poison_requests.rule.crashes
+        return runs < self._poison_requests.rule.crashes
 
     def _update(self) -> None:
         self.is_empty = not self.num_suspects and not self._together

@@ -1,7 +1,6 @@
 """Load the one model of an engine process."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -55,13 +54,7 @@ class _Measured(NamedTuple):
 class FileSource:
     """Implements ModelSource with the registries of the frameworks, as the server loads its own models."""
 
-    def __init__(
-        self,
-        factories: Callable[[RegistrySettings, DeviceManager, TensorPool], dict[str, Callable[[], Registry]]] = (
-            registry_factories
-        ),
-    ) -> None:
-        self._factories = factories
+    def __init__(self) -> None:
         self._measured: _Measured | None = None
 
     def measure(self, message: Measure) -> ModelNeeds:
@@ -73,7 +66,7 @@ class FileSource:
         """As `measure`, of a model that needs no message."""
         devices = DeviceManager(SystemProbe(), settings.performance.enable_gpu)
         pool = TensorPool(settings.memory)
-        registry = self._factories(settings, devices, pool)[framework]()
+        registry = registry_factories(settings, devices, pool)[framework]()
         # Collections would scan the objects of the framework, which last until the end.
         exclude_imports()
         self._measured = _Measured(registry, entry, path, devices, pool)

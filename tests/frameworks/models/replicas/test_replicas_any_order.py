@@ -26,8 +26,9 @@ from frameworks.core.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.models.versions.slot import ModelSlot, ModelState
+from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
+from frameworks.models.versions.version import ModelState
 from tests.frameworks.models.replicas.fake_workers import FakeWorker, Supervisor
 from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions
 from tests.support.control_links import connect

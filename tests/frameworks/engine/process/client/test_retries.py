@@ -13,12 +13,12 @@ def queue(suspects: PoisonRequests | None = None) -> RetryQueue:
     return RetryQueue(PoisonRequests(Clock()) if suspects is None else suspects, digest)
 
 
-def begun(*ids: int, is_idempotent: bool = True, has_streamed: bool = False) -> list[InFlight]:
-    return [InFlight(each, True, is_idempotent, has_streamed) for each in ids]
+def begun(*ids: int, has_streamed: bool = False) -> list[InFlight]:
+    return [InFlight(each, True, has_streamed) for each in ids]
 
 
 def sent(*ids: int) -> list[InFlight]:
-    return [InFlight(each, False, True, False) for each in ids]
+    return [InFlight(each, False, False) for each in ids]
 
 
 def test_empty_queue_has_nothing_due() -> None:
@@ -123,23 +123,15 @@ def test_stopped_round_runs_again() -> None:
 
 def test_text_of_round_fails_only_when_read() -> None:
     retries = queue()
-    retries.crashed(begun(1, 2, 3))
+    retries.crashed(begun(1, 2))
     retries.due()
-    interrupted = [*begun(1, has_streamed=True), *begun(2, is_idempotent=False), *begun(3)]
-    assert retries.crashed(interrupted) == [1, 2]
-    assert retries.due() == [3]
+    assert retries.crashed([*begun(1, has_streamed=True), *begun(2)]) == [1]
+    assert retries.due() == [2]
 
 
 def test_request_that_streamed_fails() -> None:
     retries = queue()
     assert retries.crashed([*begun(1, has_streamed=True), *begun(2)]) == [1]
-    assert retries.due() == [2]
-
-
-def test_only_begun_request_must_be_idempotent() -> None:
-    retries = queue()
-    waiting = InFlight(2, has_begun=False, is_idempotent=False, has_streamed=False)
-    assert retries.crashed([*begun(1, is_idempotent=False), waiting]) == [1]
     assert retries.due() == [2]
 
 
@@ -238,8 +230,8 @@ def test_stopped_process_makes_no_suspects() -> None:
 
 def test_stopped_process_fails_begun_answers() -> None:
     retries = queue()
-    assert retries.stopped([*begun(1, has_streamed=True), *begun(2, is_idempotent=False), *begun(3)]) == [1, 2]
-    assert retries.due() == [3]
+    assert retries.stopped([*begun(1, has_streamed=True), *begun(2)]) == [1]
+    assert retries.due() == [2]
 
 
 def test_suspect_stays_alone_after_stop() -> None:

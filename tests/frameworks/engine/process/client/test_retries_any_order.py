@@ -21,7 +21,6 @@ class Sent:
 
     request_id: int
     is_poison: bool
-    is_idempotent: bool = True
     streams: bool = False
     has_begun: bool = False
     has_streamed: bool = False
@@ -72,10 +71,10 @@ class OnePoisonRequest(RuleBasedStateMachine):
                 else:
                     request.is_sent = True
 
-    @rule(is_poison=st.booleans(), is_idempotent=st.booleans(), streams=st.booleans())
-    def submit(self, is_poison: bool, is_idempotent: bool, streams: bool) -> None:
+    @rule(is_poison=st.booleans(), streams=st.booleans())
+    def submit(self, is_poison: bool, streams: bool) -> None:
         is_poison = is_poison and all(each.end for each in self.requests if each.is_poison)
-        request = Sent(len(self.requests), is_poison, is_idempotent, streams and not is_poison)
+        request = Sent(len(self.requests), is_poison, streams and not is_poison)
         if is_poison:
             self.crashes_of_poison = 0
         self.requests.append(request)
@@ -144,10 +143,7 @@ class OnePoisonRequest(RuleBasedStateMachine):
         interrupted = self.in_flight()
         begun = [each for each in interrupted if each.has_begun and self.reports_runs] or interrupted
         failed = self.retries.crashed(
-            [
-                InFlight(each.request_id, each.has_begun and self.reports_runs, each.is_idempotent, each.has_streamed)
-                for each in interrupted
-            ]
+            [InFlight(each.request_id, each.has_begun and self.reports_runs, each.has_streamed) for each in interrupted]
         )
         assert len(set(failed)) == len(failed)
         for request_id in failed:
@@ -170,7 +166,7 @@ class OnePoisonRequest(RuleBasedStateMachine):
         if self.kills_at_random:
             return
         for each in self.requests:
-            if not each.is_poison and each.is_idempotent and not each.has_streamed:
+            if not each.is_poison and not each.has_streamed:
                 assert each.end in ("", "answered", "cancelled")
 
     @invariant()
