@@ -239,7 +239,7 @@ def test_poison_requests_cause_few_crashes(
         else:
             crashes += 1
             failed = retries.crashed(
-                [InFlight(each, reports_runs and each in batch, True, has_streamed=False) for each in sent]
+                [InFlight(each, reports_runs and each in batch, has_streamed=False) for each in sent]
             )
             ends |= dict.fromkeys(failed, "failed")
             sent = []
