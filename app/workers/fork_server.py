@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from struct import Struct
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from frameworks.engine.process.host.startup import end_with_parent, set_name
 
@@ -29,25 +29,6 @@ RunWorker = Callable[[int, socket.socket, socket.socket], int]
 """Run the worker of this number with its control socket and its descriptor socket; return its exit status."""
 
 
-class WorkerEvents(Protocol):
-    """Gets what happens to the workers, on the event loop."""
-
-    def forked(self, number: int, pid: int) -> None:
-        """Note that a worker was started."""
-        ...
-
-    def ended(self, number: int, pid: int, returncode: int) -> None:
-        """Note that a worker has ended. `returncode`: as that of subprocess, negative for a signal.
-
-        `pid` 0: it could not be forked; `returncode` is the error number.
-        """
-        ...
-
-    def fork_server_lost(self) -> None:
-        """Note that the fork server has ended, and all workers with it."""
-        ...
-
-
 class ForkServer:
     """The supervisor's side. Owned by the event loop from `watch` on."""
 
@@ -57,9 +38,16 @@ class ForkServer:
         self._unread = b""
         self._is_closed = False
 
-    def watch(self, events: WorkerEvents) -> None:
-        """Report to `events` from now on."""
-        self._events = events
+    def watch(
+        self, forked: Callable[[int, int], None], ended: Callable[[int, int, int], None], lost: Callable[[], None]
+    ) -> None:
+        """Report from now on, on the event loop.
+
+        `forked(number, pid)`: a worker was started. `ended(number, pid, returncode)`: it has ended; `returncode` is as
+        that of subprocess, negative for a signal. With `pid` 0 it could not be forked, and `returncode` is the error
+        number. `lost`: the fork server has ended, and all workers with it.
+        """
+        self._forked, self._ended, self._lost = forked, ended, lost
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
@@ -95,16 +83,16 @@ class ForkServer:
             data = b""
         if not data:
             self.unwatch()
-            self._events.fork_server_lost()
+            self._lost()
             return
         data = self._unread + data
         whole = len(data) - len(data) % _RECORD.size
         self._unread = data[whole:]
         for kind, number, pid, status in _RECORD.iter_unpack(data[:whole]):
             if kind == _FORKED:
-                self._events.forked(number, pid)
+                self._forked(number, pid)
             else:
-                self._events.ended(number, pid, status)
+                self._ended(number, pid, status)
 
 
 def start_fork_server(prepare: Callable[[], None], run: RunWorker) -> ForkServer:

@@ -45,7 +45,7 @@ class _Worker:
 
 
 class Supervision:
-    """Owns the worker processes. Implements WorkerEvents. Owned by the event loop."""
+    """Owns the worker processes. Owned by the event loop."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Supervision:
 
     def start(self) -> None:
         """Start all workers."""
-        self._fork_server.watch(self)
+        self._fork_server.watch(self.forked, self.ended, self.fork_server_lost)
         for worker in self._workers:
             self._start(worker)
 
@@ -97,6 +97,7 @@ class Supervision:
         self._kill(self._workers[number])
 
     def forked(self, number: int, pid: int) -> None:
+        """Note that a worker was started."""
         worker = self._workers[number]
         worker.pid = pid
         if worker.link is not None:
@@ -105,6 +106,7 @@ class Supervision:
                 self._kill(worker)
 
     def ended(self, number: int, pid: int, returncode: int) -> None:
+        """Note that a worker has ended, or with `pid` 0 that it could not be forked. As of ForkServer.watch."""
         worker = self._workers[number]
         if pid:
             reason = ExitReason.of(returncode, None, "")
@@ -128,6 +130,7 @@ class Supervision:
             worker.timer = asyncio.get_running_loop().call_later(delay_s, self._start, worker)
 
     def fork_server_lost(self) -> None:
+        """Note that all workers have ended with the fork server."""
         # The end of each worker is not reported any more.
         for worker in self._workers:
             worker.pid = 0

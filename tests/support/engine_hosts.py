@@ -107,8 +107,8 @@ class TextModel(DoublingModel):
         return {TEXT_OUTPUT: np.array([[len(ids), sum(ids) % 7] for ids in batch.token_ids], np.float32)}
 
 
-class FakeSource:
-    """Implement ModelSource with models that exist. `error`: raised by the load."""
+class FakeSource(ModelSource):
+    """Return models that exist. `error`: raised by the load."""
 
     def __init__(self, *instances: Any, error: Exception | None = None) -> None:
         self.instances: LoadedModel = instances

@@ -85,7 +85,7 @@ class Parent:
 async def main(server: ForkServer) -> None:
     """Run the supervisor until it is killed."""
     parent = Parent(server)
-    server.watch(parent)
+    server.watch(parent.forked, parent.ended, parent.fork_server_lost)
     print(f"server {server.pid}", flush=True)
     parent.fork(0)
     parent.fork(1)

@@ -17,7 +17,7 @@ from frameworks.core.channel.channel import Channel
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.engine.contract import EngineSettings
-from frameworks.engine.process.host.model_source import FileSource, HostedModel
+from frameworks.engine.process.host.model_source import HostedModel, ModelSource
 from frameworks.engine.process.wire.messages import LoadFailed, ToEngine
 from frameworks.engine.process.wire.serialization import error_to_plain
 from frameworks.engine.threads import EngineThreads
@@ -142,7 +142,7 @@ def load_model(config: ReplicaConfig, path: Path) -> HostedModel:
 
     Raises InvalidModel, SourceUnavailable, OutOfMemory, and errors of libraries on damaged files.
     """
-    source = FileSource()
+    source = ModelSource()
     path = local_files(config, str(path))
     needs = source.prepare(config.framework, config.entry, path, config.settings)
     return source.load(choose_device(config.engine, needs, DeviceManager(SystemProbe(), config.uses_gpu)))

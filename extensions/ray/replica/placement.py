@@ -6,7 +6,7 @@ from pathlib import Path
 from extensions.ray.config import ReplicaConfig
 from extensions.ray.replica.files import newest_files
 from frameworks.core.devices import SHARE_FOR_MODELS, Device, DeviceManager, ModelNeeds, SystemProbe
-from frameworks.engine.process.host.model_source import FileSource
+from frameworks.engine.process.host.model_source import ModelSource
 
 _STEPS = 100
 """Shares are rounded up to hundredths: Ray adds them up."""
@@ -34,5 +34,5 @@ def measured_share(config: ReplicaConfig, path: str, devices: DeviceManager | No
     if not gpus:
         return 0.0
     files: Path = newest_files(config, path)
-    needs = FileSource().prepare(config.framework, config.entry, files, config.settings)
+    needs = ModelSource().prepare(config.framework, config.entry, files, config.settings)
     return max(gpu_share(needs, each) for each in gpus)

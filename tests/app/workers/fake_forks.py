@@ -4,11 +4,11 @@ import asyncio
 import itertools
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from app.observability.worker_counts import WorkerCounts
-from app.workers.fork_server import ForkServer, WorkerEvents
+from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.sockets import HttpSockets, listen_for_workers
 from app.workers.supervision import Supervision
@@ -44,8 +44,10 @@ class FakeForkServer(ForkServer):
         self.reports_forks = True
         self._pids = itertools.count(1000)
 
-    def watch(self, events: WorkerEvents) -> None:
-        self._events = events
+    def watch(
+        self, forked: Callable[[int, int], None], ended: Callable[[int, int, int], None], lost: Callable[[], None]
+    ) -> None:
+        self._note_forked, self._note_ended, self._note_lost = forked, ended, lost
 
     def fork(self, number: int, control: socket.socket, descriptors: socket.socket) -> None:
         if self.failure:
@@ -57,7 +59,7 @@ class FakeForkServer(ForkServer):
         # The caller closes its own.
         self._opening = loop.create_task(worker.link.open(control.dup(), descriptors.dup()))
         if self.reports_forks:
-            loop.call_soon(self._events.forked, number, worker.pid)
+            loop.call_soon(self._note_forked, number, worker.pid)
 
     def kill(self, pid: int) -> None:
         self.killed.append(pid)
@@ -71,18 +73,18 @@ class FakeForkServer(ForkServer):
         if worker.is_alive:
             worker.is_alive = False
             worker.link.close()
-            self._events.ended(worker.link.number, worker.pid, returncode)
+            self._note_ended(worker.link.number, worker.pid, returncode)
 
     def report_forked(self, worker: FakeWorker) -> None:
         """Report the process ID, which may be later than the first messages."""
-        self._events.forked(worker.link.number, worker.pid)
+        self._note_forked(worker.link.number, worker.pid)
 
     def lose(self) -> None:
         """End the fork server, and all workers with it."""
         for worker in self.alive:
             worker.is_alive = False
             worker.link.close()
-        self._events.fork_server_lost()
+        self._note_lost()
 
     @property
     def alive(self) -> list[FakeWorker]:

@@ -14,7 +14,7 @@ from frameworks.core.channel.channel import Channel
 from frameworks.core.channel.descriptors import DescriptorSocket
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.engine.process.host.hosted_model import EngineHost
-from frameworks.engine.process.host.model_source import FileSource, ModelSource
+from frameworks.engine.process.host.model_source import ModelSource
 from frameworks.engine.process.host.session import ClientSession
 from frameworks.engine.process.wire.arguments import StartArguments
 from frameworks.engine.process.wire.messages import Free, ToEngine
@@ -37,7 +37,7 @@ def serve(arguments: StartArguments) -> int:
 
 
 async def _serve(control: int, requests: int, answers: int, clients: int) -> int:
-    process = ServedProcess(_attached(requests), _attached(answers), FileSource())
+    process = ServedProcess(_attached(requests), _attached(answers), ModelSource())
     await process.owner.channel.open(socket.socket(fileno=control))
     descriptors = DescriptorSocket(socket.socket(fileno=clients))
     accepting = asyncio.get_running_loop().create_task(process.accept(descriptors))

@@ -2,7 +2,7 @@
 
 import pickle
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from frameworks.core.channel.messages import ProtocolError
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds, SystemProbe
@@ -28,21 +28,6 @@ class HostedModel(NamedTuple):
     warm_up_s: float
 
 
-class ModelSource(Protocol):
-    """Loads the model of the process. The methods block; each call has a thread of its own."""
-
-    def measure(self, message: Measure) -> ModelNeeds:
-        """Estimate what the model needs of a device. Raises InvalidModel."""
-        ...
-
-    def load(self, device: Device) -> HostedModel:
-        """Load the model that was measured, and warm it up.
-
-        Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
-        """
-        ...
-
-
 class _Measured(NamedTuple):
     registry: Registry
     entry: ModelEntry
@@ -51,13 +36,17 @@ class _Measured(NamedTuple):
     pool: TensorPool
 
 
-class FileSource:
-    """Implements ModelSource with the registries of the frameworks, as the server loads its own models."""
+class ModelSource:
+    """Load the model of the process with the registries of the frameworks, as the server loads its own models.
+
+    The methods block; each call has a thread of its own.
+    """
 
     def __init__(self) -> None:
         self._measured: _Measured | None = None
 
     def measure(self, message: Measure) -> ModelNeeds:
+        """Estimate what the model needs of a device. Raises InvalidModel."""
         entry: ModelEntry = pickle.loads(message.entry)  # noqa: S301 - of the server, which started this process
         settings: RegistrySettings = pickle.loads(message.settings)  # noqa: S301
         return self.prepare(message.framework, entry, Path(message.path), settings)
@@ -73,6 +62,10 @@ class FileSource:
         return registry.needs(entry, path)
 
     def load(self, device: Device) -> HostedModel:
+        """Load the model that was measured, and warm it up.
+
+        Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
+        """
         if self._measured is None:
             raise ProtocolError("expected a model that was measured, got none")
         registry, entry, path, devices, pool = self._measured

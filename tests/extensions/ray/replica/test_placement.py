@@ -8,7 +8,7 @@ from extensions.ray.config import ReplicaConfig
 from extensions.ray.replica.placement import gpu_share, measured_share
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
 from frameworks.core.settings.entries import OnnxModelEntry
-from frameworks.engine.process.host.model_source import FileSource
+from frameworks.engine.process.host.model_source import ModelSource
 from frameworks.engine.registries import RegistrySettings
 from tests.support.engine_hosts import SETTINGS
 from tests.support.fake_probe import FakeProbe
@@ -40,7 +40,7 @@ def test_model_without_gpu_reserves_none(needs: ModelNeeds, device: Device) -> N
 def test_share_is_measured_on_largest_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The GPU with the least memory counts: Ray may place a replica on any."""
     small = Device("cuda", 1, "gpu", 500, 400)
-    monkeypatch.setattr(FileSource, "prepare", lambda *_: ModelNeeds(1, 100, usable=("cuda",)))
+    monkeypatch.setattr(ModelSource, "prepare", lambda *_: ModelNeeds(1, 100, usable=("cuda",)))
     settings = RegistrySettings(max_model_size=None, cache_dir=tmp_path, ageing_ms=1000.0)
     config = ReplicaConfig("onnx", OnnxModelEntry(name="m", path=tmp_path), SETTINGS, settings)
     both = FakeProbe([GPU, small])

@@ -17,7 +17,7 @@ from frameworks.core.channel.descriptors import socket_pair
 from frameworks.core.errors import InvalidModel
 from frameworks.engine.process.client.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.exit_reason import ExitReason
-from frameworks.engine.process.host.model_source import FileSource
+from frameworks.engine.process.host.model_source import ModelSource
 from frameworks.engine.process.wire.messages import Answer, Close, Closed, Load, LoadFailed, Needs, Ping, Pong
 from frameworks.engine.process.wire.serialization import answer_from_plain, error_from_plain, spec_from_plain
 from frameworks.types import TensorBatch
@@ -75,7 +75,7 @@ async def total(link: HostLink, rows: int) -> Any:
 def test_measure_resumes_collections(tmp_path: Path) -> None:
     pause_collections()
     try:
-        FileSource().measure(model(tmp_path))
+        ModelSource().measure(model(tmp_path))
         assert gc.isenabled()
     finally:
         gc.enable()
