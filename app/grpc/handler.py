@@ -9,7 +9,8 @@ import numpy as np
 
 from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
-from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
+from app.inference.context import NamedRequest, RequestContext
+from app.inference.pipeline import Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.observability.traces.traces import Tracer
 from app.protocols.open_inference.infer_request import with_own_field
@@ -28,7 +29,7 @@ SendPieces = Callable[[RequestRecord, Any, Generation], Awaitable[None]]
 
 
 class InferenceCall(NamedTuple):
-    """How a request message is decoded, and its response message written.
+    """How a request message is read, and its response message written.
 
     `model` and `version`: as the message names them, "" for none. `write(record, decoded, answer)` returns the
     serialized response. `is_long`: decoding blocks the loop for about a millisecond; `is_answer_long`: writing many
@@ -38,48 +39,41 @@ class InferenceCall(NamedTuple):
     path: str
     model: str
     version: str
-    decode: Callable[[FindSpec], DecodedRequest]
+    read: Callable[[], NamedRequest]
     write: Callable[[RequestRecord, Any, Any], Any]
     is_long: bool = False
     is_answer_long: bool = False
     size: int = 0
 
 
-class GrpcExchange:
-    """One inference request over gRPC, as the pipeline's Exchange. The bridge cancels the task of a cancelled call."""
+class GrpcRequest(RequestContext):
+    """One inference request over gRPC. The bridge cancels the task of a cancelled call.
 
-    __slots__ = ("_call", "_record", "_send_pieces", "decode", "is_long_to_decode")
+    The response is written from the message too, which is kept.
+    """
 
     keeps_body = True
 
-    def __init__(self, call: InferenceCall, record: RequestRecord, send_pieces: SendPieces | None) -> None:
-        self._call = call
-        self._record = record
+    def __init__(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None) -> None:
+        super().__init__(request_id(call.headers), "gRPC", inference.path, time.perf_counter())
+        self.principal, self.request_bytes = call.principal, inference.size
+        self.read = inference.read
+        self.is_long_to_decode = inference.is_long
+        self._inference = inference
         self._send_pieces = send_pieces
-        self.decode = call.decode
-        self.is_long_to_decode = call.is_long
-
-    def drop_body(self) -> None:
-        """Keep the message: its response is written from it too."""
 
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
         elements = elements_of(answer)
         if elements < _LONG_STRINGS:
             return False
-        longest = LONG_ELEMENTS if self._call.is_answer_long else _LONG_RAW_ELEMENTS
+        longest = LONG_ELEMENTS if self._inference.is_answer_long else _LONG_RAW_ELEMENTS
         return elements >= longest or _has_strings(answer)
 
     def encode(self, decoded: Any, answer: Any) -> Any:
-        return self._call.write(self._record, decoded, answer)
+        return self._inference.write(self, decoded, answer)
 
     def open_stream(self, decoded: Any) -> "_PieceStream | None":
-        return None if self._send_pieces is None else _PieceStream(self._send_pieces, self._record, decoded)
-
-    def watch(self) -> None:
-        pass
-
-    def unwatch(self) -> None:
-        pass
+        return None if self._send_pieces is None else _PieceStream(self._send_pieces, self, decoded)
 
 
 class _PieceStream:
@@ -106,35 +100,37 @@ class GrpcHandler:
 
     async def run(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None = None) -> Any:
         """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
-        record = begin_record(inference.path, call, self._observer.tracer)
-        record.request_bytes = inference.size
+        request, tracer = GrpcRequest(inference, call, send_pieces), self._observer.tracer
+        if tracer is not None:
+            request.trace = tracer.begin(call.headers)
+            request.trace.checked = call.checked
         self._observer.inflight += 1
         try:
-            context = self.pipeline.admit(record)
+            self.pipeline.admit(request)
             try:
                 if inference.size > UNCOUNTED_BYTES:
-                    context.permit.hold_bytes().grow(inference.size)
+                    request.permit.hold_bytes().grow(inference.size)
                 if inference.model:
-                    context.check_available(inference.model, inference.version or None)
-                response = await self.pipeline.run(context, GrpcExchange(inference, record, send_pieces))
-                record.status = 200
+                    request.check_available(inference.model, inference.version or None)
+                response = await self.pipeline.run(request)
+                request.status = 200
                 if response is not None:
-                    record.response_bytes = len(response)
+                    request.response_bytes = len(response)
                 return response
             finally:
-                context.permit.release()
+                request.permit.release()
         except CancelledError:
             if not self.pipeline.lifecycle.is_draining:
-                record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
+                request.status, request.code = STATUS_CLIENT_GONE, "client_gone"
                 raise
             # The end of the drain time cancels the request, which is answered all the same.
             error = Draining(Draining.UNANSWERED)
-            raise as_grpc_error(error, record) from None
+            raise as_grpc_error(error, request) from None
         except Exception as error:
-            raise as_grpc_error(error, record) from error
+            raise as_grpc_error(error, request) from error
         finally:
             self._observer.inflight -= 1
-            self._observer.record_inference(record, time.perf_counter() - record.started_s)
+            self._observer.record_inference(request, time.perf_counter() - request.started_s)
 
 
 def begin_record(path: str, call: Call, tracer: Tracer | None) -> RequestRecord:

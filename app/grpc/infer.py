@@ -13,7 +13,7 @@ from app.grpc.infer_messages import is_typed, parse_request, serialize_response,
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
 from app.grpc.streams import OpenStreams, next_request
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.generate_tensors import StreamedTensors
 from app.protocols.open_inference.infer_request import check_request, wants_text_in_parts
@@ -21,7 +21,7 @@ from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from frameworks.engine.stream import read_in_time
 from frameworks.generation.types import Generation
-from frameworks.types import Answer
+from frameworks.types import Answer, ModelSpec
 
 _INFER = f"/{INFERENCE_SERVICE}/ModelInfer"
 _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
@@ -177,11 +177,11 @@ def _inference_call(
     path: str, received: ReceivedInfer, call: Call, write: Write, is_streamed: bool = False
 ) -> InferenceCall:
     message, typed = received.message, is_typed(received)
-    decode = partial(_decode, received, call, is_streamed)
+    read = partial(_read, received, call, is_streamed)
     write_back = partial(write, message.id, typed)
     is_long = received.contents is not None and _is_long(received)
     size = len(received.serialized)
-    return InferenceCall(path, message.model_name, message.model_version, decode, write_back, is_long, typed, size)
+    return InferenceCall(path, message.model_name, message.model_version, read, write_back, is_long, typed, size)
 
 
 def _is_long(received: ReceivedInfer) -> bool:
@@ -191,11 +191,14 @@ def _is_long(received: ReceivedInfer) -> bool:
     return any(tensor.datatype == "BYTES" for tensor in received.message.inputs)
 
 
-def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, find_spec: FindSpec) -> InferRequest:
-    """Decode a ModelInferRequest. Raises InvalidInput, UnknownField, and the errors of `find_spec`."""
-    message = received.message
+def _read(received: ReceivedInfer, call: Call, is_streamed: bool) -> NamedRequest:
+    message, decode = received.message, partial(_decode, received, call, is_streamed)
     # The call's deadline also bounds the wait for a load.
-    spec = find_spec(message.model_name, message.model_version or None, lambda: earlier_ms(None, call))
+    return NamedRequest(message.model_name, message.model_version or None, decode, partial(earlier_ms, None, call))
+
+
+def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, spec: ModelSpec) -> InferRequest:
+    """Decode a ModelInferRequest. Raises InvalidInput, UnknownField."""
     request = check_request(parse_request(received, spec), spec)
     if is_streamed and request.generation is not None:
         request = request._replace(stream=wants_text_in_parts(request))

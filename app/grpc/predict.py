@@ -7,11 +7,11 @@ from math import prod
 import numpy as np
 
 from app.auth.principal import Principal
-from app.grpc.call import Call, earlier_ms
+from app.grpc.call import Call
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
 from app.grpc.received import ReceivedPredict, read_predict
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.datatypes import encode_tensor
 from app.protocols.shared.codec import LONG_BYTES, LONG_ELEMENTS
@@ -27,7 +27,7 @@ _PREDICTIONS = PredictResponse.DESCRIPTOR.fields_by_name["predictions"].number
 
 @dataclass(frozen=True, slots=True)
 class DecodedPredict:
-    """Implement DecodedRequest of app/inference/pipeline.py."""
+    """Implement DecodedRequest of app/inference/context.py."""
 
     request: TensorBatch
     spec: ModelSpec
@@ -47,33 +47,17 @@ class PredictCalls:
     async def predict(self, request: bytes, call: Call) -> bytes:
         received = read_predict(request)
         message = received.message
-        decode = partial(self._decode, received, call)
+        read = partial(self._read, received, call)
         is_long = len(request) >= LONG_BYTES
-        inference = InferenceCall(_PREDICT, message.model_name, "", decode, _write, is_long, True, len(request))
+        inference = InferenceCall(_PREDICT, message.model_name, "", read, _write, is_long, True, len(request))
         response: bytes = await self._handler.run(inference, call)
         return response
 
-    def _decode(self, received: ReceivedPredict, call: Call, find_spec: FindSpec) -> DecodedPredict:
-        """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
-        message = received.message
-        timeout_ms = earlier_ms(None, call)
-        spec = find_spec(message.model_name or self._default_name(call.principal), None, lambda: timeout_ms)
-        sole = spec.sole_input
-        if spec.text is not None or spec.generation is not None:
-            raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
-        if sole is None or not isinstance(sole.type, TensorType):
-            inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
-            raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
-        numbers = _cast(_numbers(received), sole.type.dtype)
-        if message.shape or sole.type.shape is None:
-            shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(numbers)], "shape")
-            if prod(shape) != numbers.size:
-                raise InvalidInput("shape", f"expected the shape of {numbers.size} numbers, got {list(shape)}")
-            numbers = numbers.reshape(shape)
-        else:
-            numbers = reshape_flat(numbers, sole.type.shape, None, "data")
-        check_shape(numbers.shape, sole.type.shape, "shape")
-        return DecodedPredict(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
+    def _read(self, received: ReceivedPredict, call: Call) -> NamedRequest:
+        """Raises InvalidInput."""
+        timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
+        name = received.message.model_name or self._default_name(call.principal)
+        return NamedRequest(name, None, partial(_decode, received, timeout_ms), lambda: timeout_ms)
 
     def _default_name(self, principal: Principal) -> str:
         """Return the default model, or the only one if the sender may not use the default model."""
@@ -85,6 +69,26 @@ class PredictCalls:
             return names[0]
         known = ", ".join(names[:10]) or "none is registered"
         raise InvalidInput("model_name", f"expected a model's name ({known}), got none; or set models.default_model")
+
+
+def _decode(received: ReceivedPredict, timeout_ms: float | None, spec: ModelSpec) -> DecodedPredict:
+    """Decode a PredictRequest. Raises InvalidInput."""
+    message, sole = received.message, spec.sole_input
+    if spec.text is not None or spec.generation is not None:
+        raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
+    if sole is None or not isinstance(sole.type, TensorType):
+        inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
+        raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
+    numbers = _cast(_numbers(received), sole.type.dtype)
+    if message.shape or sole.type.shape is None:
+        shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(numbers)], "shape")
+        if prod(shape) != numbers.size:
+            raise InvalidInput("shape", f"expected the shape of {numbers.size} numbers, got {list(shape)}")
+        numbers = numbers.reshape(shape)
+    else:
+        numbers = reshape_flat(numbers, sole.type.shape, None, "data")
+    check_shape(numbers.shape, sole.type.shape, "shape")
+    return DecodedPredict(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
 
 
 def _numbers(received: ReceivedPredict) -> Array:

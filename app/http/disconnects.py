@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.types import Receive
 
-from app.observability.metrics import RequestRecord
 from app.protocols.shared.errors import ClientGone
 
 # A request that completes sooner is not worth a task that watches its connection.
@@ -16,37 +15,25 @@ _WATCH_AFTER_S = 0.05
 
 
 class WatchedRequest:
-    """A request in progress. It is cancelled if its client disconnects between `watch` and `unwatch`."""
+    """A request in progress. While `is_watched`, its task is cancelled if its client disconnects.
 
-    __slots__ = ("_watcher", "is_gone", "receive", "record", "task", "watching")
+    It is in the watcher's `young` from `DisconnectWatcher.add` on. `watching`: a task that waits for the disconnect.
+    """
 
-    def __init__(self, watcher: "DisconnectWatcher", receive: Receive, record: RequestRecord) -> None:
-        self._watcher = watcher
+    is_watched = False
+    watching: asyncio.Task[None] | None = None
+    is_gone = False
+    """Whether the client has disconnected."""
+
+    def __init__(self, watcher: "DisconnectWatcher", receive: Receive, started_s: float) -> None:
+        """`started_s`: arrival of the request (time.perf_counter)."""
+        self.watcher = watcher
         self.receive = receive
-        self.record = record
+        self.started_s = started_s
         self.task: asyncio.Task[Any] | None = None
-        self.watching: asyncio.Task[None] | None = None
-        self.is_gone = False
-        """Whether the client has disconnected."""
 
-    def watch(self) -> None:
-        """From now on the current task is cancelled if the client disconnects. `unwatch` must follow."""
-        self.task = asyncio.current_task()
-        watcher = self._watcher
-        watcher.young[self] = None
-        if watcher.timer is None:
-            watcher.start_timer()
-
-    def unwatch(self) -> Awaitable[None] | None:
-        """End `watch`. Awaiting the result raises ClientGone if the client has disconnected; None: it was not watched
-        yet.
-        """
-        if self.watching is None:
-            del self._watcher.young[self]
-            return None
-        return self._end()
-
-    async def _end(self) -> None:
+    async def end_watch(self) -> None:
+        """End `watching`. Raises ClientGone if the client has disconnected."""
         assert self.watching is not None
         assert self.task is not None
         self.watching.cancel()
@@ -56,6 +43,7 @@ class WatchedRequest:
         if self.is_gone:
             self.task.uncancel()
             raise ClientGone
+        self.watcher.young[self] = None
 
 
 class DisconnectWatcher:
@@ -70,13 +58,21 @@ class DisconnectWatcher:
         """Requests in progress that have no watching task yet, in order of arrival."""
         self.timer: asyncio.TimerHandle | None = None
 
+    def add(self, request: WatchedRequest) -> None:
+        """Let the current task be cancelled for this request. At the end, remove the request from `young`."""
+        request.task = asyncio.current_task()
+        self.young[request] = None
+        if self.timer is None:
+            self.start_timer()
+
     def start_timer(self) -> None:
+        """Look at the requests in `young` in a while. Called where `timer` is None."""
         self.timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._watch_old)
 
     def _watch_old(self) -> None:
         loop = asyncio.get_running_loop()
         before_s = time.perf_counter() - _WATCH_AFTER_S
-        for request in [request for request in self.young if request.record.started_s <= before_s]:
+        for request in [each for each in self.young if each.is_watched and each.started_s <= before_s]:
             del self.young[request]
             request.watching = loop.create_task(_cancel_on_disconnect(request))
         self.timer = None
@@ -85,15 +81,20 @@ class DisconnectWatcher:
 
 
 @asynccontextmanager
-async def watched(request: WatchedRequest) -> AsyncIterator[None]:
+async def watched(watcher: DisconnectWatcher, receive: Receive) -> AsyncIterator[None]:
     """Cancel the block if the client disconnects. Raises ClientGone."""
-    request.watch()
+    request = WatchedRequest(watcher, receive, time.perf_counter())
+    watcher.add(request)
+    request.is_watched = True
     try:
         yield
     finally:
-        disconnected = request.unwatch()
-        if disconnected is not None:
-            await disconnected
+        request.is_watched = False
+        try:
+            if request.watching is not None:
+                await request.end_watch()
+        finally:
+            watcher.young.pop(request, None)
 
 
 async def _cancel_on_disconnect(request: WatchedRequest) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
+from app.http.disconnects import DisconnectWatcher, watched
 from app.protocols.shared.codec import Header
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import Overloaded
@@ -79,7 +79,7 @@ class FileSender:
         self._sending += 1
         try:
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            async with watched(WatchedRequest(self._watcher, receive, record)):
+            async with watched(self._watcher, receive):
                 await _send_parts(send, file, begin, end)
         except ClientGone:
             record.code = "client_gone"  # the response has begun: there is nothing to answer

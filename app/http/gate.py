@@ -5,7 +5,7 @@ A path or method that the table of permissions omits is denied, also where a rou
 
 import time
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
@@ -15,9 +15,9 @@ from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.page.page import is_page
-from app.http.responses import send_error
+from app.http.request import HttpRequest
 from app.observability.audit import log_action
-from app.observability.metrics import Observer, RequestRecord
+from app.observability.metrics import Observer
 from app.protocols.shared.errors import MethodNotAllowed, NotFound
 from app.protocols.shared.routes import RouteTable
 from frameworks.core.errors import RoundhouseError
@@ -47,7 +47,7 @@ class HttpGate:
         self._has_page = has_page
         self._find = table.access.find
 
-    def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+    def check(self, scope: Scope, record: HttpRequest) -> RoundhouseError | None:
         """Set the principal of the record; return the error that refuses the request. Only if keys are required.
 
         The errors: Unauthenticated, Forbidden, NotFound, MethodNotAllowed, Overloaded.
@@ -76,7 +76,7 @@ class HttpGate:
             return error.with_traceback(None)
         return None
 
-    def _identify(self, scope: Scope, record: RequestRecord) -> Principal:
+    def _identify(self, scope: Scope, record: HttpRequest) -> Principal:
         """Return the sender, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
         certificate = None
         if self._certificates is not None and record.fast_path is not None:
@@ -91,7 +91,7 @@ class HttpGate:
             check_same_tenant(principal, certificate)
         return principal
 
-    def _verify(self, scope: Scope, record: RequestRecord) -> Principal:
+    def _verify(self, scope: Scope, record: HttpRequest) -> Principal:
         """Return the sender of a signed request, and set the digest of its body. Raises Unauthenticated, Overloaded."""
         verified = self._authenticator.signatures.verify(
             SignedRequest(
@@ -105,7 +105,7 @@ class HttpGate:
         record.digest = verified.digest
         return verified.stored.principal
 
-    async def use_nonce(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+    async def use_nonce(self, scope: Scope, record: HttpRequest) -> RoundhouseError | None:
         """Note the nonce of a signed request, if other processes share it; return the error that refuses the request.
 
         The errors: Unauthenticated, Overloaded, Draining. Each other part of the answer follows this.
@@ -118,7 +118,7 @@ class HttpGate:
             return error.with_traceback(None)
         return None
 
-    async def refuse(self, error: RoundhouseError, scope: Scope, record: RequestRecord, send: Send) -> None:
+    async def refuse(self, error: RoundhouseError, scope: Scope, record: HttpRequest) -> None:
         """Send the error, count and log the request. Its body is not read: the connection is closed if one is left.
 
         A signed request without the permission uses its nonce too.
@@ -133,7 +133,7 @@ class HttpGate:
             self._observer.auth_failures["scope"] += 1
         error = self._check_origin(scope, record) or error
         is_unread = record.fast_path is None or record.fast_path.take_body() is None
-        await send_error(send, record, error, self._error_codec(record.path), is_unread)
+        await record.refuse(error, self._error_codec(record.path), is_unread)
         total_s = time.perf_counter() - record.started_s
         self._observer.log_request(record, total_s)
         matched = self._find(record.path)
@@ -143,7 +143,7 @@ class HttpGate:
         if record.principal.key_id:
             log_action(record, matched)
 
-    def _check_origin(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+    def _check_origin(self, scope: Scope, record: HttpRequest) -> RoundhouseError | None:
         """Set the headers of the response, so that a page of an allowed origin can read it."""
         try:
             record.headers = self._origins.check(scope)

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.digests import receive_checked
 from app.http.origins import OriginPolicy
-from app.http.responses import send_error
+from app.http.request import HttpRequest
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone
@@ -39,7 +39,7 @@ class AdminMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record: RequestRecord = scope["record"]
+        record: HttpRequest = scope["record"]
         path = scope["path"]
         # The connection leaves out the body of a response to HEAD.
         method = "GET" if record.method == "HEAD" else record.method
@@ -68,19 +68,19 @@ class AdminMiddleware:
             await self._answer(scope, receive, send_with_headers)
         except (Exception, CancelledError) as error:  # noqa: BLE001 - the last handler before the client
             if not started:
-                await self._send_error(send, record, error)
+                await self._refuse(record, error)
         finally:
             self._observer.log_request(record, time.perf_counter() - record.started_s)
             log_action(record, self._access.find(path))
 
-    async def _send_error(self, send: Send, record: RequestRecord, error: BaseException) -> None:
+    async def _refuse(self, record: HttpRequest, error: BaseException) -> None:
         if isinstance(error, ClientGone):
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
             return
         if isinstance(error, CancelledError):
             # Only the end of the drain time cancels a request, which is answered all the same.
             error = Draining(Draining.UNANSWERED)
-        await send_error(send, record, error, self._error_codec(record.path))
+        await record.refuse(error, self._error_codec(record.path))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: RequestRecord = scope["record"]

@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error, own_headers
-from app.observability.metrics import server_timing
+from app.observability.metrics import RequestRecord, server_timing
 from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import Draining
@@ -30,6 +30,7 @@ class EventStream:
     def __init__(
         self,
         send: Send,
+        record: RequestRecord,
         request: WatchedRequest,
         writer: StreamWriter,
         headers: Sequence[Header] = (),
@@ -39,7 +40,7 @@ class EventStream:
         payload is a line, not an event.
         """
         self._send = send
-        self._record = request.record
+        self._record = record
         self._request = request
         self._writer = writer
         self._headers = headers

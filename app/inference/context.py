@@ -1,54 +1,147 @@
-"""The state of one request: its permit, its timings, and the version that answers it."""
+"""The state of one request, the version that answers it, and its run on that version."""
 
-from collections.abc import Callable
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from app.auth.quotas import TenantLimits
 from app.inference.model_view import ModelView
+from app.inference.response_cache import CacheableRequest, Responses
 from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import RequestRecord
-from frameworks.core.errors import AdapterNotFound, ModelUnloaded
-from frameworks.engine.contract import Run
+from frameworks.core.errors import AdapterNotFound
+from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.generation_limits import check_request
+from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelVersion, VersionNotLoaded
-from frameworks.scheduling.admission import Permit
-from frameworks.types import Array, ModelSpec
+from frameworks.text.tokens import TokenAnswer, TokenRequest
+from frameworks.types import Answer, Array, ModelSpec, TensorBatch
 
 ADAPTER_MARK = ":"
 """Between the name of a model and that of its adapter. No name of a model contains it."""
 
 
+class DecodedRequest(Protocol):
+    """A request for one model, decoded by the `spec` of one of its versions. `stream`: the response comes in pieces.
+
+    `spec` None: an operation answers the request, with runs of models or without. `timeout_ms` None: the request names
+    no deadline.
+    """
+
+    @property
+    def request(self) -> Any: ...
+
+    @property
+    def spec(self) -> ModelSpec | None: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def timeout_ms(self) -> float | None: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+def no_timeout_ms() -> None:
+    """The `read_timeout_ms` of a request that names no timeout."""
+
+
+class NamedRequest(NamedTuple):
+    """A body of which only the names are read: the first of two steps of decoding.
+
+    `model` None: an operation answers the request, and `decode` gets no spec. `version` None: the request names none.
+    `decode(spec)`: the second step. It returns a DecodedRequest by the spec of the version that answers, and raises
+    InvalidInput and UnknownField.
+    `read_timeout_ms`: called only if the version has to be loaded first. The request waits no longer than that.
+    """
+
+    model: str | UnnamedModel | None
+    version: str | None
+    decode: Callable[[Any], Any]
+    read_timeout_ms: Callable[[], float | None] = no_timeout_ms
+
+
+class TextStream(Protocol):
+    """A response that is sent while it is generated."""
+
+    async def send_pieces(self, generation: Generation) -> None:
+        """Send all pieces. Raises what fails before the first one, which an ordinary response can still report."""
+        ...
+
+    async def finish(self) -> None:
+        """Send the end of the response, after the model's part is done."""
+        ...
+
+
 class RunContext(Run):
-    """A run and the version that answers it. `version` is set when it is known; the permit holds a reference to it."""
+    """A run and the version that answers it; the permit holds a reference to that version."""
 
-    __slots__ = ("version",)
+    __slots__ = ("model_version",)
 
-    version: ModelVersion
+    model_version: ModelVersion
 
 
-class RequestContext(RunContext):
-    """The context of one client's request. The version is chosen once, while the request is decoded."""
+class RequestContext(RequestRecord, RunContext, ABC):
+    """One inference request, from its first byte to its response: its record, its run, its route and its transport.
 
-    __slots__ = ("_is_routed", "_served", "not_loaded", "record", "shadowed", "timeout_ms")
+    Each transport has a subclass. `Pipeline.admit` sets `permit` and `served_models`. The version is chosen between
+    the two steps of decoding.
+    """
 
-    def __init__(self, models: ServedModels, record: RequestRecord, permit: Permit) -> None:
-        self.permit = permit
-        self.timings = record.timings
-        self.record = record
-        self._served = models
-        self._is_routed = False
-        self.not_loaded: ModelVersion | None = None
-        """The version whose load the request has to wait for."""
-        self.timeout_ms: float | None = None
-        """The deadline that the request names, if it was read before the version was found not to be loaded."""
-        self.shadowed: ModelSlot | None = None
-        """The model, if the response to this request is compared with that of a shadow version."""
+    served_models: ServedModels
+    is_routed = False
+    """Whether `model_version` is chosen."""
+    not_loaded: ModelVersion | None = None
+    """The version whose load the request has to wait for."""
+    load_timeout_ms: float | None = None
+    """The deadline that the request names, if its version has to be loaded first."""
+    shadowed: ModelSlot | None = None
+    """The model, if the response to this request is compared with that of a shadow version."""
+
+    read: Callable[[], NamedRequest]
+    """Parse the body as far as the names; any thread may call it. Raises InvalidJson, InvalidInput and UnknownField.
+
+    Deleted when the request is decoded: the body may be large, and the request may wait long.
+    """
+    is_long_to_decode = False
+    """Whether decoding would block the event loop for about a millisecond."""
+    keeps_body = False
+    """Whether the bytes of the body are kept after decoding."""
+    is_long_to_encode: Callable[[Any, Any], bool]
+    """Whether encoding this answer to the decoded request would block the event loop for about a millisecond."""
+    is_watched = False
+    """Set while the current task may be cancelled: a client that disconnects then cancels it."""
+    watching: asyncio.Task[None] | None = None
+    """Waits for the disconnect; None: the request has not been watched for long."""
+
+    def set_limits(self, limits: TenantLimits) -> None:
+        """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
+        self.limits = limits
+        if self.fast_path is not None:
+            self.fast_path.count_unread(limits.byte_limit)
+
+    @abstractmethod
+    def encode(self, decoded: Any, answer: Any) -> Any:
+        """Encode the response. Any thread may call it."""
+
+    @abstractmethod
+    def open_stream(self, decoded: Any) -> TextStream | None:
+        """Return a stream if the response is sent in pieces."""
+
+    async def end_watch(self) -> None:
+        """End `watching`. Raises ClientGone if the client has disconnected."""
 
     @property
     def models(self) -> ModelView:
         """The models that the sender of the request may use."""
-        return ModelView(self._served, self.record.principal)
+        return ModelView(self.served_models, self.principal)
 
     def check_available(self, name: str, version: str | None) -> None:
         """Raise what keeps the model from answering, before the body is read.
@@ -64,46 +157,40 @@ class RequestContext(RunContext):
         if not chosen.model.entry.cache:
             self.permit.check_room(chosen.model.requests)
 
-    def find_spec(
-        self, name: str | UnnamedModel, version: str | None, read_timeout_ms: Callable[[], float | None]
-    ) -> ModelSpec:
-        """Choose the version that answers and return its spec; see FindSpec of the pipeline.
+    def route(self, named: NamedRequest) -> ModelSpec:
+        """Choose the version that answers and return its spec. Called before the body's data are decoded.
 
-        Called before the body's data are read. Raises what keeps the version from answering; VersionNotLoaded if the
-        request has to wait for a load; InvalidInput if it names no model and several models could answer.
+        Raises what keeps the version from answering; VersionNotLoaded if the request has to wait for a load;
+        InvalidInput if it names no model and several models could answer.
         """
-        if self._is_routed:
-            chosen = self.version
+        if self.is_routed:
+            chosen = self.model_version
         else:
+            name, version = named.model, named.version
+            assert name is not None
             slot = self._find_slot(name if isinstance(name, str) else name.name_in(self.models.slots))
             if version is not None:
                 chosen = slot.version_named(version)
             elif slot.canary is None and slot.serves_latest:
-                chosen = slot.active  # as route() does, for the usual model
+                chosen = slot.active  # as slot.route() does, for the usual model
             else:
                 chosen = slot.route()
-            self.version = chosen
-            self._is_routed = True
-            self.record.version = chosen.version
+            self.model_version = chosen
+            self.is_routed = True
+            self.version = chosen.version
             if slot.shadow is not None:
                 self.shadowed = slot if version is None and chosen is slot.active else None
         try:
             spec = chosen.spec_for(self.permit)
-            if self.record.adapter:
-                check_adapter(chosen.model.name, self.record.adapter, spec)
-            if not chosen.model.entry.cache:
-                # A cached response is sent even if the queue is full.
-                self.permit.check_room(chosen.model.requests)
-        except ModelUnloaded:
-            if version is None and self.models.slot(chosen.model.name).default_version is not chosen:
-                # It was unloaded between two readings of a long body, on a thread; its successor answers.
-                self._is_routed = False
-                return self.find_spec(self.record.answered_name, version, read_timeout_ms)
-            raise
         except VersionNotLoaded:
             self.not_loaded = chosen
-            self.timeout_ms = read_timeout_ms()
+            self.load_timeout_ms = named.read_timeout_ms()
             raise
+        if self.adapter:
+            check_adapter(chosen.model.name, self.adapter, spec)
+        if not chosen.model.entry.cache:
+            # A cached response is sent even if the queue is full.
+            self.permit.check_room(chosen.model.requests)
         return spec
 
     def lease_body(self, name: str, version: str | None, nbytes: int) -> Array:
@@ -111,7 +198,7 @@ class RequestContext(RunContext):
 
         The version is not chosen yet: another one gets copies of the tensors, if its process has other memory.
         """
-        slot = self._served.slots_by_name.get(name.partition(ADAPTER_MARK)[0])
+        slot = self.served_models.slots_by_name.get(name.partition(ADAPTER_MARK)[0])
         if slot is not None:  # else it was removed meanwhile
             chosen = slot.default_version if version is None else slot.version_named(version)
             leased = chosen.lease_body(nbytes)
@@ -128,27 +215,26 @@ class RequestContext(RunContext):
     def reroute(self) -> None:
         """Route the request again: the version that was chosen no longer answers."""
         self.permit.release_version()
-        self._is_routed = False
+        self.is_routed = False
 
     def reroute_unless_held(self, version: ModelVersion) -> None:
         """After waiting for a load: route the request again, unless this version has waited for it."""
-        self._is_routed = version.is_held_by(self.permit)
-        if self._is_routed:
-            self.version = version
+        self.is_routed = version.is_held_by(self.permit)
+        if self.is_routed:
+            self.model_version = version
 
     def _find_slot(self, name: str) -> ModelSlot:
         """Return a model, and note it on the record with its alias and its adapter. Raises ModelNotFound."""
-        adapter = ""
+        self.answered_name, adapter = name, ""
         if ADAPTER_MARK in name:
             base, _, adapter = name.partition(ADAPTER_MARK)
             name = base if adapter else name  # without the name of an adapter, it names no model
-        record = self.record
-        principal = record.principal
-        slot = self._served.slots_by_name.get(name)
+        principal = self.principal
+        slot = self.served_models.slots_by_name.get(name)
         if slot is None or not (principal.sees_all or principal.may_use(slot.name)):
             slot = self.models.slot(name)
-        record.model, record.version, record.adapter = slot.name, slot.active.version, adapter
-        record.alias = "" if name == slot.name else name
+        self.model, self.version, self.adapter = slot.name, slot.active.version, adapter
+        self.alias = "" if name == slot.name else name
         return slot
 
 
@@ -157,3 +243,58 @@ def check_adapter(model: str, adapter: str, spec: ModelSpec) -> None:
     names = [each.name for each in spec.generation.adapters] if spec.generation is not None else []
     if adapter not in names:
         raise AdapterNotFound(model, adapter, names)
+
+
+class InferenceService:
+    """Answer decoded requests. The caller holds the server's permit; the model's place is taken here."""
+
+    def __init__(self, response_cache: Responses, token_times: Callable[[str, str], TokenTimes]) -> None:
+        """`token_times(model, tenant)`: where the times of a model's tokens are recorded for a tenant."""
+        self._response_cache = response_cache
+        self._token_times = token_times
+
+    def infer(self, context: RunContext, request: CacheableRequest | TokenRequest) -> Awaitable[Answer | TokenAnswer]:
+        """Run a request on the context's version. The permit holds a reference to that version.
+
+        A request whose response is cached never waits. If the awaitable is cancelled, what has not begun never runs.
+        Raises Overloaded and the other ModelUnavailable errors, InvalidInput, OutOfMemory.
+        """
+        version, timings = context.model_version, context.timings
+        is_cached = version.model.entry.cache
+        if type(request) is TensorBatch and not is_cached and not version.model.is_composite:
+            permit = context.permit
+            permit.queue(version.model.requests)
+            return version.engine().submit(request, context.priority, permit.begin, timings, permit.tenant)
+        if not is_cached or isinstance(request, TokenRequest):
+            return self._run(context, request)
+        version.touch()
+        timings.cache_hit = True
+
+        def run() -> Awaitable[Answer]:
+            timings.cache_hit = False
+            return cast("Awaitable[Answer]", self._run(context, request))
+
+        permit = context.permit
+        return self._response_cache.get_or_run(
+            permit.tenant, version.model.name, version.serving_id, request, run, permit.begin
+        )
+
+    async def generate(
+        self, context: RunContext, request: GenerateRequest, left_s: float | None = None, in_pieces: bool = True
+    ) -> Generation:
+        """Begin to generate text. Generated text is not cached.
+
+        Returns when the prompts are tokenized. The caller iterates or collects the generation, and closes it in
+        any case; the context's timings are complete when it has ended. `left_s`: seconds until the deadline, at
+        which running sequences end too. `in_pieces`: the generation will be iterated, so each piece is delivered at
+        once. Raises InvalidInput, DeadlineExceeded, Overloaded and the other ModelUnavailable errors.
+        """
+        check_request(request)
+        version, permit = context.model_version, context.permit
+        permit.queue_sequences(version.model.requests, len(request.prompts) * request.num_choices)
+        times = self._token_times(version.model.name, permit.tenant.name)
+        return await version.engine().generate(context, request, times, left_s, in_pieces)
+
+    def _run(self, context: RunContext, request: CacheableRequest | TokenRequest) -> Awaitable[Answer | TokenAnswer]:
+        context.permit.queue(context.model_version.model.requests)
+        return context.model_version.engine().answer(context, request)

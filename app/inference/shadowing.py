@@ -7,9 +7,8 @@ from contextlib import suppress
 import numpy as np
 import structlog
 
-from app.inference.context import RunContext
+from app.inference.context import InferenceService, RunContext
 from app.inference.response_cache import CacheableRequest
-from app.inference.service import InferenceService
 from frameworks.core.errors import RoundhouseError
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
@@ -95,7 +94,7 @@ class ShadowTraffic:
                 outcome = "dropped"
                 return
             context = RunContext(permit, Timings(), LAST_PRIORITY)
-            context.version = version
+            context.model_version = version
             theirs = await self._service.infer(context, request)
             # On a thread: responses may be long, and no client waits for the comparison.
             outcome = "same" if await asyncio.to_thread(is_same, answer, theirs) else "different"

@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -29,22 +30,24 @@ _STREAM = "/events"
 
 
 class _RequestIds:
-    """Numbers the requests of this process."""
+    """Numbers the requests of this process. `next(new_ids.ids)` is a new id."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        self.prefix = secrets.token_hex(6)
-        self.count = itertools.count()
+        """Give requests other ids than in the process that this one was forked from."""
+        self.ids: Iterator[str] = map(f"{secrets.token_hex(6)}-%08x".__mod__, itertools.count())
 
 
-_ids = _RequestIds()
+new_ids = _RequestIds()
 
 
-def renew_request_ids() -> None:
-    """Give requests other ids than in the process that this one was forked from."""
-    _ids.renew()
+def checked_id(given: bytes) -> str:
+    """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
+    if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
+        return given.decode("ascii")
+    return next(new_ids.ids)
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
@@ -52,16 +55,13 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> str:
     return checked_id(next((value for name, value in headers if name == b"x-request-id"), b""))
 
 
-def checked_id(given: bytes) -> str:
-    """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
-    if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
-        return given.decode("ascii")
-    return f"{_ids.prefix}-{next(_ids.count):08x}"
-
-
-@dataclass(slots=True)
+@dataclass(eq=False)
 class RequestRecord:
-    """Log members and counts of one request: filled while it is processed, read once after the response."""
+    """Log members and counts of one request: filled while it is processed, read once after the response.
+
+    An inference request is one object, of a subclass: RequestContext adds what the pipeline needs, and a class of its
+    transport how it is read and answered. Defaults are attributes of the class: a constructor sets only other values.
+    """
 
     request_id: str
     method: str
@@ -80,14 +80,12 @@ class RequestRecord:
     digest: BodyDigest | None = field(default=None, repr=False)
     """That of the body of a signed request. The body is used after it was checked."""
     fast_path: FastPath | None = None
-    plain_host: bytes = b""
-    """The only Host header, if no header says that a web page sends the request."""
-    is_json: bool = False
-    """Whether no header says that the body is anything but uncompressed JSON."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the response, for web pages."""
     trace: RequestTrace | None = None
     """None if tracing is off."""
+    answered_name: str = ""
+    """The model in the response: as the request names it, by its name or an alias, with the adapter."""
     alias: str = ""
     """Alias by which the request names the model; empty for its own name."""
     adapter: str = ""
@@ -100,12 +98,6 @@ class RequestRecord:
     request_bytes: int = 0
     """Size of the body, or of the message."""
     response_bytes: int = 0
-
-    @property
-    def answered_name(self) -> str:
-        """The model in the response: as the request names it, with the adapter."""
-        name = self.alias or self.model
-        return f"{name}:{self.adapter}" if self.adapter else name
 
     @property
     def trace_id(self) -> str | None:

@@ -35,11 +35,11 @@ from app.http.endpoint import Endpoint
 from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.page.files import WebSite
 from app.inference.bounds import Bounds
+from app.inference.context import InferenceService
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import CacheUse, ResponseCache
-from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
 from app.observability.integrity import IntegrityMonitor

@@ -24,15 +24,15 @@ from app.config import LoadedSettings
 from app.extension import ServerProcess, open_parts
 from app.http.app import build_app
 from app.http.page.files import WebSite
+from app.inference.context import InferenceService
 from app.inference.pipeline import Pipeline
-from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
 from app.observability.integrity import IntegrityMonitor
 from app.observability.logs.lock import LogLock
 from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.loop_lag import LoopLagMonitor
-from app.observability.metrics import Observer, renew_request_ids
+from app.observability.metrics import Observer, new_ids
 from app.observability.traces.tracing import close_tracer, open_tracer
 from app.server.build import (
     Monitors,
@@ -105,7 +105,7 @@ def run_worker(inherited: Inherited, number: int, control: socket.socket, descri
     `control`, `descriptors`: its sockets to the supervisor. Ends the process at once where the supervisor is lost.
     """
     settings = inherited.loaded.settings
-    renew_request_ids()
+    new_ids.renew()
     inherited.limits.use(number)
     listener = inherited.http.keep_only(number)
     configure_logging(

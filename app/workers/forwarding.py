@@ -18,7 +18,7 @@ from app.admin.health import LIVE_BODIES
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.auth.permissions import HttpAccess
 from app.http.bodies import read_body
-from app.http.disconnects import DisconnectWatcher, WatchedRequest, watched
+from app.http.disconnects import DisconnectWatcher, watched
 from app.http.prefixes import prefix_of, set_prefix
 from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
@@ -110,7 +110,7 @@ class ForwardedAdmin:
             # It is completed also if its client disconnects.
             answer = await self._ask(make)
         else:
-            async with watched(WatchedRequest(self._watcher, receive, record)):
+            async with watched(self._watcher, receive):
                 answer = await self._ask(make)
         record.code = answer.code
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})

@@ -5,16 +5,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from app.config import LoadedSettings, Settings
-from app.inference.pipeline import FindSpec, Pipeline
+from app.inference.context import RequestContext
+from app.inference.pipeline import Pipeline
 from app.observability.background import background_task
 from app.observability.logs.progress_bars import in_place
-from app.observability.metrics import Observer, RequestRecord
+from app.observability.metrics import Observer
 from app.observability.progress import ProgressReporter
-from app.protocols.native.codec import NativeRequest, decode
+from app.protocols.native.codec import read
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ProtocolError
 from app.server.build import Host, build_inference
@@ -102,37 +104,26 @@ class LocalModel:
         )  # fmt: skip
 
     async def answer(self, body: bytes) -> RowAnswer:
-        record = RequestRecord("offline", "POST", "/infer", time.perf_counter())
+        request = _OfflineRequest(body, self._target)
         try:
-            context = self._pipeline.admit(record)
+            self._pipeline.admit(request)
             try:
-                answer: RowAnswer = await self._pipeline.run(context, _OfflineExchange(body, self._target))
+                answer: RowAnswer = await self._pipeline.run(request)
                 return answer
             finally:
-                context.permit.release()
+                request.permit.release()
         except (FieldError, ProtocolError, OutOfMemory, RequestError) as error:
             raise RequestRefused(error.message) from error
         except RoundhouseError as error:
             raise RunFailed(error.message) from error
 
 
-class _OfflineExchange:
-    """The pipeline's Exchange for one body of a run."""
-
-    __slots__ = ("_body", "_target")
-
-    keeps_body = False
-    is_long_to_decode = False
+class _OfflineRequest(RequestContext):
+    """The request of one body of a run."""
 
     def __init__(self, body: bytes, target: Target) -> None:
-        self._body = body
-        self._target = target
-
-    def decode(self, find_spec: FindSpec) -> NativeRequest:
-        return decode(self._body, self._target, find_spec)
-
-    def drop_body(self) -> None:
-        self._body = b""
+        super().__init__("offline", "POST", "/infer", time.perf_counter())
+        self.read = partial(read, body, target)
 
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
         return False
@@ -146,12 +137,6 @@ class _OfflineExchange:
 
     def open_stream(self, decoded: Any) -> None:
         raise WrongCommand("stream: expected a whole text, got a stream; leave the option out")
-
-    def watch(self) -> None:
-        pass
-
-    def unwatch(self) -> None:
-        pass
 
 
 def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:

@@ -12,6 +12,7 @@ from app.protocols.shared.codec import Target
 from app.server.build import build_routes
 from frameworks.core.errors import RoundhouseError
 from frameworks.types import ModelSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS as TENSOR_SPECS
 from tests.app.protocols.openai.decoding import SPECS
 from tests.manual.pages import ROOT
@@ -91,7 +92,7 @@ def find_spec(name: str | UnnamedModel, version: str | None, read_timeout_ms: ob
 def decode(path: str, body: dict[str, Any]) -> Any:
     resolved = TABLE.find(path.replace("{name}", "matrix"))
     assert resolved is not None
-    return resolved.codec.decode(orjson.dumps(body), resolved.target or Target(), find_spec)
+    return decode_body(resolved.codec, orjson.dumps(body), resolved.target or Target(), find_spec)
 
 
 def body_with(row: Row) -> dict[str, Any]:

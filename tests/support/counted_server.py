@@ -28,6 +28,9 @@ _BACKGROUND = tuple(
     for path in (
         "app/observability/loop_lag.py",
         "app/observability/progress.py",
+        "app/admin/monitoring/sampling.py",
+        "app/admin/monitoring/sample_cells.py",
+        "app/auth/key_store.py",
         "app/auth/store.py",
         "app/auth/key_file.py",
         "app/server/process.py",

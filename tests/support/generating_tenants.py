@@ -9,9 +9,8 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
-from app.inference.context import RunContext
+from app.inference.context import InferenceService, RunContext
 from app.inference.response_cache import ResponseCache
-from app.inference.service import InferenceService
 from app.observability.metrics import Observer
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings, TorchModelEntry
@@ -50,7 +49,7 @@ class TenantsHarness:
         with permit(Permit(self._limit, tenant)) as held:
             version = await opened(self._manager, held)
             context = RunContext(held, Timings())
-            context.version = version
+            context.model_version = version
             generation = await self._service.generate(context, request, None, in_pieces=True)
             seen = 0
             try:

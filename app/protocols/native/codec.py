@@ -1,12 +1,13 @@
 """Decode and encode JSON of /infer and its path forms. Answers have the form of the request."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
-from app.inference.pipeline import FindSpec, no_timeout_ms
+from app.inference.context import NamedRequest
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.native.fields import (
     COMMON_FIELDS,
@@ -19,12 +20,12 @@ from app.protocols.native.generation import read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
 from app.protocols.native.stream import NativeStream, describe_generated
-from app.protocols.shared.codec import AnswerContext, JsonCodec, Target
+from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json import body as json_body
 from app.protocols.shared.json.body import Document, Node, describe_type
 from app.protocols.shared.json.output import DIRECT_ELEMENTS, array_to_json, to_json_value
-from app.protocols.shared.json.reading import SHORT_BYTES, read_document
+from app.protocols.shared.json.reading import SHORT_BYTES, read_named
 from app.protocols.shared.json.tensors import narrow
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
@@ -33,6 +34,7 @@ from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
     Answer,
+    Array,
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
@@ -64,25 +66,24 @@ class NativeRequest(NamedTuple):
     stream: bool = False
 
 
-def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
-    """Decode a body for the model that the path or the body names.
+def read(body: bytes, target: Target) -> NamedRequest:
+    """Read the names in a body: the model is that of the path or of the body.
 
-    `find_spec` is called as soon as the name is known, before any tensor is decoded, and raises what keeps the model
-    from answering. `prompt` or `messages` without a name are for the only model that generates text.
-    Raises InvalidJson, InvalidInput, UnknownField.
+    `prompt` or `messages` without a name are for the only model that generates text. Raises InvalidJson, InvalidInput,
+    UnknownField.
     """
     if len(body) < SHORT_BYTES and body.startswith(b"{") and body.count(b"[") == 1:
-        request = _decode_flat(body, target, find_spec)
-        if request is not None:
-            return request
-    return read_document(body, lambda document: _decode_document(document, target, find_spec))
+        named = _read_flat(body, target)
+        if named is not None:
+            return named
+    return read_named(body, partial(_read_document, target))
 
 
-def _decode_flat(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest | None:
-    """Decode the most common body, a flat `input_data` with or without `model_name`, in a third of the time.
+def _read_flat(body: bytes, target: Target) -> NamedRequest | None:
+    """Read the most common body, a flat `input_data` with or without `model_name`, in a third of the time.
 
     `body` has one bracket, so no nested array. Returns None for all other bodies, and for bodies that have to be
-    refused, for which `_decode_document` has the error messages.
+    refused, for which `_read_document` has the error messages.
     """
     simdjson = json_body.simdjson
     if simdjson is None:
@@ -101,29 +102,38 @@ def _decode_flat(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequ
         return None
     if type(model) is not str or (target.model is not None and target.model != model):
         return None
-    spec = find_spec(model, target.version, no_timeout_ms)
+    return NamedRequest(model, target.version, partial(_decode_flat, body, target, numbers))
+
+
+def _decode_flat(body: bytes, target: Target, numbers: Array, spec: ModelSpec) -> NativeRequest:
+    """Decode the numbers of `_read_flat`; where the model has no one tensor of this shape, decode the whole body."""
     sole = spec.sole_input
-    if sole is None or not isinstance(sole.type, TensorType) or spec.framework == "pytorch":
-        return None
-    shape = sole.type.shape
-    if shape is None or shape.count(-1) != 1 or "float" not in sole.type.dtype:
-        return None
-    tensor = narrow(numbers, sole.type.dtype, "input_data")
-    try:
-        # numpy solves the one free dimension.
-        tensor = tensor.reshape(shape)
-    except ValueError:
-        return None
-    return NativeRequest("input_data", TensorBatch({sole.name: tensor}, spec.first_output), spec, True)
+    if sole is not None and isinstance(sole.type, TensorType) and spec.framework != "pytorch":
+        dtype, shape = sole.type.dtype, sole.type.shape
+        if shape is not None and shape.count(-1) == 1 and "float" in dtype:
+            tensor = narrow(numbers, dtype, "input_data")
+            try:
+                # numpy solves the one free dimension.
+                tensor = tensor.reshape(shape)
+            except ValueError:
+                pass
+            else:
+                return NativeRequest("input_data", TensorBatch({sole.name: tensor}, spec.first_output), spec, True)
+    decoded: NativeRequest = read_named(body, partial(_read_document, target)).decode(spec)
+    return decoded
 
 
-def _decode_document(document: Document, target: Target, find_spec: FindSpec) -> NativeRequest:
+def _read_document(target: Target, document: Document) -> NamedRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"expected a JSON object, got {describe_type(document.root)}; send one object")
     fields = document.members(document.root, FIELDS)
+    name, version = name_and_version(fields, target)
+    return NamedRequest(name, version, partial(_decode, document, fields), partial(read_count, fields, "timeout_ms"))
+
+
+def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> NativeRequest:
     names = tuple(fields)
     field = _input_fields.get(names)
-    spec = find_spec(*name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
     if field is None:
         field = _input_field_of(names)
         if len(_input_fields) < _MAX_FIELD_SETS:
@@ -252,8 +262,15 @@ def _shape(value: Value) -> list[int] | None:
 class NativeCodec(JsonCodec):
     """The Codec of JSON bodies."""
 
-    decode = staticmethod(decode)
+    read = staticmethod(read)
     encode = staticmethod(encode)
+
+    def is_long_to_write(self, decoded: NativeRequest, answer: Any) -> bool:
+        if type(answer) is dict and len(answer) == 1:
+            (value,) = answer.values()
+            if isinstance(value, np.ndarray):
+                return value.size >= LONG_ELEMENTS
+        return elements_of(answer) >= LONG_ELEMENTS
 
     def stream_writer(self, native: NativeRequest, context: AnswerContext) -> NativeStream:
         assert isinstance(native.request, GenerateRequest)

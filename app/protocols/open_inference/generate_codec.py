@@ -6,12 +6,14 @@ generate_rest.yaml of https://github.com/kserve/open-inference-protocol.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Self
 
 import orjson
 
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
+from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import Options, collect_options
 from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
@@ -22,7 +24,6 @@ from app.protocols.open_inference.generate_response import (
     describe_response,
 )
 from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
-from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse, error_body
 from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json.long_documents import parse_body
@@ -36,7 +37,7 @@ _FORM = b"application/x-www-form-urlencoded"
 
 @dataclass(frozen=True, slots=True)
 class DecodedGenerate:
-    """A DecodedRequest of app/inference/pipeline.py. `in_parts`: an event for each part, else one in all."""
+    """A DecodedRequest of app/inference/context.py. `in_parts`: an event for each part, else one in all."""
 
     parsed: ParsedGenerate
     spec: ModelSpec
@@ -62,18 +63,21 @@ class GenerateCodec(JsonCodec):
 
     streams: bool
 
-    def for_headers(self, headers: Sequence[Header]) -> Self:
+    def for_head(self, headers: Sequence[Header], query: bytes) -> Self:
         check_media_type(_without_curls_form(headers))
         return self
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedGenerate:
-        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        """Raises InvalidJson, InvalidInput, UnknownField."""
         assert target.model is not None
         document = parse_body(body)
         options = collect_options(document.python(document.root), with_id=True)
-        spec = find_spec(target.model, target.version, lambda: _load_timeout_ms(options))
+        decode = partial(self._decode, options, target.model)
+        return NamedRequest(target.model, target.version, decode, partial(_load_timeout_ms, options))
+
+    def _decode(self, options: Options, model: str, spec: ModelSpec) -> DecodedGenerate:
         if spec.generation is None:
-            raise options.rename(InvalidInput("text_input", _explain_other_task(target.model, spec)))
+            raise options.rename(InvalidInput("text_input", _explain_other_task(model, spec)))
         parsed = parse_generate(options, spec.generation)
         if not self.streams and parsed.stream:
             raise options.rename(InvalidInput("stream", "expected false, got true; post to generate_stream instead"))

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from pydantic import Field
 
+from app.protocols.open_inference.errors import error_body
 from app.protocols.open_inference.generate_request import ParsedGenerate
-from app.protocols.open_inference.infer_schemas import error_body
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.errors import ErrorReply

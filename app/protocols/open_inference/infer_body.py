@@ -1,16 +1,17 @@
 """Decode the body of an infer request: JSON, JSON followed by binary tensors, or the bytes of one tensor.
 
-`decode_json` reads every JSON body. `decode_one_tensor` reads the most frequent one, a single small float tensor, in a
+`read_json` reads every JSON body. `read_one_tensor` reads the most frequent one, a single small float tensor, in a
 third of the time. `decode_raw_tensor` reads a body without JSON.
 """
 
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import orjson
 
-from app.inference.pipeline import FindSpec, no_timeout_ms
+from app.inference.context import NamedRequest
 from app.protocols.open_inference.datatypes import (
     BINARY_ONLY,
     DTYPES,
@@ -37,7 +38,7 @@ from app.protocols.open_inference.infer_types import (
 from app.protocols.open_inference.signature import TensorSignature, signature_for
 from app.protocols.shared.codec import Target
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
-from app.protocols.shared.json.reading import read_document
+from app.protocols.shared.json.reading import read_named
 from app.protocols.shared.json.shapes import read_sizes
 from app.protocols.shared.json.tensors import narrow, read_tensor
 from frameworks.core.errors import InvalidInput
@@ -49,7 +50,7 @@ TENSOR_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 OUTPUT_FIELDS = frozenset({"name", "parameters"})
 
 _NO_PARAMETERS: Parameters = {}
-# The members of a body, and of its input, that `decode_one_tensor` reads.
+# The members of a body, and of its input, that `read_one_tensor` reads.
 _INPUTS = {"inputs"}
 _INPUTS_AND_ID = {"id", "inputs"}
 _TENSOR = {"name", "shape", "datatype", "data"}
@@ -65,7 +66,7 @@ class BinaryTensors:
         self._offset = self._num_strings = 0
 
     def rewind(self) -> None:
-        """Start again at the first tensor; `read_document` may read a body twice."""
+        """Start again at the first tensor; a body may be read twice."""
         self._offset = self._num_strings = 0
 
     def decode(self, size: Any, datatype: str, shape: tuple[int, ...], field: str) -> Array:
@@ -102,30 +103,42 @@ class BinaryTensors:
             )
 
 
-def decode_json(body: bytes, data: memoryview | None, target: Target, find_spec: FindSpec) -> InferRequest:
-    """Decode a JSON body. `data`: the bytes behind it; None where no header gives the length of the JSON.
+def read_json(body: bytes, data: memoryview | None, target: Target) -> NamedRequest:
+    """Read a JSON body. `data`: the bytes behind it; None where no header gives the length of the JSON.
 
-    Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`.
+    Raises InvalidJson, InvalidInput, UnknownField.
     """
-    binary = BinaryTensors(data)
-    return read_document(body, lambda document: _read_request(document, binary, target, find_spec))
+    return read_named(body, partial(_read_document, BinaryTensors(data), target))
 
 
-def decode_one_tensor(body: bytes, target: Target, find_spec: FindSpec) -> InferRequest | None:
-    """Decode a short body with one flat FP32 or FP64 tensor and at most an id besides.
+def read_one_tensor(body: bytes, target: Target) -> NamedRequest | None:
+    """Read a short body with one flat FP32 or FP64 tensor and at most an id besides.
 
-    Returns None for every other body, also for an invalid one: `decode_json` decodes it or writes the error. Raises
-    InvalidInput where a number is too large, and the errors of `find_spec`.
+    Returns None for every other body, also for an invalid one: `read_json` reads it or writes the error.
     """
     found = _find_one_tensor(body)
     if found is None:
         return None
     tensor, request_id = found
-    name, shape, datatype, data = tensor["name"], tensor["shape"], tensor["datatype"], tensor["data"]
-    if type(name) is not str or type(shape) is not list or type(data) is not list:
+    if type(tensor["name"]) is not str or type(tensor["shape"]) is not list or type(tensor["data"]) is not list:
         return None
-    assert target.model is not None
-    spec = find_spec(target.model, target.version, no_timeout_ms)
+    return NamedRequest(target.model, target.version, partial(_decode_one_tensor, body, target, tensor, request_id))
+
+
+def _decode_one_tensor(
+    body: bytes, target: Target, tensor: dict[str, Any], request_id: str, spec: ModelSpec
+) -> InferRequest:
+    """Decode the tensor of `read_one_tensor`; where it does not fit the model, decode the whole body."""
+    request = _one_tensor(tensor, request_id, spec)
+    if request is None:
+        decoded: InferRequest = read_json(body, None, target).decode(spec)
+        return decoded
+    return request
+
+
+def _one_tensor(tensor: dict[str, Any], request_id: str, spec: ModelSpec) -> InferRequest | None:
+    """Return the request for a flat tensor of floats; None for any other. Raises InvalidInput for too large numbers."""
+    name, shape, datatype, data = tensor["name"], tensor["shape"], tensor["datatype"], tensor["data"]
     signature = signature_for(spec)
     declared = signature.inputs.get(name)
     if declared is None or len(signature.inputs) > 1 or signature.unsupported or signature.binary_only:
@@ -142,13 +155,11 @@ def decode_one_tensor(body: bytes, target: Target, find_spec: FindSpec) -> Infer
     return InferRequest(batch, spec, signature.all_outputs, request_id, DEFAULT_PRIORITY, None)
 
 
-def decode_raw_tensor(body: memoryview, target: Target, find_spec: FindSpec) -> InferRequest:
+def decode_raw_tensor(body: memoryview, spec: ModelSpec) -> InferRequest:
     """Decode a body that is the bytes of the model's one required input; the outputs are binary, as in Triton.
 
-    Raises InvalidInput and the errors of `find_spec`.
+    Raises InvalidInput.
     """
-    assert target.model is not None
-    spec = find_spec(target.model, target.version, no_timeout_ms)
     required = [tensor for tensor in signature_for(spec).inputs.values() if tensor.required]
     if len(required) != 1:
         raise InvalidInput(
@@ -163,13 +174,18 @@ def decode_raw_tensor(body: memoryview, target: Target, find_spec: FindSpec) -> 
     return check_request(ParsedRequest(inputs, parameters={"binary_data_output": True}), spec)
 
 
-def _read_request(document: Document, binary: BinaryTensors, target: Target, find_spec: FindSpec) -> InferRequest:
+def _read_document(binary: BinaryTensors, target: Target, document: Document) -> NamedRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"expected a JSON object, got {describe_type(document.root)}")
     fields = document.members(document.root, FIELDS)
     parameters = read_parameters(document, fields, "parameters")
-    assert target.model is not None
-    spec = find_spec(target.model, target.version, lambda: read_timeout_ms(parameters))
+    decode = partial(_decode, document, binary, fields, parameters)
+    return NamedRequest(target.model, target.version, decode, partial(read_timeout_ms, parameters))
+
+
+def _decode(
+    document: Document, binary: BinaryTensors, fields: dict[str, Node], parameters: Parameters, spec: ModelSpec
+) -> InferRequest:
     inputs = fields.get("inputs")
     if not document.is_array(inputs):
         given = describe_type(inputs) if "inputs" in fields else "nothing"

@@ -1,12 +1,22 @@
-"""Decode and encode infer over REST: bodies of JSON, of bytes or of both; responses compressed or not."""
+"""Decode and encode infer over REST: bodies of JSON, of bytes or of both; responses compressed or not.
+
+The classes describe the bodies for OpenAPI. `infer_body` decodes by hand, for speed; a property test compares both.
+"""
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, NamedTuple
 
-from app.inference.pipeline import FindSpec
-from app.protocols.open_inference.infer_body import decode_json, decode_one_tensor, decode_raw_tensor
+from pydantic import Field
+
+from app.inference.context import NamedRequest
+from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
+from app.protocols.open_inference.infer_body import (
+    decode_raw_tensor,
+    read_json,
+    read_one_tensor,
+)
 from app.protocols.open_inference.infer_request import with_own_field
 from app.protocols.open_inference.infer_response import (
     HEADER_LENGTH,
@@ -14,13 +24,8 @@ from app.protocols.open_inference.infer_response import (
     encode_response,
     num_json_elements,
 )
-from app.protocols.open_inference.infer_schemas import (
-    OpenInferenceErrorResponse,
-    OpenInferenceRequest,
-    OpenInferenceResponse,
-    error_body,
-)
 from app.protocols.open_inference.infer_types import InferRequest
+from app.protocols.shared.bodies import Body, ResponseBody
 from app.protocols.shared.codec import (
     LONG_BYTES,
     LONG_ELEMENTS,
@@ -35,11 +40,20 @@ from app.protocols.shared.codec import (
 from app.protocols.shared.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress
 from app.protocols.shared.errors import ErrorReply, NotSupported
 from app.protocols.shared.json.reading import SHORT_BYTES
+from app.protocols.shared.json.shapes import MAX_RANK
 from app.protocols.shared.routes import Route, RouteDescription
 from frameworks.core.errors import InvalidInput
+from frameworks.types import ModelSpec
 from memory.buffers import ALIGNMENT_BYTES
 
 _MAX_CACHED_FORMATS = 256
+# fmt: off
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "BYTES",
+]
+# fmt: on
+_DATATYPE = Field(examples=["FP32"])
 # Of a cache line, and of what an engine process requires: the first tensor is behind the JSON.
 _ALIGNED_BYTES = ALIGNMENT_BYTES
 _BYTES_TYPE = b"application/octet-stream"
@@ -52,6 +66,72 @@ _LONG_BINARY_BYTES = 4 * 1024 * 1024
 _LONG_BINARY_ELEMENTS = 512 * 1024
 # Compression takes longer than writing numbers.
 _LONG_COMPRESSED_ELEMENTS = 4 * 1024
+
+
+class OpenInferenceInput(Body):
+    """A tensor, in JSON or in bytes behind it."""
+
+    name: str = Field(examples=["image"])
+    shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_RANK, examples=[[1, 3]])
+    datatype: Datatype = _DATATYPE
+    data: list[Any] | None = Field(
+        None,
+        description="Flat, or nested in the given shape. FP16 and BF16 need binary data.",
+        examples=[[0, 0.5, 1]],
+    )
+    parameters: dict[str, Any] | None = Field(
+        None, description="binary_data_size: the number of this tensor's bytes behind the JSON, instead of data."
+    )
+
+
+class OpenInferenceOutput(Body):
+    """A requested output."""
+
+    name: str
+    parameters: dict[str, Any] | None = Field(
+        None,
+        description="binary_data: return the bytes behind the JSON. classification: return this many of the highest "
+        'values of each row, as "value:index" or "value:index:label".',
+    )
+
+
+class OpenInferenceRequest(Body):
+    """JSON. With the header inference-header-content-length, JSON of that length and then the bytes of the tensors that
+    have a binary_data_size, one after the other. With the length 0, only the bytes of the model's one input.
+    """
+
+    id: str | None = Field(None, description="Repeated in the response.")
+    inputs: list[OpenInferenceInput]
+    outputs: list[OpenInferenceOutput] | None = Field(None, description="Return only these, in this order.")
+    parameters: dict[str, Any] | None = Field(
+        None,
+        description="priority: 1 (first) to 9, 0 for the default. timeout: microseconds. binary_data_output: all "
+        "outputs as bytes. Embed models: normalize, truncate, dimensions. Generation models: max_tokens and the other "
+        "options of generate. Unknown parameters have no effect.",
+    )
+    model_name: Any = Field(None, description="Ignored; the path names the model.")
+    model_version: Any = Field(None, description="Ignored; the path names the version.")
+
+
+class OpenInferenceTensor(ResponseBody):
+    """An output. `data` is flat; NaN and infinities are null."""
+
+    name: str
+    datatype: Datatype = _DATATYPE
+    shape: list[int]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="binary_data_size: the number of this tensor's bytes behind the JSON."
+    )
+
+
+class OpenInferenceResponse(ResponseBody):
+    """JSON. With binary tensors, the header inference-header-content-length gives the length of the JSON."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OpenInferenceTensor]
 
 
 class BodyFormat(NamedTuple):
@@ -74,7 +154,6 @@ class InferCodec:
     __slots__ = ("_format", "lead_bytes", "views_body")
 
     reads_headers = True
-    reads_query = False
     reads_body = False
     streams_lines = False
     id_header = b""
@@ -86,16 +165,13 @@ class InferCodec:
         self.views_body = length is not None
         self.lead_bytes = -length % _ALIGNED_BYTES if length else 0
 
-    def for_headers(self, headers: Sequence[Header]) -> "InferCodec":
+    def for_head(self, headers: Sequence[Header], query: bytes) -> "InferCodec":
         named = dict(headers)
         return _codec_for_headers(
             named.get(b"content-type"),
             named.get(b"accept-encoding"),
             named.get(HEADER_LENGTH),
         )
-
-    def for_query(self, query: bytes) -> "InferCodec":
-        return self
 
     def for_body(self, body: bytes) -> "InferCodec":
         return self
@@ -115,27 +191,27 @@ class InferCodec:
         may_be_strings = b'"BYTES"' in header or b"\\u" in header
         return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
 
-    def decode(self, body: bytes | memoryview, target: Target, find_spec: FindSpec) -> InferRequest:
+    def read(self, body: bytes | memoryview, target: Target) -> NamedRequest:
         length = self._format.json_bytes
+        named: NamedRequest | None = None
         if length is None and len(body) < SHORT_BYTES:
-            short = decode_one_tensor(bytes(body), target, find_spec)
-            if short is not None:
-                return short
+            named = read_one_tensor(bytes(body), target)
+        if named is None:
+            named = self._read_any(body, target)
+        return named._replace(decode=partial(_decode, named))
+
+    def _read_any(self, body: bytes | memoryview, target: Target) -> NamedRequest:
+        length = self._format.json_bytes
         if length == 0:
-            request = decode_raw_tensor(memoryview(body), target, find_spec)
-        elif length is None:
-            request = decode_json(bytes(body), None, target, find_spec)
-        else:
-            lead, end = self.lead_bytes, self.lead_bytes + length
-            if end > len(body):
-                raise InvalidInput(
-                    HEADER_LENGTH.decode(), f"expected at most the body's {len(body) - lead} bytes, got {length}"
-                )
-            request = decode_json(bytes(body[lead:end]), memoryview(body)[end:], target, find_spec)
-        if request.stream:
-            raise NotSupported("stream: infer returns whole texts; send the request to generate_stream")
-        check_output_formats(request)
-        return request
+            return NamedRequest(target.model, target.version, partial(decode_raw_tensor, memoryview(body)))
+        if length is None:
+            return read_json(bytes(body), None, target)
+        lead, end = self.lead_bytes, self.lead_bytes + length
+        if end > len(body):
+            raise InvalidInput(
+                HEADER_LENGTH.decode(), f"expected at most the body's {len(body) - lead} bytes, got {length}"
+            )
+        return read_json(bytes(body[lead:end]), memoryview(body)[end:], target)
 
     def is_long_to_write(self, decoded: InferRequest, answer: Any) -> bool:
         if self._format.answer_encoding is not None:
@@ -166,6 +242,14 @@ class InferCodec:
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(with_own_field(error))
+
+
+def _decode(named: NamedRequest, spec: ModelSpec) -> InferRequest:
+    request: InferRequest = named.decode(spec)
+    if request.stream:
+        raise NotSupported("stream: infer returns whole texts; send the request to generate_stream")
+    check_output_formats(request)
+    return request
 
 
 def routes() -> tuple[Route, ...]:

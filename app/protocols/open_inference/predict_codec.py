@@ -6,20 +6,21 @@ is the same.
 
 import base64
 import binascii
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 from pydantic import Field
 
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
 from app.protocols.open_inference.datatypes import DTYPES
+from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.image_tensors import IMAGE_INPUT
 from app.protocols.open_inference.infer_body import read_parameters
 from app.protocols.open_inference.infer_request import check_request, read_timeout_ms
 from app.protocols.open_inference.infer_response import output_tensors
-from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest
+from app.protocols.open_inference.infer_types import InferRequest, InputTensor, Parameters, ParsedRequest
 from app.protocols.open_inference.signature import Signature, TensorSignature, reads_content, signature_for
 from app.protocols.shared.bodies import Body, ResponseBody
 from app.protocols.shared.codec import AnswerContext, JsonCodec, StreamWriter, Target
@@ -27,7 +28,7 @@ from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.texts import MAX_TEXTS
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
 from app.protocols.shared.json.output import list_to_json, to_json_value
-from app.protocols.shared.json.reading import read_document
+from app.protocols.shared.json.reading import read_named
 from app.protocols.shared.json.tensors import read_tensor
 from app.protocols.shared.routes import Route, RouteDescription
 from frameworks.core.errors import InvalidInput
@@ -64,8 +65,8 @@ class PredictResponse(ResponseBody):
 class PredictCodec(JsonCodec):
     """As Codec of app/protocols/shared/codec.py."""
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
-        return read_document(body, lambda document: _read_request(document, target, find_spec))
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        return read_named(body, partial(_read_document, target))
 
     def encode(self, decoded: InferRequest, answer: Any, context: AnswerContext) -> bytes:
         outputs = [(tensor.name, tensor.value) for tensor in output_tensors(decoded, answer)]
@@ -101,13 +102,18 @@ def _renamed(error: ErrorReply) -> ErrorReply:
     return error
 
 
-def _read_request(document: Document, target: Target, find_spec: FindSpec) -> InferRequest:
+def _read_document(target: Target, document: Document) -> NamedRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
     fields = document.members(document.root, _FIELDS)
     parameters = read_parameters(document, fields, "parameters")
-    assert target.model is not None
-    spec = find_spec(target.model, target.version, lambda: read_timeout_ms(parameters))
+    decode = partial(_decode, document, target, fields, parameters)
+    return NamedRequest(target.model, target.version, decode, partial(read_timeout_ms, parameters))
+
+
+def _decode(
+    document: Document, target: Target, fields: dict[str, Node], parameters: Parameters, spec: ModelSpec
+) -> InferRequest:
     if spec.generation is not None:
         raise InvalidInput(
             "instances",

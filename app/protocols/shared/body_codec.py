@@ -6,14 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 from pydantic import Field
 
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
 from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
-from app.protocols.shared.chat_turns import is_long_to_parse
 from app.protocols.shared.codec import (
     LONG_BYTES,
     AnswerContext,
@@ -25,10 +25,9 @@ from app.protocols.shared.codec import (
 )
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.policy import EMPTY, FieldPolicy
-from app.protocols.shared.json.body import Document, ExactParseNeeded, describe_type, parse_exact
-from app.protocols.shared.json.long_documents import parse_body
+from app.protocols.shared.json.body import Document, describe_type
+from app.protocols.shared.json.reading import read_named
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.types import GenerateAnswer
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
@@ -73,7 +72,7 @@ class _Deadline(Body):
 
 @dataclass(frozen=True, slots=True)
 class BodyRequest:
-    """As DecodedRequest of app/inference/pipeline.py. `body`: the validated body, of the class of its route."""
+    """As DecodedRequest of app/inference/context.py. `body`: the validated body, of the class of its route."""
 
     request: Any
     spec: ModelSpec
@@ -127,17 +126,9 @@ class BodyCodec(JsonCodec, ABC):
         """Every value of these bodies becomes a Python object, so that many short ones take long."""
         return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
 
-    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
-        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
-            return True
-        return JsonCodec.is_long_to_write(self, decoded, answer)
-
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> BodyRequest:
-        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
-        try:
-            return self._decode(parse_body(body), find_spec)
-        except ExactParseNeeded:
-            return self._decode(parse_exact(body), find_spec)
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        """Raises InvalidJson, InvalidInput, UnknownField."""
+        return read_named(body, self._read)
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
         codec: BodyCodec = decoded.codec
@@ -168,14 +159,17 @@ class BodyCodec(JsonCodec, ABC):
             return error.with_field(self.rename(error.field))
         return error
 
-    def _decode(self, document: Document, find_spec: FindSpec) -> BodyRequest:
+    def _read(self, document: Document) -> NamedRequest:
         if not document.is_object(document.root):
             raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
         members = document.members(document.root, self.fields)
-        # The model comes first: a refusal must not cost the conversion of a long body.
-        spec = find_spec(self._model_of(members), None, lambda: _timeout_ms_of(members))
+        decode = partial(self._decode, document, members)
+        return NamedRequest(self._model_of(members), None, decode, partial(_timeout_ms_of, members))
+
+    def _decode(self, document: Document, members: dict[str, Any], spec: ModelSpec) -> BodyRequest:
         if spec.task in self.by_task:
-            return self.by_task[spec.task]._decode(document, lambda *_: spec)
+            codec = self.by_task[spec.task]
+            return codec._decode(document, document.members(document.root, codec.fields), spec)
         if spec.task not in self.tasks:
             raise InvalidInput(
                 "model",

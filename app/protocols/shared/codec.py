@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from app.inference.pipeline import DecodedRequest, FindSpec
+from app.inference.context import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
@@ -109,17 +109,12 @@ class Codec(Protocol):
 
     @property
     def views_body(self) -> bool:
-        """Whether tensors are views of the body. `decode` and `is_long_to_read` then take a memoryview too."""
+        """Whether tensors are views of the body. `read` and `is_long_to_read` then take a memoryview too."""
         ...
 
     @property
     def reads_headers(self) -> bool:
-        """Whether `for_headers` looks at more than the type of a body that is not plain JSON."""
-        ...
-
-    @property
-    def reads_query(self) -> bool:
-        """Whether `for_query` takes a query of the URL. Only a codec that `for_headers` has returned may."""
+        """Whether `for_head` looks at more than the type of a body that is not plain JSON."""
         ...
 
     @property
@@ -132,12 +127,11 @@ class Codec(Protocol):
         """Whether a stream is newline-delimited JSON; else it is server-sent events."""
         ...
 
-    def for_query(self, query: bytes) -> "Codec":
-        """Return the codec for a request with this query, without `?`. Raises InvalidInput."""
-        ...
+    def for_head(self, headers: Sequence[Header], query: bytes) -> "Codec":
+        """Return the codec for a request with these headers and this query of the URL, without `?`.
 
-    def for_headers(self, headers: Sequence[Header]) -> "Codec":
-        """Return the codec for a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
+        Called before the body arrives. Raises UnsupportedMediaType, InvalidInput.
+        """
         ...
 
     def for_body(self, body: bytes) -> "Codec":
@@ -145,15 +139,13 @@ class Codec(Protocol):
         ...
 
     def is_long_to_read(self, body: bytes) -> bool:
-        """Return whether `decode` would block the loop for about a millisecond."""
+        """Return whether `read` and the `decode` of its result would block the loop for about a millisecond."""
         ...
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedRequest:
-        """Decode a body.
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        """Read the names in a body; the `decode` of the result decodes the rest.
 
-        `find_spec(name, version)` is called as soon as the name is known, before the rest is read. It raises the error
-        of a model that is not available, and gets a function that reads the request's `timeout_ms`. Raises InvalidJson,
-        InvalidInput, UnknownField.
+        Raises InvalidJson, InvalidInput, UnknownField.
         """
         ...
 
@@ -185,21 +177,14 @@ class JsonCodec:
     lead_bytes: int = 0
     views_body: bool = False
     reads_headers: bool = False
-    reads_query: bool = False
     reads_body: bool = False
 
     @property
     def streams_lines(self) -> bool:
         return False
 
-    def for_query(self, query: bytes) -> Any:
-        return self
-
-    def for_headers(self, headers: Sequence[Header]) -> Any:
-        for header in headers:
-            # The usual header is accepted without a call; `check_media_type` knows all others.
-            if header[0] == b"content-type" and header != JSON_HEADER:
-                check_content_type(header[1])
+    def for_head(self, headers: Sequence[Header], query: bytes) -> Any:
+        check_media_type(headers)
         return self
 
     def for_body(self, body: bytes) -> Any:
@@ -212,10 +197,6 @@ class JsonCodec:
         return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b"{") >= _DENSE_OBJECTS)
 
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
-        if type(answer) is dict and len(answer) == 1:
-            (value,) = answer.values()
-            if isinstance(value, np.ndarray):
-                return value.size >= LONG_ELEMENTS
         return elements_of(answer) >= LONG_ELEMENTS
 
 

@@ -1,17 +1,28 @@
 """Find the codec and the model for the path of an inference request."""
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from app.auth.permissions import HttpAccess, compile_path
+from app.inference.context import NamedRequest
 from app.protocols.shared.body_codec import BodyCodec
-from app.protocols.shared.codec import Codec, Target
-from app.protocols.shared.shared_path import SharedPathCodec
+from app.protocols.shared.codec import (
+    AnswerContext,
+    Codec,
+    EncodedResponse,
+    JsonCodec,
+    StreamWriter,
+    Target,
+)
+from app.protocols.shared.errors import ErrorReply
 
 _MAX_CACHED_PATHS = 1024
+SEARCHED_BYTES = 64 * 1024
+"""A field is searched in this part of a body only, because the search holds the loop."""
 
 
 class RouteDescription(NamedTuple):
@@ -68,6 +79,40 @@ class ResolvedRoute(NamedTuple):
     def allowed(self) -> str:
         """The methods of the path, for an error message."""
         return ", ".join(sorted(self.others | {"POST"}))
+
+
+class SharedPathCodec(JsonCodec):
+    """The Codec of a path that several kinds of requests share, until the body has arrived.
+
+    `for_body` returns the codec of the request: of a body with a field of its own, the second of two.
+    """
+
+    __slots__ = ("_codec", "_is_other", "_other")
+
+    reads_body = True
+
+    def __init__(self, codec: Codec, other: Codec, field: str) -> None:
+        """`codec`: writes the errors of requests without a body. `other`: of bodies with the `field`."""
+        self._codec = codec
+        self._other = other
+        # A string ends before the colon, or its quotes are escaped: this is the name of a member.
+        self._is_other = re.compile(rb'"%b"\s*:' % re.escape(field.encode())).search
+
+    def for_body(self, body: bytes) -> Codec:
+        codec = self._codec if self._is_other(body, 0, SEARCHED_BYTES) is None else self._other
+        return codec.for_body(body)
+
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        return self.for_body(body).read(body, target)
+
+    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
+        raise AssertionError("for_body returns the codec that encodes")
+
+    def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:
+        raise AssertionError("for_body returns the codec that streams")
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return self._codec.error_body(error, request_id)
 
 
 class RouteTable:

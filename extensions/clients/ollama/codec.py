@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.inference.pipeline import FindSpec
+from app.inference.context import NamedRequest
 from app.protocols.shared.body_codec import BodyCodec, BodyRequest
 from app.protocols.shared.codec import AnswerContext, Target
 from app.protocols.shared.errors import ErrorReply
@@ -32,8 +32,9 @@ class OllamaCodec(BodyCodec):
         """Streams are newline-delimited JSON."""
         return True
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> BodyRequest:
-        return BodyCodec.decode(self, body, target, lambda model, *rest: find_spec(without_tag(model), *rest))
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        named = BodyCodec.read(self, body, target)
+        return named._replace(model=without_tag(named.model))
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(self.renamed(error))

@@ -45,7 +45,7 @@ class CollectionOperations:
         Raises InvalidInput for a collection without a model, Forbidden for a model that the sender may not use, and
         the errors of the model without its name.
         """
-        principal = context.record.principal
+        principal = context.principal
         entry = self.collections.entry(principal, collection.settings.name)
         if entry.model is None:
             raise InvalidInput(field_of(0), "expected vectors, as the collection has no model; send vectors")
@@ -80,7 +80,7 @@ class Searches:
     async def __call__(self, context: RequestContext, request: SearchRequest) -> SearchAnswer:
         """Raises InvalidInput, CollectionNotFound, and the errors of the models and of the collection."""
         operations = self._operations
-        collection = operations.collections.get(context.record.principal, request.collection)
+        collection = operations.collections.get(context.principal, request.collection)
         if request.rerank_model is not None:
             context.models.slot(request.rerank_model)
         queries, tokens = request.queries, None
@@ -151,7 +151,7 @@ class Upserts:
         Raises InvalidInput, OutOfMemory for a full collection or disk, and the errors of the model.
         """
         operations = self._operations
-        collection = operations.collections.get(context.record.principal, request.collection)
+        collection = operations.collections.get(context.principal, request.collection)
         records, tokens = list(request.records), None
         for kind in ("image", "text"):
             records, read = await self._embedded(context, collection, request, records, kind)
@@ -194,7 +194,7 @@ class Deletes:
 
     async def __call__(self, context: RequestContext, request: DeleteRequest) -> ChangeAnswer:
         """Return when the records are deleted on disk. Raises CollectionNotFound and the errors of the collection."""
-        collection = self._operations.collections.get(context.record.principal, request.collection)
+        collection = self._operations.collections.get(context.principal, request.collection)
         started_s = time.perf_counter()
         count = await collection.delete(ids=request.ids, where=request.where)
         context.timings.computed(started_s, time.perf_counter())

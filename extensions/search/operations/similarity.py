@@ -80,9 +80,10 @@ class Similarities:
         if isinstance(items, list):
             texts = [*items, *(others or ())]
             slot = _slot_of(context, request.model)
-            context.record.model, context.record.version = slot.name, slot.active.version
+            context.model, context.version = slot.name, slot.active.version
+            context.answered_name = slot.name
             if isinstance(request.model, str) and request.model != slot.name:
-                context.record.alias = request.model
+                context.answered_name = context.alias = request.model
             step = f'model "{slot.name}"'
             given = TextRequest(texts, truncate=request.truncate)
             answer = await embed(self._parts, context, slot.name, given, step, partial(_field_of, len(items)))

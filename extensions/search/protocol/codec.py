@@ -5,8 +5,9 @@ from typing import Any
 
 import orjson
 
+from app.inference.context import NamedRequest
 from app.protocols.shared.bodies import Body, Priority, ResponseBody, TimeoutMs
-from app.protocols.shared.codec import JsonCodec, StreamWriter
+from app.protocols.shared.codec import JsonCodec, StreamWriter, Target
 from app.protocols.shared.errors import ErrorReply
 
 
@@ -33,7 +34,7 @@ class SearchErrorResponse(ResponseBody):
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """As DecodedRequest of app/inference/pipeline.py, for an operation. `form`: how the response is written."""
+    """As DecodedRequest of app/inference/context.py, for an operation. `form`: how the response is written."""
 
     request: Any
     priority: int
@@ -44,9 +45,16 @@ class OperationRequest:
 
 
 class SearchCodec(JsonCodec):
-    """As Codec of app/protocols/shared/codec.py, without `decode` and `encode`."""
+    """As Codec of app/protocols/shared/codec.py, without `encode`. An operation answers: no model is named."""
 
     __slots__ = ()
+
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        return NamedRequest(None, None, lambda _: self.decode(body, target))
+
+    def decode(self, body: bytes, target: Target) -> OperationRequest:
+        """Decode a whole body. Raises InvalidJson, InvalidInput, UnknownField."""
+        raise NotImplementedError
 
     def stream_writer(self, decoded: Any, context: Any) -> StreamWriter:
         raise AssertionError("these responses are not streamed")

@@ -4,7 +4,6 @@ from typing import Any
 
 import orjson
 
-from app.inference.pipeline import FindSpec
 from app.protocols.shared.bodies import got
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
 from app.protocols.shared.json.body import Document, Node
@@ -49,7 +48,7 @@ class SearchCollectionCodec(SearchCodec):
 
     __slots__ = ()
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
+    def decode(self, body: bytes, target: Target) -> OperationRequest:
         name = named(target)
         return read_object(body, SearchCollection, lambda document, fields: _read_search(name, document, fields))
 
@@ -127,7 +126,7 @@ class DeleteCodec(SearchCodec):
 
     __slots__ = ()
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
+    def decode(self, body: bytes, target: Target) -> OperationRequest:
         name = named(target)
         return read_object(body, DeleteFromCollection, lambda document, fields: _read_delete(name, document, fields))
 

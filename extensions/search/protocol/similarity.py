@@ -6,7 +6,6 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from app.inference.pipeline import FindSpec
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, Target
@@ -86,7 +85,7 @@ class SimilarityCodec(SearchCodec):
 
     __slots__ = ()
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
+    def decode(self, body: bytes, target: Target) -> OperationRequest:
         return read_object(body, SimilarityBody, _read)
 
     def is_long_to_write(self, decoded: Any, answer: SimilarityAnswer) -> bool:

@@ -5,7 +5,6 @@ from typing import Any
 
 import orjson
 
-from app.inference.pipeline import FindSpec
 from app.protocols.shared.bodies import got
 from app.protocols.shared.codec import AnswerContext, Target
 from app.protocols.shared.json.body import Document, Node, describe_type
@@ -25,7 +24,7 @@ class UpsertCodec(SearchCodec):
 
     __slots__ = ()
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OperationRequest:
+    def decode(self, body: bytes, target: Target) -> OperationRequest:
         name = named(target)
         return read_object(body, UpsertCollection, lambda document, fields: _read_upsert(name, document, fields))
 

@@ -8,13 +8,13 @@ import pytest
 from app.auth.authenticator import read_credentials
 from app.auth.errors import Unauthenticated
 from app.http.bodies import read_body
-from app.http.responses import begin_record, send_error
 from app.protocols.native.codec import NativeCodec
 from app.protocols.shared.codec import check_media_type
 from app.protocols.shared.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from frameworks.core.errors import InvalidInput, Overloaded
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
 from tests.app.http.receivers import GONE, Messages, receiver
+from tests.app.http.requests import http_request
 
 UNLIMITED = ByteLimit(None)
 
@@ -132,12 +132,12 @@ def test_error_with_any_text_is_sent() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    record = begin_record(scope((b"x-request-id", b"mine")))
-    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800"), NativeCodec()))
+    record = http_request((b"x-request-id", b"mine"), send=send)
+    asyncio.run(record.refuse(InvalidInput("x", "holds \ud800"), NativeCodec()))
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (400, b"mine")
     assert sent[1]["body"] == b'{"error":{"code":"invalid_input","message":"x: holds ?","request_id":"mine"}}'
     assert (record.status, record.code) == (400, "invalid_input")
-    asyncio.run(send_error(send, record, TooLarge(10), NativeCodec()))
+    asyncio.run(record.refuse(TooLarge(10), NativeCodec()))
     assert (b"connection", b"close") in sent[2]["headers"]
 
 
@@ -150,8 +150,8 @@ def test_error_has_id_header_of_codec() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    record = begin_record(scope((b"x-request-id", b"mine")))
-    asyncio.run(send_error(send, record, InvalidInput("x", "is 3"), NamingCodec()))
+    record = http_request((b"x-request-id", b"mine"), send=send)
+    asyncio.run(record.refuse(InvalidInput("x", "is 3"), NamingCodec()))
     assert (b"request-id", b"mine") in sent[0]["headers"]
 
 
@@ -176,7 +176,7 @@ def test_beginning_of_body_is_checked_before_the_rest() -> None:
 @pytest.mark.parametrize("names", [(b"x-api-key",), (b"authorization", b"x-api-key")])
 def test_only_few_credentials_are_kept(names: tuple[bytes, ...]) -> None:
     """A head has room for thousands; one too many is enough to refuse them."""
-    record = begin_record(scope(*((name, b"Bearer x") for name in names * 3000)))
+    record = http_request(*((name, b"Bearer x") for name in names * 3000))
     assert len(record.credentials) <= 3
     with pytest.raises(Unauthenticated, match="expected one header, got several"):
         read_credentials(record.credentials)

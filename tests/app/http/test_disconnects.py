@@ -2,40 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from app.http import disconnects
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
-from app.observability.metrics import RequestRecord
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import InvalidInput
 from tests.app.http.receivers import GONE, Messages, receiver
 
 
-def record(started_s: float) -> RequestRecord:
-    return RequestRecord("id", "POST", "/infer", started_s)
-
-
-@asynccontextmanager
-async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
+def watched(*messages: dict[str, Any]) -> AbstractAsyncContextManager[None]:
     """Work for a client whose connection reports these messages."""
-    request = WatchedRequest(DisconnectWatcher(), receiver(*messages), record(time.perf_counter()))
-    request.watch()
-    try:
-        yield
-    finally:
-        await end(request)
-
-
-async def end(request: WatchedRequest) -> None:
-    """End the watch as the pipeline does."""
-    disconnected = request.unwatch()
-    if disconnected is not None:
-        await disconnected
+    return disconnects.watched(DisconnectWatcher(), receiver(*messages))
 
 
 def test_disconnect_cancels_the_work() -> None:
@@ -99,12 +80,8 @@ def test_watcher_cancels_only_disconnected_requests() -> None:
     """Requests begin one after the other, so some are young when others are watched."""
 
     async def work(watch: DisconnectWatcher, is_disconnected: bool) -> str:
-        one = WatchedRequest(watch, receiver(GONE) if is_disconnected else receiver(), record(time.perf_counter()))
-        one.watch()
-        try:
+        async with disconnects.watched(watch, receiver(GONE) if is_disconnected else receiver()):
             await asyncio.sleep(60 if is_disconnected else 0.2)
-        finally:
-            await end(one)
         return "done"
 
     async def run_all() -> list[str | BaseException]:
@@ -124,19 +101,19 @@ def test_watcher_cancels_only_disconnected_requests() -> None:
 
 
 def test_watcher_watches_only_old_requests() -> None:
-    async def two() -> None:
+    async def three() -> None:
         watch = DisconnectWatcher()
         now_s = time.perf_counter()
-        old = WatchedRequest(watch, receiver(), record(now_s - 1))
-        young = WatchedRequest(watch, receiver(), record(now_s + 60))
-        for one in (old, young):
-            one.watch()
+        old, young, decoding = (WatchedRequest(watch, receiver(), now_s + each) for each in (-1, 60, -1))
+        for one in (old, young, decoding):
+            watch.add(one)
+        old.is_watched = young.is_watched = True
         watch._watch_old()
-        assert (old.watching is None, young.watching is None) == (False, True)
-        for one in (old, young):
-            await end(one)
+        assert [one.watching is None for one in (old, young, decoding)] == [False, True, True]
+        await old.end_watch()
+        assert list(watch.young) == [young, decoding, old]
 
-    asyncio.run(two())
+    asyncio.run(three())
 
 
 def test_deadline_and_disconnect_raise_different_errors(monkeypatch: pytest.MonkeyPatch) -> None:

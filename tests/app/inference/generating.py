@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.auth.quotas import LimitedPermit, TenantLimits
-from app.inference.context import RunContext
+from app.inference.context import InferenceService, RunContext
 from app.inference.response_cache import ResponseCache
-from app.inference.service import InferenceService
 from app.observability.metrics import Observer
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
@@ -55,7 +54,7 @@ class Harness:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
             context = RunContext(held, self.last_timings, priority)
-            context.version = version
+            context.model_version = version
             generation = await self.service.generate(context, request, left_s, in_pieces)
             try:
                 yield generation

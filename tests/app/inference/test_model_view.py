@@ -7,14 +7,14 @@ import pytest
 
 from app.auth.errors import Forbidden
 from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal
-from app.inference.context import RequestContext
+from app.inference.context import NamedRequest
 from app.inference.model_view import ManagedModelView, ModelView
-from app.observability.metrics import RequestRecord
 from frameworks.core.errors import ModelNotFound, Overloaded
 from frameworks.core.tenants import Tenant
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.traffic import Share
-from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.admission import RequestLimit
+from tests.app.inference.contexts import Context
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import entry, make_manager, register
@@ -109,12 +109,8 @@ async def test_alias_gives_no_access() -> None:
     assert [blue.may_use(name) for name in ("blue-alias", "blue-absent")] == [False, True]
     assert message_of(blue, "blue-alia").endswith("no model is registered")
     assert message_of(red, "Red-Alias").endswith('did you mean "red-alias"?')
-    context = RequestContext(
-        manager, record := RequestRecord("id", "POST", "/", 0.0), Permit(RequestLimit("", None, None))
-    )
-    record.principal = BLUE
     with pytest.raises(ModelNotFound):
-        context.check_available("blue-alias", None)
+        Context(manager, BLUE).check_available("blue-alias", None)
 
 
 @in_loop
@@ -124,10 +120,10 @@ async def test_record_has_alias_and_adapter() -> None:
         ("org/red", ("org/red", "", "")), ("short", ("org/red", "short", "")), ("gpt/4o:a", ("org/red", "gpt/4o", "a")),
         ("org/red:a", ("org/red", "", "a")),
     ):  # fmt: skip
-        record = RequestRecord("id", "POST", "/", 0.0)
-        RequestContext(manager, record, Permit(RequestLimit("", None, None))).check_available(name, None)
-        assert (record.model, record.alias, record.adapter) == noted
-        assert record.answered_name == name
+        context = Context(manager)
+        context.check_available(name, None)
+        assert (context.model, context.alias, context.adapter) == noted
+        assert context.answered_name == name
 
 
 @in_loop
@@ -136,17 +132,13 @@ async def test_full_hidden_model_refuses_as_absent() -> None:
     limit = RequestLimit("the server", None, None)
     manager.slot("red-a").requests.acquire()
 
-    def context(principal: Principal) -> RequestContext:
-        record = RequestRecord("id", "POST", "/", 0.0, principal=principal)
-        return RequestContext(manager, record, Permit(limit, principal.tenant))
-
     with pytest.raises(Overloaded):
-        context(RED).check_queue_of("red-a")
-    context(BLUE).check_queue_of("red-a")
+        Context(manager, RED, limit).check_queue_of("red-a")
+    Context(manager, BLUE, limit).check_queue_of("red-a")
     for name in ("red-a", "red-absent"):
-        blue = context(BLUE)
+        blue = Context(manager, BLUE, limit)
         with pytest.raises(ModelNotFound):
             blue.check_available(name, None)
         with pytest.raises(ModelNotFound):
-            blue.find_spec(name, None, lambda: None)
-        assert (blue.record.model, blue.record.version) == ("", "")
+            blue.route(NamedRequest(name, None, lambda spec: spec))
+        assert (blue.model, blue.version) == ("", "")

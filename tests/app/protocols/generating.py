@@ -122,7 +122,7 @@ class EndpointHarness:
 
     async def generate(self, context: Any, request: object, left_s: object, in_pieces: bool) -> ScriptedGeneration:
         """Start the generation, as InferenceService does."""
-        assert context.version is self.version
+        assert context.model_version is self.version
         self.generate_requests.append(request)
         if self.refusal is not None:
             raise self.refusal

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from app.protocols.native.codec import decode
+from app.protocols.native.codec import NativeCodec
 from app.protocols.native.fields import InferRequest
 from app.protocols.open_inference.datatypes import DATATYPES, DTYPES
-from app.protocols.open_inference.infer_codec import InferCodec
-from app.protocols.open_inference.infer_schemas import Datatype, OpenInferenceRequest
+from app.protocols.open_inference.infer_codec import Datatype, InferCodec, OpenInferenceRequest
 from app.protocols.shared.codec import Target
 from frameworks.core.errors import FieldError, InvalidInput, UnknownField
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values
 
@@ -95,9 +95,9 @@ def error_of(schema: type[BaseModel], model: str, body: Any) -> FieldError | Non
     content = json.dumps(body).encode()
     try:
         if schema is InferRequest:
-            decode(content, Target(model), find_spec)
+            decode_body(NativeCodec(), content, Target(model), find_spec)
         else:
-            CODEC.decode(content, Target(model), find_spec)
+            decode_body(CODEC, content, Target(model), find_spec)
     except (InvalidInput, UnknownField) as error:
         return error
     return None

@@ -7,11 +7,11 @@ from typing import Any
 
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-from app.http.responses import begin_record
 from app.observability.metrics import Observer
 from app.observability.traces.export import decider
 from app.observability.traces.traces import EndedRequest, Tracer
 from frameworks.core.timings import Timings
+from tests.app.http.requests import http_request
 from tools.bench.shared.table import Row
 
 _BATCH = 1000
@@ -77,7 +77,7 @@ def _requests(tracer: Tracer | None, traceparent: bytes) -> None:
     observer = Observer("none", 1000, tracer)
     scope = {**_SCOPE, "headers": [*_SCOPE["headers"], (b"traceparent", traceparent)]} if traceparent else _SCOPE
     for _ in range(_BATCH):
-        record = begin_record(scope)
+        record = http_request(*scope["headers"], path=scope["path"])
         if tracer is not None:
             record.trace = tracer.begin(scope["headers"])
         record.status, record.model, record.version, record.timings = 200, "vector", "1", _TIMINGS

@@ -85,7 +85,7 @@ SPECS: dict[str, ModelSpec] = {
 
 
 def find_spec(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
-    """Implement FindSpec of app/inference/pipeline.py."""
+    """Return the spec of a model, as the pipeline does."""
     if isinstance(name, UnnamedModel):
         name = "generate"
     if name not in SPECS:

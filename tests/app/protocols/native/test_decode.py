@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.native.codec import NativeRequest, decode
+from app.protocols.native.codec import NativeCodec, NativeRequest
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import InvalidJson
 from app.protocols.shared.json import body as json_body
 from frameworks.core.errors import InvalidInput, ModelNotFound, RoundhouseError, UnknownField, VersionNotFound
 from frameworks.types import ModelSpec, TensorBatch, TextRequest
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 
 
 def read(model: str, body: object) -> NativeRequest:
     """Decode a body of /models/{model}/infer: bytes, text, or a value that is written as JSON."""
     text = body if isinstance(body, bytes | str) else json.dumps(body)
-    return decode(text.encode() if isinstance(text, str) else text, Target(model), find_spec)
+    body = text.encode() if isinstance(text, str) else text
+    decoded: NativeRequest = decode_body(NativeCodec(), body, Target(model), find_spec)
+    return decoded
 
 
 def tensors(model: str, body: object) -> dict[str, Any]:
@@ -43,18 +46,16 @@ def test_decode_takes_model_from_path_or_body() -> None:
         return find_spec(name, version)
 
     body = b'{"model_name": "int8", "version": "1", "input_data": [1]}'
-    decode(body, Target(), find)
-    decode(body, Target("int8"), find)
-    decode(body, Target("int8", "1"), find)
-    decode(b'{"model_name": "int8", "input_data": [1]}', Target(), find)
-    decode(b'{"input_data": [1]}', Target("int8", "1"), find)
-    # The last two look like the fast path, a flat list of floats, and are looked up again on the general path.
-    once = [("int8", "1"), ("int8", "1"), ("int8", "1")]
-    assert asked == [*once, *[("int8", None)] * 2, *[("int8", "1")] * 2]
+    decode_body(NativeCodec(), body, Target(), find)
+    decode_body(NativeCodec(), body, Target("int8"), find)
+    decode_body(NativeCodec(), body, Target("int8", "1"), find)
+    decode_body(NativeCodec(), b'{"model_name": "int8", "input_data": [1]}', Target(), find)
+    decode_body(NativeCodec(), b'{"input_data": [1]}', Target("int8", "1"), find)
+    assert asked == [("int8", "1"), ("int8", "1"), ("int8", "1"), ("int8", None), ("int8", "1")]
     with pytest.raises(InvalidInput, match="model_name: expected a model name, got none"):
-        decode(b'{"input_data": [1]}', Target(), find)
+        decode_body(NativeCodec(), b'{"input_data": [1]}', Target(), find)
     with pytest.raises(ModelNotFound, match=r'"int9" is not registered; there is .*int8'):
-        decode(b'{"model_name": "int9"}', Target(), find)
+        decode_body(NativeCodec(), b'{"model_name": "int9"}', Target(), find)
 
 
 def test_decode_unknown_version_is_not_found() -> None:
@@ -63,13 +64,13 @@ def test_decode_unknown_version_is_not_found() -> None:
         (b'{"version": "2", "input_data": [1]}', Target("int8")),
     ):
         with pytest.raises(VersionNotFound, match='model "int8" has no version "2"'):
-            decode(body, target, find_spec)
+            decode_body(NativeCodec(), body, target, find_spec)
 
 
 def test_decode_finds_model_before_reading_tensors() -> None:
     for question in ('"input_data": [1, [2]]', '"inputs": 5', '"text": null'):
         with pytest.raises(ModelNotFound):
-            decode(f'{{"model_name": "lost", {question}}}'.encode(), Target(), find_spec)
+            decode_body(NativeCodec(), f'{{"model_name": "lost", {question}}}'.encode(), Target(), find_spec)
 
 
 def test_decode_keeps_the_form_for_the_response() -> None:

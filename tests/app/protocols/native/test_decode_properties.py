@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.protocols.native.codec import NativeRequest, decode
+from app.protocols.native.codec import NativeCodec, NativeRequest
 from app.protocols.native.fields import INPUT_FIELDS
 from app.protocols.shared.codec import Target
 from app.protocols.shared.json import body as json_body
@@ -18,6 +18,7 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values, mutated, nests, numbers, requests, scalars, strings
 
@@ -35,7 +36,7 @@ def without_simdjson() -> Iterator[None]:
 def read(model: str, body: bytes) -> NativeRequest | RoundhouseError:
     """Return the request or the RoundhouseError; every other exception fails the test."""
     try:
-        native = decode(body, Target(model), find_spec)
+        native: NativeRequest = decode_body(NativeCodec(), body, Target(model), find_spec)
     except RoundhouseError as refusal:
         error = refusal
     else:

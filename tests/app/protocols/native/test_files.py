@@ -12,6 +12,7 @@ from app.protocols.shared.errors import UnsupportedMediaType
 from app.protocols.shared.fields.images import MAX_IMAGES
 from frameworks.core.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.images.spec import ImageRequest
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import find_spec
 
 FILE = b"\xff\xd8 a file \r\n--x"
@@ -28,14 +29,14 @@ def form(*parts: Part, boundary: str = "b-1", end: bytes = b"--b-1--\r\n", heade
 
 
 def decode_form(body: bytes, model: str | None = "photos", query: bytes = b"") -> NativeRequest:
-    codec = CODEC.for_headers([(b"content-type", b"multipart/form-data; boundary=b-1")]).for_query(query)
-    decoded: NativeRequest = codec.decode(body, Target(model), find_spec)
+    codec = CODEC.for_head([(b"content-type", b"multipart/form-data; boundary=b-1")], query)
+    decoded: NativeRequest = decode_body(codec, body, Target(model), find_spec)
     return decoded
 
 
 def decode_file(body: bytes, query: bytes, model: str | None = "photos") -> NativeRequest:
-    codec = CODEC.for_headers([(b"content-type", b"image/png")]).for_query(query)
-    decoded: NativeRequest = codec.decode(body, Target(model), find_spec)
+    codec = CODEC.for_head([(b"content-type", b"image/png")], query)
+    decoded: NativeRequest = decode_body(codec, body, Target(model), find_spec)
     return decoded
 
 
@@ -132,7 +133,7 @@ def test_image_for_other_model_is_refused(model: str) -> None:
 )
 def test_other_media_type_is_unsupported(content_type: bytes, message: str) -> None:
     with pytest.raises(UnsupportedMediaType) as caught:
-        CODEC.for_headers([(b"content-type", content_type)])
+        CODEC.for_head([(b"content-type", content_type)], b"")
     assert caught.value.message.startswith(message)
 
 
@@ -144,7 +145,7 @@ def test_form_without_boundary_is_refused(value: bytes) -> None:
 
 def test_json_body_keeps_codec_of_path() -> None:
     for headers in ([], [(b"content-type", b"application/json")], [(b"content-type", b"application/x+json")]):
-        assert CODEC.for_headers(headers) is CODEC
+        assert CODEC.for_head(headers, b"") is CODEC
 
 
 WHOLE = form(("image", FILE), ("top_k", b"2"), ("image", b"\x00" * 20))

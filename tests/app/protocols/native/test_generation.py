@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.native.codec import NativeRequest, decode, encode
+from app.protocols.native.codec import NativeCodec, NativeRequest, encode
 from app.protocols.native.fields import GENERATION_FIELDS, InferResponse
 from app.protocols.shared.codec import AnswerContext, Target
 from frameworks.core.errors import InvalidInput, RequestError
@@ -23,12 +23,14 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import GENERATION, find_spec
 from tests.app.protocols.strategies import json_values
 
 
 def read(body: dict[str, Any], model: str = "generate") -> NativeRequest:
-    return decode(json.dumps(body).encode(), Target(model), find_spec)
+    decoded: NativeRequest = decode_body(NativeCodec(), json.dumps(body).encode(), Target(model), find_spec)
+    return decoded
 
 
 def request(body: dict[str, Any]) -> GenerateRequest:

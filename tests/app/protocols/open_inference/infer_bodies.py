@@ -11,6 +11,7 @@ from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.shared.codec import AnswerContext, Target
 from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.types import TensorBatch
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import find_spec
 
 CONTEXT = AnswerContext("m", "1", "id", 1.23456, 0)
@@ -20,7 +21,7 @@ LENGTH = "inference-header-content-length"
 
 def formed(**headers: str | int) -> InferCodec:
     """Return the codec for a request with these headers; `_` in their names stands for `-`."""
-    return FORMAT.for_headers([(n.replace("_", "-").encode(), str(v).encode()) for n, v in headers.items()])
+    return FORMAT.for_head([(n.replace("_", "-").encode(), str(v).encode()) for n, v in headers.items()], b"")
 
 
 def read(name: str, body: object, **headers: str | int) -> InferRequest:
@@ -28,7 +29,8 @@ def read(name: str, body: object, **headers: str | int) -> InferRequest:
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     data = text.encode() if isinstance(text, str) else text
     form = formed(**headers)
-    return form.decode(bytes(form.lead_bytes) + data, Target(name), find_spec)
+    decoded: InferRequest = decode_body(form, bytes(form.lead_bytes) + data, Target(name), find_spec)
+    return decoded
 
 
 def read_binary(name: str, head: object, *tensors: bytes, more: int = 0) -> InferRequest:

@@ -15,6 +15,7 @@ from app.protocols.shared.errors import ErrorReply, InvalidJson, UnsupportedMedi
 from frameworks.core.errors import InvalidInput, ModelLoading, ModelNotFound
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
 from frameworks.types import ModelSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 
 WHOLE, STREAM = GenerateCodec(False), GenerateCodec(True)
@@ -30,7 +31,9 @@ FORM = b"application/x-www-form-urlencoded"
 
 
 def ask(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> DecodedGenerate:
-    return codec.decode(orjson.dumps({"text_input": "Once", **body}), Target(model), find_spec)
+    content = orjson.dumps({"text_input": "Once", **body})
+    decoded: DecodedGenerate = decode_body(codec, content, Target(model), find_spec)
+    return decoded
 
 
 def refusal(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> str:
@@ -116,18 +119,18 @@ class TestDecode:
 
         for body in ({}, {"parameters": {"timeout": 1500}}):
             with pytest.raises(ModelLoading):
-                WHOLE.decode(orjson.dumps(body), Target("generate", "2"), absent)
+                decode_body(WHOLE, orjson.dumps(body), Target("generate", "2"), absent)
         assert read == [None, 2]
 
     def test_invalid_json_is_refused(self) -> None:
         with pytest.raises(InvalidJson):
-            WHOLE.decode(b"{", Target("generate"), find_spec)
+            decode_body(WHOLE, b"{", Target("generate"), find_spec)
 
 
 class TestHeaders:
     def test_form_of_curl_is_accepted(self) -> None:
         for headers in ([], [(b"content-type", FORM)], [(b"content-type", b"application/json")]):
-            assert WHOLE.for_headers(headers) is WHOLE
+            assert WHOLE.for_head(headers, b"") is WHOLE
 
     @pytest.mark.parametrize(
         "headers",
@@ -139,7 +142,7 @@ class TestHeaders:
     )
     def test_form_of_a_web_page_is_refused(self, headers: Any) -> None:
         with pytest.raises(UnsupportedMediaType):
-            WHOLE.for_headers(headers)
+            WHOLE.for_head(headers, b"")
 
 
 class TestEncode:

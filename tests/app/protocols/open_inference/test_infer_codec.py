@@ -17,6 +17,7 @@ from app.protocols.shared.compression import compress
 from app.protocols.shared.errors import InvalidJson, UnsupportedMediaType, to_http
 from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.types import Array, EmbedAnswer, TensorBatch, TextRequest
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import find_spec
 from tests.app.protocols.open_inference.infer_bodies import (
     CONTEXT,
@@ -39,7 +40,7 @@ def test_decode_binary_tensor_is_a_view(blanks: int) -> None:
     head = json.dumps({"inputs": [in_bytes(24, "FP64", shape=[3])]}).encode() + b" " * blanks
     form = formed(inference_header_content_length=len(head))
     body = bytes(form.lead_bytes) + head + np.array([1, 2, 3], np.float64).tobytes()
-    value = tensors(form.decode(body, Target("float64"), find_spec))["x"]
+    value = tensors(decode_body(form, body, Target("float64"), find_spec))["x"]
     assert value.tolist() == [1, 2, 3]
     assert np.shares_memory(value, np.frombuffer(body, np.uint8))
 
@@ -164,7 +165,7 @@ def test_decode_raw_tensor_reads_whole_body() -> None:
         ("multipart/form-data", False),
     ],
 )
-def test_for_headers_checks_content_type(content_type: str, is_read: bool) -> None:
+def test_for_head_checks_content_type(content_type: str, is_read: bool) -> None:
     if is_read:
         assert formed(content_type=content_type)
     else:

@@ -9,12 +9,13 @@ import pytest
 
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.open_inference import infer_body
-from app.protocols.open_inference.infer_schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
+from app.protocols.open_inference.infer_codec import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
 from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import InvalidJson, NotSupported
 from frameworks.core.errors import InvalidInput, ModelLoading, UnknownField
 from frameworks.types import ModelSpec, TensorBatch, TensorType, ValueSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, model
 from tests.app.protocols.open_inference.infer_bodies import FORMAT, in_bytes, read, refusal, tensors, x
 
@@ -160,7 +161,7 @@ def test_decode_passes_timeout_to_find_spec() -> None:
 
     body = json.dumps({"inputs": [x([1])], "parameters": {"timeout": 1_500_000}}).encode()
     with pytest.raises(ModelLoading):
-        FORMAT.decode(body, Target("m"), is_absent)
+        decode_body(FORMAT, body, Target("m"), is_absent)
 
 
 def test_decode_half_output_requires_binary_data() -> None:
@@ -170,7 +171,8 @@ def test_decode_half_output_requires_binary_data() -> None:
 
     def decoded(**more: object) -> InferRequest:
         body = json.dumps({"inputs": [x([1])], **more}).encode()
-        return FORMAT.decode(body, Target("m"), lambda *_: halves)
+        request: InferRequest = decode_body(FORMAT, body, Target("m"), lambda *_: halves)
+        return request
 
     for more in ({}, {"parameters": {"binary_data_output": False}}, {"outputs": [{"name": "y"}]}):
         with pytest.raises(

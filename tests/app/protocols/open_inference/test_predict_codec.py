@@ -16,6 +16,7 @@ from app.protocols.shared.errors import to_http
 from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TensorType, TextRequest, ValueSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, model
 
 CODEC = PredictCodec()
@@ -27,7 +28,9 @@ LABELS = model(task="classify", framework="pytorch")
 
 def read(spec: Any, instances: object, **more: object) -> InferRequest:
     spec = SPECS[spec] if isinstance(spec, str) else spec
-    return CODEC.decode(json.dumps({"instances": instances, **more}).encode(), Target("m"), lambda *_: spec)
+    body = json.dumps({"instances": instances, **more}).encode()
+    decoded: InferRequest = decode_body(CODEC, body, Target("m"), lambda *_: spec)
+    return decoded
 
 
 def tensors(request: InferRequest) -> dict[str, Any]:

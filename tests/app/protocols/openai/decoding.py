@@ -15,6 +15,7 @@ from frameworks.core.errors import InvalidInput, ModelNotFound, RoundhouseError
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import ModelSpec, Task, TextSpec
+from tests.app.protocols.decoding import decode_body
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -75,7 +76,8 @@ def find_spec(name: str | UnnamedModel, version: str | None, read_timeout_ms: ob
 def decode(codec: BodyCodec, body: object = None, /, **fields: object) -> OpenAiRequest:
     """Decode `body`: bytes or a JSON value. Without it, decode an object of the fields."""
     content = body if isinstance(body, bytes) else orjson.dumps(fields if body is None else body)
-    return codec.decode(content, Target(), find_spec)
+    decoded: OpenAiRequest = decode_body(codec, content, Target(), find_spec)
+    return decoded
 
 
 def decode_error(codec: BodyCodec, body: object = None, /, **fields: object) -> RoundhouseError:

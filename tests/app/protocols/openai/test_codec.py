@@ -17,6 +17,7 @@ from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ErrorReply, InvalidJson, to_http
 from frameworks.core.errors import InvalidInput, ModelLoading, ModelNotFound, RequestError, UnknownField
 from frameworks.types import ModelSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.openai.decoding import SPECS, assert_refused, check_is, decode, decode_error, find_spec
 
 
@@ -87,7 +88,7 @@ class TestModel:
 
         for fields in [{"model": given}] + [{}] * (given is None):
             body = orjson.dumps({**fields, "input": "a"})
-            assert EMBEDDINGS_CODEC.decode(body, Target(), found).spec is SPECS["embed"]
+            assert decode_body(EMBEDDINGS_CODEC, body, Target(), found).spec is SPECS["embed"]
             assert asked.pop() == UnnamedModel(("embed",), placeholder=given)
 
     def test_unknown_model_is_refused(self) -> None:
@@ -111,7 +112,7 @@ class TestModel:
             raise ModelLoading("not loaded")
 
         with pytest.raises(ModelLoading):
-            COMPLETIONS_CODEC.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
+            decode_body(COMPLETIONS_CODEC, b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
 
     def test_model_is_searched_by_name_of_body(self) -> None:
         asked: list[tuple[str | UnnamedModel, str | None]] = []
@@ -120,7 +121,7 @@ class TestModel:
             asked.append((name, version))
             return find_spec(name, version)
 
-        COMPLETIONS_CODEC.decode(b'{"model": "llama", "prompt": "a"}', Target(), found)
+        decode_body(COMPLETIONS_CODEC, b'{"model": "llama", "prompt": "a"}', Target(), found)
         assert asked == [("llama", None)]
 
 

@@ -15,6 +15,7 @@ from app.protocols.shared.codec import Target
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ModelSpec, TextRequest, TextSpec
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS
 
 VECTORS, LABELS = SPECS["photo-vectors"], SPECS["photos"]
@@ -31,7 +32,7 @@ def request(codec: BodyCodec, spec: ModelSpec, *parts: dict[str, Any], **fields:
     body = {"model": "m", **fields}
     if parts:
         body["messages"] = [{"role": "user", "content": list(parts)}]
-    return codec.decode(json.dumps(body).encode(), Target(), lambda *_: spec).request
+    return decode_body(codec, json.dumps(body).encode(), Target(), lambda *_: spec).request
 
 
 def refusal(codec: BodyCodec, spec: ModelSpec, *parts: dict[str, Any], **fields: Any) -> str:

@@ -2,14 +2,21 @@
 
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import BaseModel
 
 from app.protocols.native.codec import NativeCodec
 from app.protocols.native.routes import ROUTES
+from app.protocols.openai.scoring import RERANK_CODEC
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ErrorReply
-from app.protocols.shared.routes import Route, RouteDescription, RouteTable
+from app.protocols.shared.routes import SEARCHED_BYTES, Route, RouteDescription, RouteTable, SharedPathCodec
+from extensions.clients.tei.texts import EMBED_CODEC
+from extensions.clients.tei.texts import RERANK_CODEC as TEI_CODEC
+from frameworks.types import PairRequest
+from tests.app.protocols.decoding import decode_body
+from tests.app.protocols.openai.decoding import find_spec
 
 
 class Other(NativeCodec):
@@ -92,3 +99,40 @@ class TestSharedPaths:
     @pytest.mark.parametrize("path", ["/", "", "/models/asked", "/models"])
     def test_other_paths_keep_their_writer(self, path: str) -> None:
         assert self.TABLE.error_codec(path).error_body(ErrorReply(404, "not_found", "m"), "id") != b"other"
+
+
+SHARED = SharedPathCodec(RERANK_CODEC, TEI_CODEC, "texts")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_tei"),
+    [
+        (b'{"query": "q", "texts": ["a"]}', True),
+        (b'{"texts"\n :["a"],"query":"q"}', True),
+        (b'{"query": "q", "documents": ["a"]}', False),
+        (b'{"query": "texts", "documents": ["texts"]}', False),
+        (orjson.dumps({"query": '"texts": ', "documents": ['"texts":']}), False),
+        (b"", False),
+        pytest.param(b'{"query": "' + b"q" * SEARCHED_BYTES + b'", "texts": []}', False, id="key beyond the search"),
+    ],
+)
+def test_body_decides_on_codec(body: bytes, is_tei: bool) -> None:
+    assert SHARED.for_body(body) is (TEI_CODEC if is_tei else RERANK_CODEC)
+
+
+@pytest.mark.parametrize("name", ["texts", "documents"])
+def test_either_body_is_decoded(name: str) -> None:
+    body = orjson.dumps({"model": "embed", "query": "q", name: ["a"]})
+    assert decode_body(SHARED, body, Target(), find_spec).request == PairRequest([("q", "a")])
+
+
+def test_errors_before_body_are_of_first() -> None:
+    error = ErrorReply(413, "too_large", "m")
+    assert SHARED.error_body(error, "id") == RERANK_CODEC.error_body(error, "id")
+
+
+def test_paths_share_several_codecs() -> None:
+    codec = SharedPathCodec(SHARED, EMBED_CODEC, "inputs")
+    assert codec.for_body(b'{"inputs": "a", "texts": []}') is EMBED_CODEC
+    assert codec.for_body(b'{"texts": []}') is TEI_CODEC
+    assert codec.for_body(b"{}") is RERANK_CODEC

@@ -14,6 +14,7 @@ from extensions.clients.cohere.routes import CohereEmbedResponse, CohereErrorRes
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS
 from tests.app.protocols.openai.decoding import assert_refused, decode, encode
 from tests.support.images import encoded
@@ -70,7 +71,7 @@ class TestEmbed:
     @pytest.mark.parametrize("form", [{"images": [URL] * 2}, {"inputs": [{"content": [IMAGE]}] * 2}])
     def test_images_become_image_request(self, form: dict[str, Any]) -> None:
         body = orjson.dumps({"model": "m", "input_type": "image", "output_dimension": 8, **form})
-        decoded = EMBED_CODEC.decode(body, Target(), lambda *_: VECTORS)
+        decoded = decode_body(EMBED_CODEC, body, Target(), lambda *_: VECTORS)
         assert decoded.request == ImageRequest([FILE] * 2)
         assert EMBED_CODEC.is_long_to_write(decoded, EmbedAnswer(ROWS, 0)), "headers are not read in the event loop"
         written = encode(EMBED_CODEC, decoded, EmbedAnswer(ROWS, 0))
@@ -92,7 +93,7 @@ class TestEmbed:
     )
     def test_other_images_are_refused(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidInput) as caught:
-            EMBED_CODEC.decode(orjson.dumps({"model": "m", **fields}), Target(), lambda *_: VECTORS)
+            decode_body(EMBED_CODEC, orjson.dumps({"model": "m", **fields}), Target(), lambda *_: VECTORS)
         assert message in caught.value.message
 
     def test_error_of_image_names_its_field(self) -> None:

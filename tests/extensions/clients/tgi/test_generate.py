@@ -28,6 +28,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
+from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, decode, decode_error, encode, find_spec
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
@@ -237,7 +238,7 @@ class TestRoot:
     def test_model_or_member_decides(self, body: dict[str, Any], path: str) -> None:
         content = orjson.dumps(body)
         codec = self.CODEC.codec.for_body(content)
-        decoded = codec.decode(content, Target(), find_spec)
+        decoded = decode_body(codec, content, Target(), find_spec)
         assert decoded.spec.task == path
         if path == "generate":
             assert codec.encode(decoded, TestWhole.ANSWER, CONTEXT).startswith(b'[{"generated_text":"ce"')
@@ -250,4 +251,4 @@ class TestRoot:
         for body, message in zip(bodies, ("model: expected", "normalize: unknown field"), strict=True):
             content = orjson.dumps(body)
             with pytest.raises(RoundhouseError, match=message):
-                self.CODEC.codec.for_body(content).decode(content, Target(), find_spec)
+                decode_body(self.CODEC.codec.for_body(content), content, Target(), find_spec)

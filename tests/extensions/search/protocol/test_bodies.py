@@ -20,6 +20,7 @@ from extensions.search.protocol.similarity import SIMILARITY_CODEC
 from extensions.search.protocol.upserts import UPSERT_CODEC
 from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.core.filters import AnyOf
+from tests.app.protocols.decoding import decode_body
 
 CODECS: dict[str, Any] = {
     "similarity": SIMILARITY_CODEC,
@@ -54,8 +55,8 @@ VALUES = st.recursive(
 
 def decode(name: str, body: object) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return CODECS[name].decode(
-        content, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
+    return decode_body(
+        CODECS[name], content, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
     )
 
 

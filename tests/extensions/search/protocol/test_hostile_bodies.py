@@ -12,6 +12,7 @@ from extensions.search.protocol.collections import DELETE_CODEC, SEARCH_CODEC
 from extensions.search.protocol.upserts import UPSERT_CODEC
 from frameworks.core.errors import FieldError, InvalidInput
 from frameworks.core.vector_search import Record
+from tests.app.protocols.decoding import decode_body
 from tests.extensions.search.collections.model import random_vectors
 
 CODECS: dict[str, Any] = {"search": SEARCH_CODEC, "upsert": UPSERT_CODEC, "delete": DELETE_CODEC}
@@ -51,8 +52,8 @@ LARGE = {
 
 
 def decode(name: str, body: bytes) -> Any:
-    return CODECS[name].decode(
-        body, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
+    return decode_body(
+        CODECS[name], body, Target(kind="collection", resource="docs"), lambda *_: pytest.fail("no model is needed")
     )
 
 

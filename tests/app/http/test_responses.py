@@ -4,7 +4,7 @@ import pytest
 
 from app.auth.quotas import TenantLimits
 from app.config.auth_settings import TenantSettings
-from app.http.rate_limit_headers import format_duration, rate_limit_headers
+from app.http.responses import format_duration, rate_limit_headers
 from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.clocks import Clock
 

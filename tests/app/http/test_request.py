@@ -1,0 +1,39 @@
+"""HttpRequest: what it holds while a request is processed."""
+
+import gzip
+import sys
+
+from app.protocols.native.codec import NativeCodec
+from app.protocols.shared.codec import Target
+from app.protocols.shared.compression import body_encoding
+from frameworks.scheduling.admission import Permit, RequestLimit
+from tests.app.http.requests import http_request
+from tests.app.protocols.native.specs import SPECS
+
+
+def test_decoded_request_releases_the_body() -> None:
+    body = b'{"model_name": "m", "text": "' + b"x" * 1000 + b'"}'
+    references = sys.getrefcount(body)
+    request = http_request()
+    request.codec = NativeCodec()
+    request.open_body(body, Target())
+    assert sys.getrefcount(body) > references
+    del request.read
+    assert sys.getrefcount(body) == references
+
+
+def test_compressed_body_is_inflated_once_off_the_loop() -> None:
+    sent = bytearray(gzip.compress(b'{"model_name": "matrix", "input_data": [[1, 2, 3]]}'))
+    request = http_request()
+    request.codec = NativeCodec()
+    encoding = body_encoding([(b"content-encoding", b"gzip")])
+    assert encoding is not None
+    request.permit = Permit(RequestLimit("the server", None, None))
+    request.open_compressed(sent, Target(), encoding, 1000)  # type: ignore[arg-type]
+    assert request.is_long_to_decode
+    for _ in range(2):
+        named = request.read()
+        sent[:] = b"no gzip"  # a second decompression would fail
+        (value,) = named.decode(SPECS["matrix"]).request.inputs.values()
+        assert value.tolist() == [[1, 2, 3]]
+    request.permit.release()
