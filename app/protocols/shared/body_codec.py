@@ -14,6 +14,7 @@ from pydantic import Field
 from app.inference.context import NamedRequest
 from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
+from app.protocols.shared.chat_turns import is_long_to_parse
 from app.protocols.shared.codec import (
     LONG_BYTES,
     AnswerContext,
@@ -28,6 +29,7 @@ from app.protocols.shared.fields.policy import EMPTY, FieldPolicy
 from app.protocols.shared.json.body import Document, describe_type
 from app.protocols.shared.json.reading import read_named
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.types import GenerateAnswer
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
@@ -125,6 +127,11 @@ class BodyCodec(JsonCodec, ABC):
     def is_long_to_read(self, body: bytes) -> bool:
         """Every value of these bodies becomes a Python object, so that many short ones take long."""
         return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
+
+    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
+        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
+            return True
+        return JsonCodec.is_long_to_write(self, decoded, answer)
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Raises InvalidJson, InvalidInput, UnknownField."""
