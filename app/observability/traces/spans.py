@@ -1,19 +1,22 @@
-"""Make spans of ended requests, by OpenTelemetry's semantic conventions. Needs the extra `otel`."""
+"""Make spans of ended requests and their batches, by OpenTelemetry's conventions. Needs the extra `otel`."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from frameworks.core.traces import BatchRun
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from app import VERSION
-from app.observability.traces.batch_spans import SAMPLED, SCOPE, batch_spans, links_to
 from app.observability.traces.traces import EndedRequest, RemoteParent
 
+SCOPE = InstrumentationScope("roundhouse", VERSION)
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _GRPC = "gRPC"
 _MAX_PATH_CHARACTERS = 256
 # As OpenTelemetry has it, which would log a line for each member that is no such.
@@ -158,3 +161,39 @@ def _attributes(request: EndedRequest) -> dict[str, AttributeValue]:
     if request.timings.cache_hit is not None:
         attributes["roundhouse.cache_hit"] = request.timings.cache_hit
     return attributes
+
+
+def batch_spans(request: EndedRequest, runs: Iterable[BatchRun], resource: Resource) -> list[ReadableSpan]:
+    """Return the spans of the batches that this request exports. Each is a trace of its own."""
+    return [
+        ReadableSpan(
+            f"batch {request.model}",
+            _context_of(run.span),
+            None,
+            resource,
+            {
+                "roundhouse.model": request.model,
+                "roundhouse.version": request.version,
+                "roundhouse.batch_size": run.rows,
+                "roundhouse.device": run.device,
+                "roundhouse.instance": run.instance,
+                "process.pid": run.pid,
+            },
+            links=links_to(run.requests),
+            start_time=run.begun_ns,
+            end_time=run.begun_ns + run.duration_ns,
+            instrumentation_scope=SCOPE,
+        )
+        for run in runs
+        if run.requests
+    ]
+
+
+def links_to(spans: Sequence[bytes]) -> list[Link]:
+    """Return links to spans, each a SpanRef."""
+    return [Link(_context_of(span)) for span in spans]
+
+
+def _context_of(span: bytes) -> SpanContext:
+    trace_id, span_id = int.from_bytes(span[:16]), int.from_bytes(span[16:])
+    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=SAMPLED)

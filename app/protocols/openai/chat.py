@@ -5,7 +5,6 @@ from typing import Any
 
 import orjson
 
-from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
@@ -25,6 +24,7 @@ from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.requests import ChatRequest, NamedTool
 from app.protocols.openai.tool_fields import check_tools, rename_tool, tools_of
 from app.protocols.shared.chat_turns import (
+    TurnText,
     check_has_template,
     effort_of,
     ending_of,
@@ -37,9 +37,10 @@ from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.generation import to_sampling, to_stopping
 from app.protocols.shared.json.output import list_to_json
-from app.protocols.shared.tools import ToolMode, ToolUse, use_tools
+from app.protocols.shared.tools import ToolMode, ToolUse, new_call_id, use_tools
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.prompt_scores import PromptOptions
+from frameworks.generation.tools.events import CallArguments, CallBegin, Event
 from frameworks.generation.types import (
     Conversation,
     GenerateAnswer,
@@ -51,6 +52,59 @@ from frameworks.generation.types import (
     Usage,
 )
 from frameworks.types import ModelSpec
+
+
+class ChatText:
+    """The text of one choice, parsed. `max_calls`, `tool_names`: of the request's tools."""
+
+    def __init__(self, request: GenerateRequest, tool_names: frozenset[str], max_calls: int | None) -> None:
+        self._turn = TurnText(request, tool_names, max_calls)
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Return the deltas that some more text completes."""
+        return [self._delta(event) for event in self._turn.push(text)]
+
+    def finish(self, finish_reason: str) -> list[dict[str, Any]]:
+        """Return the last deltas."""
+        return [self._delta(event) for event in self._turn.finish(finish_reason)]
+
+    def reason(self, finish_reason: str) -> str:
+        """Return OpenAI's finish_reason."""
+        return "tool_calls" if finish_reason == "stop" and self._turn.has_calls else finish_reason
+
+    def whole(self, text: str, finish_reason: str) -> dict[str, Any]:
+        """Return the message of a whole text, with the members of all deltas."""
+        texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
+        calls: list[dict[str, Any]] = []
+        arguments: list[list[str]] = []
+        for delta in self.push(text) + self.finish(finish_reason):
+            for call in delta.pop("tool_calls", ()):
+                if "id" in call:
+                    arguments.append([])
+                    calls.append(call)
+                arguments[call["index"]].append(call["function"]["arguments"])
+            for name, part in delta.items():
+                texts[name].append(part)
+        content = "".join(texts["content"])
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._turn.format.thinks:
+            message["reasoning_content"] = "".join(texts["reasoning_content"]) or None
+        if calls:
+            message["content"] = content or None
+            for call, parts in zip(calls, arguments, strict=True):
+                del call["index"]
+                call["function"]["arguments"] = "".join(parts)
+            message["tool_calls"] = calls
+        return message
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        if isinstance(event, CallBegin):
+            function = {"name": event.name, "arguments": ""}
+            call_id = new_call_id(self._turn.format.tools)
+            return {"tool_calls": [{"index": event.call, "id": call_id, "type": "function", "function": function}]}
+        if isinstance(event, CallArguments):
+            return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}
+        return {"reasoning_content" if event.kind == "reasoning" else "content": event.text}
 
 
 def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
