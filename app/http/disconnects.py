@@ -70,12 +70,14 @@ class DisconnectWatcher:
         self.timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._watch_old)
 
     def _watch_old(self) -> None:
+        self.timer = None
+        if not self.young:
+            return
         loop = asyncio.get_running_loop()
         before_s = time.perf_counter() - _WATCH_AFTER_S
         for request in [each for each in self.young if each.is_watched and each.started_s <= before_s]:
             del self.young[request]
             request.watching = loop.create_task(_cancel_on_disconnect(request))
-        self.timer = None
         if self.young:
             self.start_timer()
 

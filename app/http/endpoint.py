@@ -105,7 +105,7 @@ class Endpoint:
             encoding = None
             if not request.is_json or codec.reads_headers:
                 codec = request.codec = codec.for_head(scope["headers"], scope["query_string"])
-                encoding = body_encoding(scope["headers"])
+                encoding = body_encoding(scope["headers"]) if request.is_encoded else None
             self._pipeline.admit(request)
             try:
                 await self._receive(request, route.target, encoding, scope)

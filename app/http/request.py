@@ -36,8 +36,10 @@ PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 """Headers by which a browser says which page sends a request."""
 
 _CLOSE = (b"connection", b"close")
-_BODY_HEADERS = (b"content-type", b"content-encoding")
-_READ_HEADERS = frozenset({b"host", b"x-request-id", *_BODY_HEADERS, *PAGE_HEADERS, *CREDENTIAL_HEADERS})
+_JSON = JSON_HEADER[1]
+_READ_HEADERS = frozenset(
+    {b"host", b"x-request-id", b"content-type", b"content-encoding", *PAGE_HEADERS, *CREDENTIAL_HEADERS}
+)
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
 _EARLY_REJECT_BYTES = 4096
 
@@ -56,6 +58,7 @@ class HttpRequest(WatchedRequest, RequestContext):
         """Read the head. Other attributes of the base classes have their defaults in the class."""
         given_id = host = b""
         is_plain = is_json = True
+        is_encoded = False
         credentials: tuple[Header, ...] = ()
         for name, value in scope["headers"]:
             if name not in _READ_HEADERS:
@@ -65,8 +68,10 @@ class HttpRequest(WatchedRequest, RequestContext):
                 host = value
             elif name == b"x-request-id":
                 given_id = given_id or value
-            elif name in _BODY_HEADERS:
-                is_json = is_json and (name, value) == JSON_HEADER
+            elif name == b"content-type":
+                is_json = is_json and value == _JSON
+            elif name == b"content-encoding":
+                is_encoded = True
             elif name in PAGE_HEADERS:
                 is_plain = False
             elif len(credentials) <= len(CREDENTIAL_HEADERS):
@@ -81,7 +86,9 @@ class HttpRequest(WatchedRequest, RequestContext):
         self.receive = receive
         self.send = send
         self.fast_path = (scope.get("extensions") or {}).get(FAST_PATH)
-        self.is_json = is_json
+        self.is_json = is_json and not is_encoded
+        self.is_encoded = is_encoded
+        """Whether a header names a content-encoding."""
         """Whether no header says that the body is anything but uncompressed JSON."""
         self.plain_host = host if is_plain else b""
         """The only Host header, if no header says that a web page sends the request."""
@@ -156,16 +163,16 @@ class HttpRequest(WatchedRequest, RequestContext):
         return self.read()
 
     def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:
-        return self.codec.encode(decoded, answer, self._answer_context())
+        latency_ms = (time.perf_counter() - self.started_s) * 1e3
+        context = AnswerContext(self.answered_name, self.version, self.request_id, latency_ms, int(time.time()))
+        return self.codec.encode(decoded, answer, context)
 
     def open_stream(self, decoded: Any) -> EventStream:
-        writer = self.codec.stream_writer(decoded, self._answer_context())
+        latency_ms = (time.perf_counter() - self.started_s) * 1e3
+        context = AnswerContext(self.answered_name, self.version, self.request_id, latency_ms, int(time.time()))
+        writer = self.codec.stream_writer(decoded, context)
         headers = [*id_headers(self.codec, self), *self.codec.headers_of(decoded)]
         return EventStream(self.send, self, self, writer, headers, self.codec.streams_lines)
-
-    def _answer_context(self) -> AnswerContext:
-        latency_ms = (time.perf_counter() - self.started_s) * 1e3
-        return AnswerContext(self.answered_name, self.version, self.request_id, latency_ms, int(time.time()))
 
     async def respond(
         self,

@@ -149,7 +149,10 @@ class RequestContext(RequestRecord, RunContext, ABC):
         The version is not chosen yet: another one may serve when the body has arrived.
         """
         slot = self._find_slot(name)
-        chosen = slot.default_version if version is None else slot.version_named(version)
+        if version is not None:
+            chosen = slot.version_named(version)
+        else:
+            chosen = slot.active if slot.serves_latest else slot.default_version
         try:
             chosen.spec_for(self.permit)
         except VersionNotLoaded:

@@ -140,8 +140,11 @@ class Pipeline:
         else:
             encoded = context.encode(decoded, answer)
         context.timings.encode_s += time.perf_counter() - started_s
-        # The model's part is done, even if the client reads the response slowly.
-        context.permit.release_version()
+        # The model's part is done, even if the client reads the response slowly. As Permit.release_version, inline.
+        permit, held = context.permit, context.permit.held
+        if held is not None:
+            permit.held = None
+            held.release(permit)
         return encoded
 
     async def _decode(self, context: RequestContext) -> DecodedRequest:

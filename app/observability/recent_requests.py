@@ -44,6 +44,21 @@ class FinishedRequest(NamedTuple):
     response_bytes: int
 
 
+class _ByTenant(dict[str, deque[tuple[int, tuple[Any, ...]]]]):
+    """The latest requests of each tenant: numbers and fields. A new tenant replaces the one that is idle longest."""
+
+    def __init__(self, kept: int, most_tenants: int) -> None:
+        super().__init__()
+        self._kept = kept
+        self._most_tenants = most_tenants
+
+    def __missing__(self, tenant: str) -> deque[tuple[int, tuple[Any, ...]]]:
+        if len(self) >= self._most_tenants:
+            del self[min(self, key=lambda name: self[name][-1][0])]
+        self[tenant] = deque(maxlen=self._kept)
+        return self[tenant]
+
+
 _ID = FinishedRequest._fields.index("request_id") - 2
 """Within the fields after `number`."""
 
@@ -51,25 +66,16 @@ _ID = FinishedRequest._fields.index("request_id") - 2
 class RecentRequests:
     """The requests of this process. Owned by the event loop.
 
-    Its memory is bounded: the tenants with the latest requests are kept, and of each the same number of requests.
+    Its memory is bounded: the tenants with the latest requests are kept, and of each the same number of requests. The
+    observer adds to `last_number` and `by_tenant`, without a call for each request.
     """
 
     def __init__(self, worker: int = 0, kept: int = KEPT_REQUESTS, most_tenants: int = _MOST_TENANTS) -> None:
         """`worker`: number of this process."""
         self._worker = worker
-        self._kept = kept
-        self._most_tenants = most_tenants
-        self._by_tenant: dict[str, deque[tuple[int, tuple[Any, ...]]]] = {}
+        self.by_tenant = _ByTenant(kept, most_tenants)
         self.last_number = 0
         """Of the latest request; 0 before the first one."""
-
-    def add(self, tenant: str, fields: tuple[Any, ...]) -> None:
-        """Keep a request: the fields of a FinishedRequest after `number`. Called for each request."""
-        self.last_number = number = self.last_number + 1
-        kept = self._by_tenant.get(tenant)
-        if kept is None:
-            kept = self._new_tenant(tenant)
-        kept.append((number, fields))
 
     def latest(
         self,
@@ -82,23 +88,17 @@ class RecentRequests:
 
         `most`: of each tenant. `request_id`: only those with this id; senders may use one again. None: of any id.
         """
-        names = list(self._by_tenant) if tenant is None else [tenant]
+        names = list(self.by_tenant) if tenant is None else [tenant]
         found: list[tuple[int, tuple[Any, ...]]] = []
         for name in names:
             least = len(found) + most
-            for request in reversed(self._by_tenant.get(name, ())):
+            for request in reversed(self.by_tenant.get(name, ())):
                 if request[0] <= after or len(found) == least:
                     break
                 if request_id is None or request[1][_ID] == request_id:
                     found.append(request)
         found.sort(key=lambda request: request[0], reverse=True)
         return [FinishedRequest(self._worker, number, *fields) for number, fields in found]
-
-    def _new_tenant(self, tenant: str) -> deque[tuple[int, tuple[Any, ...]]]:
-        if len(self._by_tenant) >= self._most_tenants:
-            del self._by_tenant[min(self._by_tenant, key=lambda name: self._by_tenant[name][-1][0])]
-        kept = self._by_tenant[tenant] = deque(maxlen=self._kept)
-        return kept
 
 
 def cut(text: str, most: int) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, Task, TensorBatch
-
-if TYPE_CHECKING:
-    from frameworks.images.processor import ImageProcessor
 
 Submit = Callable[[TensorBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
@@ -55,7 +51,21 @@ class ImageService:
         if not request.images:
             return _answer_to_none(spec)
         names = (image.output_name,) if image.output_name else request.output_names
-        outputs = await self._outputs(run, spec, processor, request.images, names)
+        timings, threads = run.timings, self._threads.images
+        nbytes = len(request.images) * processor.row_bytes
+        if not threads.memory.try_hold(nbytes):
+            arrived_s = time.perf_counter()
+            await threads.memory.hold(nbytes)
+            timings.queued(arrived_s, time.perf_counter())
+        try:
+            begun_s = time.perf_counter()
+            try:
+                rows = await threads.prepare(processor, request.images)
+            finally:
+                timings.decoded(begun_s, time.perf_counter())
+            outputs = await self._run_rows(run, spec, image.input_name, rows, names)
+        finally:
+            threads.memory.release(nbytes)
         if not image.output_name:
             return outputs
         output = outputs[image.output_name]
@@ -65,36 +75,26 @@ class ImageService:
         size = output.size / _NUMBERS_PER_CHARACTER
         return await self._threads.tokenizers.run(size, _finished, spec.task, image, request, output)
 
-    async def _outputs(
-        self, run: Run, spec: ModelSpec, processor: "ImageProcessor", images: list[bytes], names: tuple[str, ...] | None
-    ) -> Outputs:
-        """Prepare the images and run their rows."""
-        assert spec.image is not None
-        timings, threads = run.timings, self._threads.images
-        arrived_s = time.perf_counter()
-        async with threads.budget.hold(len(images) * processor.row_bytes):
-            begun_s = time.perf_counter()
-            timings.queued(arrived_s, begun_s)
-            try:
-                rows = await threads.prepare(processor, images)
-            finally:
-                timings.decoded(begun_s, time.perf_counter())
-            return await self._run_rows(run, spec, spec.image.input_name, rows, names)
-
-    async def _run_rows(
+    def _run_rows(
         self, run: Run, spec: ModelSpec, input_name: str, rows: Array, names: tuple[str, ...] | None
-    ) -> Outputs:
+    ) -> Awaitable[Outputs]:
         """Run the rows: together, or each for itself where the model takes one at a time."""
-        shape = spec.inputs_by_name[input_name].shape
-        if len(rows) == 1 or shape is None or shape[0] != 1:
-            return await self._queued(run, TensorBatch({input_name: rows}, names))
-        batches = [TensorBatch({input_name: rows[at : at + 1]}, names) for at in range(len(rows))]
-        results = await asyncio.gather(*(self._queued(run, batch) for batch in batches))
-        return {name: np.concatenate([np.asarray(each[name]) for each in results]) for name in results[0]}
-
-    def _queued(self, run: Run, batch: TensorBatch) -> Awaitable[Outputs]:
         permit = run.permit
+        if len(rows) > 1:
+            shape = spec.inputs_by_name[input_name].shape
+            if shape is not None and shape[0] == 1:
+                return self._run_each(run, input_name, rows, names)
+        batch = TensorBatch({input_name: rows}, names)
         return self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant)
+
+    async def _run_each(self, run: Run, input_name: str, rows: Array, names: tuple[str, ...] | None) -> Outputs:
+        """Run each row for itself. Returns the outputs of all rows."""
+        permit = run.permit
+        batches = [TensorBatch({input_name: rows[at : at + 1]}, names) for at in range(len(rows))]
+        results = await asyncio.gather(
+            *(self._submit(each, run.priority, permit.begin, run.timings, permit.tenant) for each in batches)
+        )
+        return {name: np.concatenate([np.asarray(each[name]) for each in results]) for name in results[0]}
 
 
 def _answer_to_none(spec: ModelSpec) -> Answer:

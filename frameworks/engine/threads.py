@@ -2,9 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
@@ -122,19 +121,17 @@ class ImageMemoryLimit:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.held_bytes = 0
 
-    @asynccontextmanager
-    async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Reserve bytes within the block. Waits until they are available."""
-        if self._waiting or not self._fits(nbytes):
-            await self._wait(nbytes)
-        else:
-            self.held_bytes += nbytes
-        try:
-            yield
-        finally:
-            self._release(nbytes)
+    def try_hold(self, nbytes: int) -> bool:
+        """Hold bytes if they are available and no request waits; `release` must follow. Returns whether they are."""
+        if self._waiting or (self.held_bytes and self.held_bytes + nbytes > self._max_bytes):
+            return False
+        self.held_bytes += nbytes
+        return True
 
-    async def _wait(self, nbytes: int) -> None:
+    async def hold(self, nbytes: int) -> None:
+        """Wait until the bytes are available, and hold them; `release` must follow."""
+        if self.try_hold(nbytes):
+            return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = nbytes, granted
         self._waiting.append(entry)
@@ -142,14 +139,15 @@ class ImageMemoryLimit:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._release(nbytes)
+                self.release(nbytes)
             else:
                 if entry in self._waiting:
                     self._waiting.remove(entry)
                 self._grant()
             raise
 
-    def _release(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
+        """Release bytes that a request holds."""
         self.held_bytes -= nbytes
         if self._waiting:
             self._grant()
@@ -175,33 +173,35 @@ class ImageThreads:
     """Several threads for small images and one for large ones. Each is a queue: what arrives first is done first.
 
     So the decoded pixels of all requests are bounded: those of IMAGE_THREADS small images and of one large image.
-    `budget`: of the prepared images.
+    `memory`: of the prepared images.
     """
 
     def __init__(self) -> None:
-        self.budget = ImageMemoryLimit()
+        self.memory = ImageMemoryLimit()
         self._small = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="image")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="image-large")
 
-    async def prepare(self, processor: "ImageProcessor", images: Sequence[bytes]) -> "Array":
+    def prepare(self, processor: "ImageProcessor", images: Sequence[bytes]) -> "Awaitable[Array]":
         """Return a row for each file, see ImageProcessor.empty.
 
-        A request has at most IMAGE_THREADS images in the queue, so that the images of several requests alternate.
         Raises InvalidInput for the first damaged file that is found; its field is `image[2]`.
         """
         rows = processor.empty(len(images))
         if len(images) == 1:
-            await self._prepare(processor, images[0], "image[0]", rows[0])
-            return rows
-        indices = iter(range(len(images)))
+            return self._prepare(processor, images[0], 0, rows)
+        return self._prepare_all(processor, images, rows)
+
+    async def _prepare_all(self, processor: "ImageProcessor", images: Sequence[bytes], rows: "Array") -> "Array":
+        """Prepare several images, at most IMAGE_THREADS at a time: the images of several requests take turns."""
+        numbers = iter(range(len(images)))
         failures: dict[int, Exception] = {}
 
         async def prepare_some() -> None:
-            for number in indices:
+            for number in numbers:
                 if failures:
                     return
                 try:
-                    await self._prepare(processor, images[number], f"image[{number}]", rows[number])
+                    await self._prepare(processor, images[number], number, rows)
                 except Exception as error:  # noqa: BLE001 - raised below
                     failures[number] = error
 
@@ -215,10 +215,12 @@ class ImageThreads:
         for threads in (self._small, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _prepare(self, processor: "ImageProcessor", data: bytes, field: str, row: "Array") -> None:
-        loop = asyncio.get_running_loop()
+    async def _prepare(self, processor: "ImageProcessor", data: bytes, number: int, rows: "Array") -> "Array":
+        """Write the row of one image into `rows`, and return them."""
+        loop, field, row = asyncio.get_running_loop(), f"image[{number}]", rows[number]
         if not await loop.run_in_executor(self._small, _prepare_small, processor, data, field, row):
             await loop.run_in_executor(self._large, _prepare_any, processor, data, field, row)
+        return rows
 
 
 def _prepare_small(processor: "ImageProcessor", data: bytes, field: str, row: "Array") -> bool:
@@ -234,7 +236,6 @@ def _prepare_any(processor: "ImageProcessor", data: bytes, field: str, row: "Arr
     processor.read(data, processor.check(data, field), field, row)
 
 
-# A model compiles one constraint at a time, for up to seconds; the other threads are for constraints that are cached.
 CONSTRAINT_THREADS = 4
 
 

@@ -5,7 +5,7 @@ channel are looked up in a table of 256, so they are exactly those of the refere
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -75,21 +75,15 @@ class ImageProcessor:
         self.layout = layout
         self.dtype = _DTYPES[dtype]
         self._channels = (0, 1, 2) if channel_order == "rgb" else (2, 1, 0)
-        self._bounds = bounds
+        self.row_bytes = 3 * self.height * self.width * self.dtype.itemsize
+        """Size of the row of one image."""
+        self.check = partial(check_header, bounds=bounds)
+        """Return the header of a file, by its bytes and its field. Takes some microseconds. Raises InvalidInput."""
 
     def empty(self, rows: int) -> Array:
         """Return memory for the rows of so many images."""
         sides = (3, self.height, self.width) if self.layout == "nchw" else (self.height, self.width, 3)
         return np.empty((rows, *sides), self.dtype)
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of the row of one image."""
-        return 3 * self.height * self.width * self.dtype.itemsize
-
-    def check(self, data: bytes, field: str) -> ImageHeader:
-        """Return the header of a file. Takes some microseconds. Raises InvalidInput."""
-        return check_header(data, field, self._bounds)
 
     def read(self, data: bytes, header: ImageHeader, field: str, row: Array) -> None:
         """Decode a file that was checked, and write its numbers into `row`, one of `empty`. Raises InvalidInput."""

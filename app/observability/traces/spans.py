@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from frameworks.core.traces import BatchRun
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -14,6 +13,7 @@ from opentelemetry.util.types import AttributeValue
 
 from app import VERSION
 from app.observability.traces.traces import EndedRequest, RemoteParent
+from frameworks.core.timings import BatchRun
 
 SCOPE = InstrumentationScope("roundhouse", VERSION)
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -46,7 +46,7 @@ def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSp
         for name in names:
             if name not in spec.outputs_by_name:
                 raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], spec.outputs_by_name, within="outputs.")
-    return _build(list(files), options, spec, names)
+    return _build(list(files), options, spec, names) if options else ImageRequest(list(files))
 
 
 def read_options(given: Sequence[tuple[str, str]], place: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The latest requests of each tenant, in bounded memory."""
 
 from collections import deque
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +15,12 @@ from frameworks.core.timings import Timings
 
 KEPT, MOST_TENANTS = 4, 3
 NAMES = "abcde"
+
+
+def keep(recent: RecentRequests, tenant: str, fields: tuple[Any, ...]) -> None:
+    """Keep a request, as Observer does."""
+    recent.last_number += 1
+    recent.by_tenant[tenant].append((recent.last_number, fields))
 
 
 class RecentMachine(RuleBasedStateMachine):
@@ -32,7 +39,7 @@ class RecentMachine(RuleBasedStateMachine):
         if tenant not in self.kept and len(self.kept) == MOST_TENANTS:
             del self.kept[min(self.kept, key=lambda name: self.kept[name][-1])]
         self.kept.setdefault(tenant, deque(maxlen=KEPT)).append(number)
-        self.recent.add(tenant, (float(number), *("",) * 8, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
+        keep(self.recent, tenant, (float(number), *("",) * 8, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
 
     @rule(tenant=st.sampled_from([None, *NAMES]), after=st.integers(0, 30), most=st.integers(1, 5))
     def read(self, tenant: str | None, after: int, most: int) -> None:
@@ -44,8 +51,8 @@ class RecentMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        assert len(self.recent._by_tenant) <= MOST_TENANTS
-        assert all(len(each) <= KEPT for each in self.recent._by_tenant.values())
+        assert len(self.recent.by_tenant) <= MOST_TENANTS
+        assert all(len(each) <= KEPT for each in self.recent.by_tenant.values())
         assert self.recent.last_number == len(self.all)
 
 
@@ -56,7 +63,7 @@ TestRecent.settings = settings(max_examples=30, stateful_step_count=40)
 def test_request_is_found_by_id_among_newer() -> None:
     recent = RecentRequests(kept=3)
     for tenant, request_id in (("red", "a"), ("red", "b"), ("blue", "a"), ("red", "b"), ("red", "b")):
-        recent.add(tenant, (0.0, request_id, *("",) * 7, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
+        keep(recent, tenant, (0.0, request_id, *("",) * 7, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
     assert [each.number for each in recent.latest(request_id="b", most=2)] == [5, 4]
     assert [each.number for each in recent.latest("blue", request_id="a")] == [3]
     assert [each.number for each in recent.latest(request_id="a")] == [3]  # the older one is not kept
@@ -91,6 +98,6 @@ def test_newest_merges_by_end_of_request() -> None:
     one, other = RecentRequests(0), RecentRequests(1)
     for recent, ends in ((one, (1.0, 4.0)), (other, (2.0, 3.0))):
         for end_s in ends:
-            recent.add("", (end_s, *("",) * 8, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
+            keep(recent, "", (end_s, *("",) * 8, 200, *("",) * 2, *(0.0,) * 5, 0, None, 0, 0))
     merged = newest([*one.latest(), *other.latest()], 3)
     assert [(each.worker, each.ended_s) for each in merged] == [(0, 4.0), (1, 3.0), (1, 2.0)]

@@ -29,9 +29,12 @@ class Holder:
         self.task = task(self._run(budget, nbytes))
 
     async def _run(self, budget: ImageMemoryLimit, nbytes: int) -> None:
-        async with budget.hold(nbytes):
+        await budget.hold(nbytes)
+        try:
             self.has_begun = True
             await self.end.wait()
+        finally:
+            budget.release(nbytes)
 
 
 @in_loop
