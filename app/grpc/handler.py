@@ -9,7 +9,8 @@ import numpy as np
 
 from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
-from app.inference.context import NamedRequest, RequestContext
+from app.inference.context import RequestContext
+from app.inference.contract import NamedRequest
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.observability.traces.traces import Tracer

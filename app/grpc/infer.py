@@ -13,7 +13,7 @@ from app.grpc.infer_messages import is_typed, parse_request, serialize_response,
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
 from app.grpc.streams import OpenStreams, next_request
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.generate_tensors import StreamedTensors
 from app.protocols.open_inference.infer_request import check_request, wants_text_in_parts

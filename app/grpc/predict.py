@@ -11,7 +11,7 @@ from app.grpc.call import Call
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
 from app.grpc.received import ReceivedPredict, read_predict
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.datatypes import encode_tensor
 from app.protocols.shared.codec import LONG_BYTES, LONG_ELEMENTS
@@ -27,7 +27,7 @@ _PREDICTIONS = PredictResponse.DESCRIPTOR.fields_by_name["predictions"].number
 
 @dataclass(frozen=True, slots=True)
 class DecodedPredict:
-    """Implement DecodedRequest of app/inference/context.py."""
+    """Implement DecodedRequest of app/inference/contract.py."""
 
     request: TensorBatch
     spec: ModelSpec

@@ -15,7 +15,8 @@ from app.http.listener.parsing import LONG_BODY_BYTES
 from app.http.listener.protocol import FAST_PATH
 from app.http.responses import error_body, id_headers, own_headers
 from app.http.sse import EventStream
-from app.inference.context import NamedRequest, RequestContext
+from app.inference.context import RequestContext
+from app.inference.contract import NamedRequest
 from app.observability.metrics import checked_id, new_ids, server_timing
 from app.protocols.shared.codec import (
     JSON_HEADER,

@@ -3,14 +3,14 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
 from app.auth.quotas import TenantLimits
+from app.inference.contract import NamedRequest, TextStream
 from app.inference.model_view import ModelView
 from app.inference.response_cache import CacheableRequest, Responses
-from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import RequestRecord
 from frameworks.core.errors import AdapterNotFound
 from frameworks.engine.contract import Run, TokenTimes
@@ -24,60 +24,6 @@ from frameworks.types import Answer, Array, ModelSpec, TensorBatch
 
 ADAPTER_MARK = ":"
 """Between the name of a model and that of its adapter. No name of a model contains it."""
-
-
-class DecodedRequest(Protocol):
-    """A request for one model, decoded by the `spec` of one of its versions. `stream`: the response comes in pieces.
-
-    `spec` None: an operation answers the request, with runs of models or without. `timeout_ms` None: the request names
-    no deadline.
-    """
-
-    @property
-    def request(self) -> Any: ...
-
-    @property
-    def spec(self) -> ModelSpec | None: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def timeout_ms(self) -> float | None: ...
-
-    @property
-    def stream(self) -> bool: ...
-
-
-def no_timeout_ms() -> None:
-    """The `read_timeout_ms` of a request that names no timeout."""
-
-
-class NamedRequest(NamedTuple):
-    """A body of which only the names are read: the first of two steps of decoding.
-
-    `model` None: an operation answers the request, and `decode` gets no spec. `version` None: the request names none.
-    `decode(spec)`: the second step. It returns a DecodedRequest by the spec of the version that answers, and raises
-    InvalidInput and UnknownField.
-    `read_timeout_ms`: called only if the version has to be loaded first. The request waits no longer than that.
-    """
-
-    model: str | UnnamedModel | None
-    version: str | None
-    decode: Callable[[Any], Any]
-    read_timeout_ms: Callable[[], float | None] = no_timeout_ms
-
-
-class TextStream(Protocol):
-    """A response that is sent while it is generated."""
-
-    async def send_pieces(self, generation: Generation) -> None:
-        """Send all pieces. Raises what fails before the first one, which an ordinary response can still report."""
-        ...
-
-    async def finish(self) -> None:
-        """Send the end of the response, after the model's part is done."""
-        ...
 
 
 class RunContext(Run):
@@ -96,6 +42,8 @@ class RequestContext(RequestRecord, RunContext, ABC):
     """
 
     served_models: ServedModels
+    slot: ModelSlot | None = None
+    """The model that was found last, under the name `answered_name`."""
     is_routed = False
     """Whether `model_version` is chosen."""
     not_loaded: ModelVersion | None = None
@@ -171,7 +119,12 @@ class RequestContext(RequestRecord, RunContext, ABC):
         else:
             name, version = named.model, named.version
             assert name is not None
-            slot = self._find_slot(name if isinstance(name, str) else name.name_in(self.models.slots))
+            if not isinstance(name, str):
+                name = name.name_in(self.models.slots)
+            slot, slots = self.slot, self.served_models.slots_by_name
+            # Found already where the path names the model, unless it was removed meanwhile.
+            if slot is None or name != self.answered_name or slots.get(slot.name) is not slot:
+                slot = self._find_slot(name)
             if version is not None:
                 chosen = slot.version_named(version)
             elif slot.canary is None and slot.serves_latest:
@@ -238,6 +191,7 @@ class RequestContext(RequestRecord, RunContext, ABC):
             slot = self.models.slot(name)
         self.model, self.version, self.adapter = slot.name, slot.active.version, adapter
         self.alias = "" if name == slot.name else name
+        self.slot = slot
         return slot
 
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 from app.auth.principal import Principal
 from app.auth.quotas import LimitedPermit
 from app.inference.bounds import Bounds
-from app.inference.context import DecodedRequest, InferenceService, RequestContext
+from app.inference.context import InferenceService, RequestContext
+from app.inference.contract import DecodedRequest
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView

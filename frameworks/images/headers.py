@@ -125,7 +125,8 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if frame is None:
         raise DamagedHeader("a JPEG file without a frame before its first scan")
     bits, height, width, channels = frame
-    return ImageHeader("JPEG", height, width, bits * channels, read_orientation(exif), channels, scans)
+    orientation = read_orientation(exif) if exif else 1
+    return ImageHeader("JPEG", height, width, bits * channels, orientation, channels, scans)
 
 
 def _segments(data: bytes) -> list[tuple[int, int]]:

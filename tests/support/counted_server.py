@@ -1,6 +1,7 @@
-"""A server that counts the Python calls of requests: `python -m tests.support.counted_server CONFIG PORT`.
+"""A server that counts the Python calls of requests: `python -m tests.support.counted_server CONFIG PORT [KEY]`.
 
-Writes a line of JSON for each case, {"case", "calls", "files"}, and stops. Calls are those of functions of the project
+Writes a line of JSON for each case, {"case", "calls", "files", "walk"}, and stops. `walk`: the files in the order of
+their first calls. With a key there is one case, tensors that present it. Calls are those of functions of the project
 on all threads, with each resumption of a coroutine. The counts do not depend on the speed of the machine.
 """
 
@@ -13,6 +14,7 @@ import threading
 import time
 from base64 import b64decode
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,16 +29,18 @@ _BACKGROUND = tuple(
     str(ROOT / path)
     for path in (
         "app/observability/loop_lag.py",
+        "app/observability/integrity.py",
         "app/observability/progress.py",
         "app/admin/monitoring/sampling.py",
         "app/admin/monitoring/sample_cells.py",
         "app/auth/key_store.py",
         "app/auth/store.py",
         "app/auth/key_file.py",
-        "app/server/process.py",
         "frameworks/core/progress.py",
     )
 )
+_LOOP = str(ROOT / "app/server/process.py")
+"""Its functions run the event loop, and with it all others."""
 _WARM_UPS, _ROUNDS = 4, 8
 _REPEATS = 5
 # Behind the last byte of a response, the server still records it.
@@ -54,9 +58,14 @@ class CallCounter:
         if not self.is_on or event != "call":
             return
         name = frame.f_code.co_filename
-        caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
-        if name.startswith(_PACKAGES) and name not in _BACKGROUND and caller not in _BACKGROUND:
-            self.by_file[name] += 1
+        if not name.startswith(_PACKAGES) or name == _LOOP:
+            return
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code.co_filename in _BACKGROUND:
+                return
+            caller = caller.f_back
+        self.by_file[name] += 1
 
     def stop(self) -> Counter[str]:
         """Return the calls since the last stop."""
@@ -66,8 +75,10 @@ class CallCounter:
         return counted
 
 
-def _message(path: str, content_type: str, body: bytes, connection: str) -> bytes:
+def _message(path: str, content_type: str, body: bytes, connection: str, key: str | None = None) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {content_type}\r\n"
+    if key is not None:
+        head += f"authorization: Bearer {key}\r\n"
     return f"{head}content-length: {len(body)}\r\nconnection: {connection}\r\n\r\n".encode() + body
 
 
@@ -94,7 +105,7 @@ def _count_one(counter: CallCounter, port: int, message: bytes) -> Counter[str]:
     return min(counts, key=Counter.total)
 
 
-def _count_kept_open(counter: CallCounter, port: int, message: bytes) -> tuple[float, int]:
+def _count_kept_open(counter: CallCounter, port: int, message: bytes) -> tuple[float, list[str]]:
     """Return calls and files of a request, on connections that stay open, each with a request in flight."""
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
     for number in range(_WARM_UPS + _ROUNDS):
@@ -109,33 +120,43 @@ def _count_kept_open(counter: CallCounter, port: int, message: bytes) -> tuple[f
     for connection in connections:
         connection.close()
     # A file of a batch has fewer calls than there are requests.
-    return counted.total() / requests, sum(calls > requests / 64 for calls in counted.values())
+    return counted.total() / requests, [file for file, calls in counted.items() if calls > requests / 64]
 
 
-def _drive(counter: CallCounter, port: int, image: bytes) -> None:
-    def described(path: str) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}{path}").json()
-        return found
+def _report(case: str, calls: float, files: Iterable[str]) -> None:
+    walk = [Path(file).relative_to(ROOT).as_posix() for file in files]
+    print(json.dumps({"case": case, "calls": calls, "files": len(walk), "walk": walk}), flush=True)
 
+
+def _wait_until_ready(port: int, key: str | None) -> None:
+    """Return when all models are loaded and the kernels are compiled."""
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     while True:
         time.sleep(0.1)
         try:
-            if described("/health")["status"] == "healthy" and not described("/models/tiny-llama")["awaits_kernels"]:
-                break
+            states = [
+                httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers).json() for path in ("/health", "/models")
+            ]
         except (OSError, httpx.HTTPError):
             continue
+        if states[0]["status"] == "healthy" and not any(each.get("awaits_kernels") for each in states[1]["models"]):
+            return
+
+
+def _drive(counter: CallCounter, port: int, image: bytes, key: str | None) -> None:
+    _wait_until_ready(port, key)
     tensor = json.dumps({"model_name": "digits", "input_data": [0.5] * 64}).encode()
-    calls, files = _count_kept_open(counter, port, _message("/infer", "application/json", tensor, "keep-alive"))
-    print(json.dumps({"case": "tensor", "calls": calls, "files": files}), flush=True)
+    message = _message("/infer", "application/json", tensor, "keep-alive", key)
+    _report("tensor" if key is None else "key", *_count_kept_open(counter, port, message))
     messages = [{"role": "user", "content": "def f(x):"}]
     chat = json.dumps({"model": "tiny-llama", "stream": True, "max_tokens": 8, "messages": messages}).encode()
     cases = {
         "chat": _message("/v1/chat/completions", "application/json", chat, "close"),
         "image": _message("/models/shapes/infer", "image/jpeg", image, "close"),
     }
-    for case, message in cases.items():
+    for case, message in cases.items() if key is None else ():
         counted = _count_one(counter, port, message)
-        print(json.dumps({"case": case, "calls": counted.total(), "files": len(counted)}), flush=True)
+        _report(case, counted.total(), counted)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -143,10 +164,12 @@ def main() -> int:
     """Serve the file of configuration while a thread sends the requests; the image arrives on stdin as base64."""
     from app.cli.commands import main as run
 
-    config, port = sys.argv[1:]
+    config, port, key = (*sys.argv[1:], None)[:3]
+    assert config is not None
+    assert port is not None
     counter = CallCounter()
     image = b64decode(sys.stdin.readline())
-    threading.Thread(target=_drive, args=(counter, int(port), image), daemon=True).start()
+    threading.Thread(target=_drive, args=(counter, int(port), image, key), daemon=True).start()
     threading.setprofile(counter.profile)
     sys.setprofile(counter.profile)
     sys.argv = ["roundhouse", "serve", "--config", config]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.native.fields import (
     COMMON_FIELDS,

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from app.inference.context import NamedRequest, no_timeout_ms
+from app.inference.contract import NamedRequest, no_timeout_ms
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count

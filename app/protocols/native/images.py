@@ -36,7 +36,8 @@ def read_images(document: Document, fields: dict[str, Node], spec: ModelSpec) ->
 def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSpec) -> ImageRequest:
     """Build the request for files. `options`: as `read_options` returns them. Raises InvalidInput, UnknownField."""
     check_reads_images(spec, FIELD)
-    check_num_images(len(files), FIELD)
+    if len(files) != 1:
+        check_num_images(len(files), FIELD)
     if b"" in files:
         field = f"{FIELD}[{files.index(b'')}]" if len(files) > 1 else FIELD
         raise InvalidInput(field, "expected a file, got an empty one")

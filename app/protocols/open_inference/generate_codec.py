@@ -12,7 +12,7 @@ from typing import Self
 
 import orjson
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import Options, collect_options
@@ -37,7 +37,7 @@ _FORM = b"application/x-www-form-urlencoded"
 
 @dataclass(frozen=True, slots=True)
 class DecodedGenerate:
-    """A DecodedRequest of app/inference/context.py. `in_parts`: an event for each part, else one in all."""
+    """A DecodedRequest of app/inference/contract.py. `in_parts`: an event for each part, else one in all."""
 
     parsed: ParsedGenerate
     spec: ModelSpec

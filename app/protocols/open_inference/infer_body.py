@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.open_inference.datatypes import (
     BINARY_ONLY,
     DTYPES,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_body import (
     decode_raw_tensor,

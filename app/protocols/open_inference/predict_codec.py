@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.open_inference.datatypes import DTYPES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.image_tensors import IMAGE_INPUT

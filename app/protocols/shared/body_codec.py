@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
 from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.shared.chat_turns import is_long_to_parse
@@ -74,7 +74,7 @@ class _Deadline(Body):
 
 @dataclass(frozen=True, slots=True)
 class BodyRequest:
-    """As DecodedRequest of app/inference/context.py. `body`: the validated body, of the class of its route."""
+    """As DecodedRequest of app/inference/contract.py. `body`: the validated body, of the class of its route."""
 
     request: Any
     spec: ModelSpec

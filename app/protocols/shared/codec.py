@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer

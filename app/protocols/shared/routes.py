@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from app.auth.permissions import HttpAccess, compile_path
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.codec import (
     AnswerContext,

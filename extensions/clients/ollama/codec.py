@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.body_codec import BodyCodec, BodyRequest
 from app.protocols.shared.codec import AnswerContext, Target
 from app.protocols.shared.errors import ErrorReply

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.bodies import Body, Priority, ResponseBody, TimeoutMs
 from app.protocols.shared.codec import JsonCodec, StreamWriter, Target
 from app.protocols.shared.errors import ErrorReply
@@ -34,7 +34,7 @@ class SearchErrorResponse(ResponseBody):
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """As DecodedRequest of app/inference/context.py, for an operation. `form`: how the response is written."""
+    """As DecodedRequest of app/inference/contract.py, for an operation. `form`: how the response is written."""
 
     request: Any
     priority: int

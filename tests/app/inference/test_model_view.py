@@ -7,7 +7,7 @@ import pytest
 
 from app.auth.errors import Forbidden
 from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.inference.model_view import ManagedModelView, ModelView
 from frameworks.core.errors import ModelNotFound, Overloaded
 from frameworks.core.tenants import Tenant

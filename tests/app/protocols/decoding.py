@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.codec import Target
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from app.inference.context import NamedRequest
+from app.inference.contract import NamedRequest
 from app.protocols.shared.json.body import Document, ExactParseNeeded, parse_exact
 from app.protocols.shared.json.long_documents import parse_body
 from frameworks.core.errors import InvalidInput
