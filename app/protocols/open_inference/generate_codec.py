@@ -26,7 +26,7 @@ from app.protocols.open_inference.generate_response import (
 from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
 from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
 from app.protocols.shared.errors import ErrorReply
-from app.protocols.shared.json.long_documents import parse_body
+from app.protocols.shared.json.reading import parse_body
 from app.protocols.shared.routes import Route, RouteDescription
 from frameworks.core.errors import FieldError, InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest

@@ -12,17 +12,19 @@ from app.protocols.openai.generation import (
     chat_usage_of,
     check_prompt_logprobs,
     check_stream_options,
+    check_tools,
     constraint_of,
     finite,
     ignored_stream_options,
     num_choices_of,
     prompt_logprobs_of,
+    rename_tool,
     text_of,
     token_name,
+    tools_of,
 )
 from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.requests import ChatRequest, NamedTool
-from app.protocols.openai.tool_fields import check_tools, rename_tool, tools_of
 from app.protocols.shared.chat_turns import (
     TurnText,
     check_has_template,

@@ -1,14 +1,16 @@
-"""Functions that /v1/completions and /v1/chat/completions share."""
+"""Functions that the routes of generated text share: options of streams, constraints, tools and counts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.protocols.openai.requests import GenerationBody, StreamPadding
+from app.protocols.openai.requests import GenerationBody, StreamPadding, ToolField
 from app.protocols.shared.fields.constraints import ConstraintFields, to_constraint, to_structured_constraint
 from app.protocols.shared.json.output import list_to_json
+from app.protocols.shared.tools import Tool, check_tools_size
 from frameworks.core.errors import InvalidInput
 from frameworks.engine.generation_limits import MAX_SEQUENCES
 from frameworks.generation.types import Choice, Constraint, TextDelta, TokenText, Usage
+from frameworks.types import ModelSpec
 
 _MIN_LOGPROB = -9999.0
 _CONSTRAINT_FIELDS = ConstraintFields.model_fields.keys() | {"structured_outputs"}
@@ -146,3 +148,22 @@ def _with_ranks(token: TokenText, num_top: int) -> dict[str, Any] | None:
         str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
         for rank, (token_id, text, logprob) in ranked
     }
+
+
+def check_tools(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Raise InvalidInput for tools beyond the bounds, before they are validated."""
+    if "tools" in fields:
+        check_tools_size(fields["tools"])
+
+
+def tools_of(fields: Sequence[ToolField] | None) -> list[Tool]:
+    """Return the tools of a validated body."""
+    return [
+        Tool(each.function.name, each.function.description, each.function.parameters, bool(each.function.strict))
+        for each in fields or ()
+    ]
+
+
+def rename_tool(field: str) -> str:
+    """Name the schema of a tool, which the pipeline knows as `tools[3]`."""
+    return f"{field}.function.parameters" if field.startswith("tools[") and field.endswith("]") else field

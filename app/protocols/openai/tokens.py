@@ -5,8 +5,8 @@ import orjson
 from app.protocols.openai import requests
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import TOKENIZE
+from app.protocols.openai.generation import check_tools, tools_of
 from app.protocols.openai.messages import to_conversation
-from app.protocols.openai.tool_fields import check_tools, tools_of
 from app.protocols.shared.chat_turns import check_has_template, ending_of, ignored_variables, variables_of
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.generation import check_token_ids

@@ -5,7 +5,7 @@ Bodies are decompressed before a codec sees them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -178,10 +178,7 @@ class JsonCodec:
     views_body: bool = False
     reads_headers: bool = False
     reads_body: bool = False
-
-    @property
-    def streams_lines(self) -> bool:
-        return False
+    streams_lines: ClassVar[bool] = False
 
     def for_head(self, headers: Sequence[Header], query: bytes) -> Any:
         check_media_type(headers)

@@ -1,7 +1,7 @@
 """The codecs of Ollama's API: what every route has in common, and /api/embed with the older /api/embeddings."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -27,10 +27,8 @@ LATEST = ":latest"
 class OllamaCodec(BodyCodec):
     """As Codec of app/protocols/shared/codec.py."""
 
-    @property
-    def streams_lines(self) -> bool:
-        """Streams are newline-delimited JSON."""
-        return True
+    streams_lines: ClassVar[bool] = True
+    """Streams are newline-delimited JSON."""
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         named = BodyCodec.read(self, body, target)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.protocols.shared.json.long_documents import LongDocument, parse_body
+from app.protocols.shared.json.long_documents import LongDocument
+from app.protocols.shared.json.reading import parse_body
 
 
 @pytest.mark.parametrize(

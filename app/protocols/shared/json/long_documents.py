@@ -35,40 +35,11 @@ from frameworks.types import Array
 
 MAX_VALUES = 131_072
 """Values of a body that become Python objects: those of long arrays besides numeric tensors."""
-_LONG_BYTES = 3 * 1024 * 1024
-"""From this length on a body is read in pieces, whatever it holds."""
-_FEW_VALUES_BYTES = 256 * 1024
-_FEW_VALUES, _FEW_MEMBERS = 160_000, 20_000
-"""A body of _FEW_VALUES_BYTES or more is read in pieces if it has about more values, or more members of objects: one
-parser would take 10 ms."""
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 1024
 _MAX_DEPTH = 16
 _MAX_NODES = 65_536
 _MAX_NAME_BYTES = 4096
 _NAME = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*")
-
-
-def parse_body(body: bytes) -> Document:
-    """Parse a body: at once if it is short, else in pieces. Raises InvalidJson, whose message has line and column."""
-    is_long = len(body) >= _LONG_BYTES or (len(body) >= _FEW_VALUES_BYTES and _has_many_values(body))
-    return LongDocument(body) if is_long else parse(body)
-
-
-def _has_many_values(body: bytes) -> bool:
-    """Estimate from samples whether a body has many commas or colons: to count all takes a tenth of a parse.
-
-    The places of the samples are equal for equal bodies, and cannot be known to a caller: Python's hashes differ from
-    process to process.
-    """
-    step = len(body) // _NUM_SAMPLES
-    first = hash((len(body), body[:_SAMPLE_BYTES])) % (step - _SAMPLE_BYTES)
-    commas = colons = 0
-    for place in range(first, len(body), step):
-        commas += body.count(b",", place, place + _SAMPLE_BYTES)
-        colons += body.count(b":", place, place + _SAMPLE_BYTES)
-    share = _NUM_SAMPLES * _SAMPLE_BYTES / len(body)
-    return commas > _FEW_VALUES * share or colons > _FEW_MEMBERS * share
 
 
 class LongDocument:
