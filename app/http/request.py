@@ -86,7 +86,7 @@ class HttpRequest(WatchedRequest, RequestContext):
         self.watcher = watcher
         self.receive = receive
         self.send = send
-        self.fast_path = (scope.get("extensions") or {}).get(FAST_PATH)
+        self.fast_path = (scope.get("extensions") or {}).pop(FAST_PATH, None)
         self.is_json = is_json and not is_encoded
         self.is_encoded = is_encoded
         """Whether a header names a content-encoding."""

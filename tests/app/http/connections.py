@@ -34,21 +34,20 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     before the body is read. The header `x-way` names the path that was taken.
     """
     headers = dict(scope["headers"])
+    fast_path = scope["extensions"].pop(FAST_PATH)
     _, way, *size = scope["path"].split("/")
     if way == "refused":
-        scope["extensions"][FAST_PATH].respond(413, b"content-length: 0\r\n", b"")
+        fast_path.respond(413, b"content-length: 0\r\n", b"")
         return
     if way == "late":
         await asyncio.sleep(float(headers[b"x-wait"]))
         del headers[b"x-wait"]
-    body = await (_gathered(scope, receive) if way in ("gathered", "direct") else _received(receive))
+    body = await (_gathered(scope, receive, fast_path) if way in ("gathered", "direct") else _received(receive))
     await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
     answer = (
         body if way in ("echo", "gathered", "direct", "late") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
     )
-    if way != "long" and scope["extensions"][FAST_PATH].respond(
-        200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
-    ):
+    if way != "long" and fast_path.respond(200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer):
         return
     lines = [(b"content-length", b"%d" % len(answer)), (b"x-way", b"long")]
     await send({"type": "http.response.start", "status": 200, "headers": lines})
@@ -65,14 +64,13 @@ async def _received(receive: Receive) -> bytes:
             return body
 
 
-async def _gathered(scope: Scope, receive: Receive) -> bytes:
+async def _gathered(scope: Scope, receive: Receive, fast_path: Any) -> bytes:
     """The body, or the reason why it was not read; `messages` counts the wake-ups of its task."""
 
     def counted() -> Any:
         messages.append(scope["path"])
         return receive()
 
-    fast_path = scope["extensions"][FAST_PATH]
     try:
         with byte_limit.hold() as hold:
             if scope["path"].startswith("/gathered"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.http.listener.parsing import MAX_HEAD_BYTES
-from app.http.listener.protocol import FAST_PATH, Cycle
+from app.http.listener.protocol import Cycle
 from tests.app.http.connections import (
     MAX_BYTES,
     Quick,
@@ -140,7 +140,7 @@ class TestAnswers:
             await soon(lambda: bool(Quick.made) and Quick.made[0].cycle is not None)
             connection[1].close()
             await soon(lambda: Quick.made[0].cycle.disconnected)
-            fast_path: Any = Quick.made[0].scope["extensions"][FAST_PATH]
+            fast_path: Any = Quick.made[0].cycle
             assert fast_path.take_body() is None
             assert fast_path.respond(200, b"", b"") is False
 
