@@ -12,9 +12,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
 
-from app.observability.traces.queue import QueueBounds, TraceQueue
 from app.observability.traces.spans import own_resource, spans_of
-from app.observability.traces.traces import EndedRequest, IsSampled, RemoteParent
+from app.observability.traces.traces import EndedRequest, IsSampled, QueueBounds, RemoteParent, TraceQueue
 
 log = structlog.get_logger(__name__)
 

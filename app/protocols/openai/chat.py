@@ -203,7 +203,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     return orjson.dumps({**head, "choices": choices, "usage": chat_usage_of(answer.usage), **more})
 
 
-class _Stream:
+class _ChatStream:
     """As StreamWriter of app/protocols/shared/codec.py: role, pieces of the text and finish reason of each choice."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
@@ -288,6 +288,6 @@ def _token_with_top(token: TokenText, body: ChatRequest) -> dict[str, Any]:
 
 
 CHAT_CODEC = OpenAiCodec(
-    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, rename_tool, check_tools,
+    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _ChatStream, rename_tool, check_tools,
     ignored=_ignored,
 )  # fmt: skip

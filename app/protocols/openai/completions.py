@@ -128,7 +128,7 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
     return orjson.dumps({**_head(context), "choices": choices, "usage": usage_of(answer.usage)})
 
 
-class _Stream:
+class _CompletionStream:
     """As StreamWriter of app/protocols/shared/codec.py: one event for each piece of a text."""
 
     def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
@@ -232,6 +232,6 @@ def _ignored(body: CompletionsRequest, spec: ModelSpec) -> tuple[str, ...]:
 
 
 COMPLETIONS_CODEC = OpenAiCodec(
-    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream, check=_check_length,
-    ignored=_ignored,
+    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _CompletionStream,
+    check=_check_length, ignored=_ignored,
 )  # fmt: skip

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from app.observability.metrics import Observer
 from app.observability.traces.export import decider
-from app.observability.traces.traces import EndedRequest, Tracer
+from app.observability.traces.traces import EndedRequest, Exporter, QueueBounds, TraceQueue, Tracer
 from frameworks.core.timings import Timings
 from tests.app.http.requests import http_request
 from tools.bench.shared.table import Row
@@ -31,19 +31,15 @@ _SCOPE: dict[str, Any] = {
 }
 
 
-class _Ended:
-    """As Ended: the queue without its thread."""
-
-    dropped = 0
+class _Ended(TraceQueue):
+    """The queue without its thread."""
 
     def __init__(self) -> None:
+        super().__init__(cast("Exporter", None), QueueBounds())
         self.requests: list[EndedRequest] = []
 
     def add(self, request: EndedRequest) -> None:
         self.requests.append(request)
-
-    def close(self, timeout_s: float) -> None:
-        self.requests.clear()
 
 
 def measure_tracing() -> list[Row]:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from app.observability.traces.queue import QueueBounds, TraceQueue
-from app.observability.traces.traces import EndedRequest
+from app.observability.traces.traces import EndedRequest, QueueBounds, TraceQueue
 from tests.app.observability.ended import ended
 
 NEVER_S = 3600.0

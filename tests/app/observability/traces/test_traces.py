@@ -1,13 +1,18 @@
 """W3C Trace Context: valid and malformed headers, the decision of the sampler, and the hand-over at the end."""
 
+from typing import cast
+
 import pytest
 
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.traces.traces import (
     MAX_TRACESTATE_BYTES,
     EndedRequest,
+    Exporter,
+    QueueBounds,
     RemoteParent,
     RequestTrace,
+    TraceQueue,
     Tracer,
     read_parent,
 )
@@ -17,18 +22,15 @@ VALID = b"00-" + TRACE_ID + b"-" + SPAN_ID + b"-01"
 PARENT = RemoteParent(int(TRACE_ID, 16), int(SPAN_ID, 16), 1)
 
 
-class Kept:
-    """As Ended."""
+class Kept(TraceQueue):
+    """Keeps the requests, and exports none."""
 
     def __init__(self) -> None:
+        super().__init__(cast("Exporter", None), QueueBounds())
         self.requests: list[EndedRequest] = []
-        self.dropped = 0
 
     def add(self, request: EndedRequest) -> None:
         self.requests.append(request)
-
-    def close(self, timeout_s: float) -> None:
-        self.requests.clear()
 
 
 def test_traceparent_and_tracestate_read() -> None:
