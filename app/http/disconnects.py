@@ -43,7 +43,8 @@ class WatchedRequest:
         if self.is_gone:
             self.task.uncancel()
             raise ClientGone
-        self.watcher.young[self] = None
+        # It may be watched again: first it waited for a load, now it runs.
+        self.watcher.add(self)
 
 
 class DisconnectWatcher:

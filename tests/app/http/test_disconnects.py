@@ -116,6 +116,32 @@ def test_watcher_watches_only_old_requests() -> None:
     asyncio.run(three())
 
 
+def test_request_is_watched_again_after_first_watch() -> None:
+    async def work() -> None:
+        watch = DisconnectWatcher()
+        connected = asyncio.Event()
+
+        async def receive() -> Any:
+            if not connected.is_set():
+                await asyncio.Event().wait()  # the client is connected during the first watch
+            return GONE
+
+        request = WatchedRequest(watch, receive, time.perf_counter())
+        watch.add(request)
+        for _ in range(2):
+            request.is_watched = True
+            try:
+                await asyncio.sleep(60 if connected.is_set() else 0.15)
+            finally:
+                request.is_watched = False
+                assert request.watching is not None
+                await request.end_watch()
+            connected.set()
+
+    with pytest.raises(ClientGone):
+        asyncio.run(asyncio.wait_for(work(), 30))
+
+
 def test_deadline_and_disconnect_raise_different_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disconnect takes precedence over a deadline; a deadline of the work is not a cancellation."""
 
