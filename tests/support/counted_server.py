@@ -30,6 +30,7 @@ _BACKGROUND = tuple(
     for path in (
         "app/observability/loop_lag.py",
         "app/observability/integrity.py",
+        "app/observability/process_use.py",
         "app/observability/progress.py",
         "app/admin/monitoring/sampling.py",
         "app/admin/monitoring/sample_cells.py",
@@ -120,7 +121,7 @@ def _count_kept_open(counter: CallCounter, port: int, message: bytes) -> tuple[f
     for connection in connections:
         connection.close()
     # A file of a batch has fewer calls than there are requests.
-    return counted.total() / requests, [file for file, calls in counted.items() if calls > requests / 64]
+    return counted.total() / requests, [file for file, calls in counted.items() if calls > requests / 20]
 
 
 def _report(case: str, calls: float, files: Iterable[str]) -> None:
