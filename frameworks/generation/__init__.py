@@ -1,1 +1,1 @@
-"""Text generation without torch: step scheduler, key/value blocks, detokenization, and the types of both sides."""
+"""Text generation without torch: requests and responses, tokens to text, tool calls, speculation, the scheduler."""

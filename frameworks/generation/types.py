@@ -102,8 +102,8 @@ class Sampling:
 class Stopping:
     """When a text ends. `max_tokens` None: at the end of the model's context.
 
-    `may_be_fewer`: `max_tokens` is a default, or a limit that the protocol requires. If the context has no room for
-    them, the text ends with the context.
+    `may_be_fewer`: `max_tokens` is a default, or a limit that the protocol requires. If they exceed the context,
+    the text ends with the context.
     """
 
     max_tokens: int | None = None
@@ -162,10 +162,10 @@ class AdapterSpec:
 class GenerationSpec:
     """Context, end tokens and sampling of a generating model.
 
-    `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
+    `max_context_tokens`: prompt and text together, bounded by the model and by its KV cache. `eos_token_ids`:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
-    runs with transformers' own caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
+    runs with transformers' caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
     tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
     template that requests may set. `forced_tokens`: of each text without a constraint.
     """
@@ -265,7 +265,7 @@ class StepStats:
     kv_used_bytes: int = 0
     """Held by running sequences."""
     kv_cached_bytes: int = 0
-    """Cached from earlier prompts and texts, evicted when room is needed."""
+    """Cached from earlier prompts and texts, evicted when no block is free."""
     kv_total_bytes: int = 0
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0

@@ -1,10 +1,10 @@
-"""Track which block of the key/value cache holds what. Pure book-keeping: no tensor is touched.
+"""Allocate the blocks of the KV cache, and find cached prefixes. Pure: no tensor is touched.
 
 A block holds the keys and values of `block_tokens` consecutive tokens. A full block is identified by its tokens and by
 the block before it; the first one by its tokens and by a scope: tenants and adapters share no blocks. A sequence with
-the same scope and prefix copies such blocks instead of computing them. Allocated blocks grow from the bottom, so that
-the blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended move to the top,
-unless steps have no use for it. The least recently used is evicted when room is needed.
+the same scope and prefix copies such blocks instead of computing them. The lowest free blocks are allocated, so that
+the blocks in use are adjacent and are read as one tensor. Blocks cached after their sequence has ended move to the top,
+unless adjacency is of no use to the steps. When no block is free, the least recently used cached one is evicted.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 Node = int | str
-"""A block; the scope stands for the block before the first one."""
+"""A block in the chain of a prefix; the scope stands for the block before the first one."""
 Key = tuple[Node, tuple[int, ...]]
 """The block before, and the tokens in this one."""
 
@@ -42,9 +42,9 @@ class BlockPool:
         self.state_tokens = 0
         """Tokens whose blocks a sequence needs beside those of its own tokens."""
         self.num_spare = 1
-        """Blocks in reserve for each running sequence when another one starts."""
+        """Blocks that stay free for each running sequence when another one starts."""
         self.moves_ended = True
-        """Whether blocks of ended sequences move to the top. Not where steps read blocks as fast wherever they lie."""
+        """Whether cached blocks of ended sequences move to the top. False where steps read scattered blocks as fast."""
         self._free: list[int] = list(range(blocks))  # a heap: the lowest first
         self._nodes = itertools.count(1)
         # Full blocks by their content, of running sequences and of ended ones.
@@ -73,7 +73,7 @@ class BlockPool:
     def allocate(self, count: int, keep: Sequence[int] = ()) -> list[int] | None:
         """Allocate `count` blocks, or return None and change nothing if there are fewer.
 
-        `keep`: cached blocks that are going to be copied, so they are not evicted.
+        `keep`: cached blocks that will be copied, so they are not evicted.
         """
         for block in reversed(keep):
             if block in self._cached:
@@ -101,14 +101,14 @@ class BlockPool:
                 break
             node = known
             blocks.append(self._block_of_node[known])
-        # Every match of a longer prefix needs its beginning, so the beginning is evicted last.
+        # Every match of a longer prefix needs its first blocks, so these are evicted last.
         for block in reversed(blocks):
             if block in self._cached:
                 self._cached.move_to_end(block)
         return PrefixMatch(blocks, is_pending)
 
     def mark_pending(self, chain: "Chain", token_ids: Sequence[int]) -> None:
-        """Announce that the next full block of a prompt is being computed: other sequences may wait for it."""
+        """Mark the next full block of a prompt as being computed: other sequences may wait for it."""
         start = chain.tokens
         if len(token_ids) - start > self.block_tokens:
             key = (chain.node, tuple(token_ids[start : start + self.block_tokens]))
@@ -116,7 +116,7 @@ class BlockPool:
             chain.pending = key
 
     def unmark_pending(self, chain: "Chain") -> None:
-        """End the announcement: the block is computed, or never will be."""
+        """Remove the mark: the block is computed, or never will be."""
         key, chain.pending = chain.pending, None
         if key is not None:
             remaining = self._pending[key] - 1
@@ -144,29 +144,29 @@ class BlockPool:
             chain.tokens += self.block_tokens
 
     def release(self, blocks: Sequence[int]) -> list[Copy]:
-        """Take back a sequence's blocks. Matchable ones stay cached, moved to free blocks at the top where possible.
+        """Free a sequence's blocks. Matchable ones stay cached, and move to free blocks at the top where possible.
 
         Return the copies to make before anything else is written.
         """
         copies: list[Copy] = []
         moved: dict[int, int] = {}
-        room = sorted(self._free)
+        free = sorted(self._free)
         for block in blocks:
             key = self._key_of_block.get(block)
             if key is None:
                 continue
             # Never into a block of this sequence: its own content may still have to be copied.
-            if self.moves_ended and room and room[-1] > block:
-                destination = room.pop()
+            if self.moves_ended and free and free[-1] > block:
+                destination = free.pop()
                 copies.append(Copy(block, destination))
                 self._move(key, block, destination)
                 moved[block] = destination
             else:
                 moved[block] = block
         kept = set(moved.values())
-        self._free = [*room, *(block for block in blocks if block not in kept)]
+        self._free = [*free, *(block for block in blocks if block not in kept)]
         heapq.heapify(self._free)
-        # The end of a chain is evicted before its beginning.
+        # The last blocks of a chain are evicted before the first.
         for block in reversed(blocks):
             if block in moved:
                 self._cached[moved[block]] = None
@@ -183,10 +183,10 @@ class BlockPool:
     def check_integrity(self, held: Sequence[int]) -> None:
         """Raise AssertionError unless the blocks in `held`, the free and the cached ones are all blocks, each once."""
         every_block = sorted([*held, *self._free, *self._cached])
-        assert every_block == list(range(self.num_blocks)), "blocks were lost or given out twice"
-        assert set(self._key_of_block) <= {*held, *self._cached}, "a free block is known by its tokens"
+        assert every_block == list(range(self.num_blocks)), "blocks were lost or allocated twice"
+        assert set(self._key_of_block) <= {*held, *self._cached}, "a free block is matchable"
         for key, node in self._node_of.items():
-            assert self._key_of_block[self._block_of_node[node]] == key, "a block is not what it is known for"
+            assert self._key_of_block[self._block_of_node[node]] == key, "a block has another key"
 
     def _move(self, key: Key, source: int, destination: int) -> None:
         del self._key_of_block[source]
@@ -201,7 +201,7 @@ class BlockPool:
 
 
 class Chain:
-    """How far one sequence's blocks are matchable: the last such block, and the number of tokens up to its end."""
+    """The matchable blocks of one sequence: the last one, and the number of tokens up to its end."""
 
     __slots__ = ("node", "pending", "scope", "tokens")
 

@@ -1,4 +1,4 @@
-"""Count the memory of caches that lie outside the key/value blocks. Pure book-keeping: no tensor is touched.
+"""Account the memory of caches that are not paged, in blocks. Pure: no tensor is touched.
 
 Such a cache belongs to one sequence: it has a state of a fixed size, and a part that grows with every token. Both are
 counted in blocks, so that sequences are admitted and preempted as with the blocks of paged attention.
@@ -47,10 +47,10 @@ class CacheBlocks(BlockPool):
         return PrefixMatch([], is_pending=False)
 
     def mark_pending(self, chain: Chain, token_ids: Sequence[int]) -> None:
-        """Announce nothing."""
+        """Mark nothing: no prefix is shared."""
 
     def unmark_pending(self, chain: Chain) -> None:
-        """There is no announcement."""
+        """Do nothing: nothing is marked."""
 
     def cache_full_blocks(
         self, chain: Chain, token_ids: Sequence[int], num_computed_tokens: int, blocks: Sequence[int]

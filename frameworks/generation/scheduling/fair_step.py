@@ -13,8 +13,8 @@ from frameworks.generation.scheduling.running import RunningSequences
 from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.scheduling.tenant_queues import TenantQueue
 
-# A tenant without blocks displaces sequences of tenants that hold this many times as many blocks by weight.
-_DISPLACES_FROM = 2
+# A tenant without blocks preempts sequences of tenants that hold this many times as many blocks by weight.
+_PREEMPTS_FROM = 2
 
 
 class _StepTenant:
@@ -38,7 +38,7 @@ class _StepTenant:
         return self.held_blocks / self.queue.weight
 
     def __lt__(self, other: "_StepTenant") -> bool:
-        # Of equal times, that of a tenant that runs nothing is first: it has just arrived.
+        # At equal times, a tenant without running sequences is first: it has just arrived.
         return (self.time, self.held_blocks) < (other.time, other.held_blocks)
 
 
@@ -46,8 +46,8 @@ class FairStep:
     """Choose the parts of one step.
 
     The tenant with the least virtual time is served first: its next decode, a part of its next prompt, or its next
-    waiting sequence. Running sequences that find no place are paused and keep their blocks. Places that one tenant does
-    not use are used by the others. If blocks run out, the tenant that holds most of them by weight is preempted.
+    waiting sequence. Running sequences that do not fit are paused and keep their blocks. Tenants use the tokens that
+    others leave. If no block is free, the tenant with most blocks by weight is preempted.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FairStep:
         others = [tenant for name, tenant in self._tenants.items() if name not in held]
         self._serve_all(others)
         if not self._plan.parts:
-            # Their paused sequences may hold the blocks that the others need.
+            # The paused sequences of held tenants may have the blocks that the others need.
             self._serve_all(tenant for name, tenant in self._tenants.items() if name in held)
         for tenant in self._tenants.values():
             for sequence in tenant.deferred:
@@ -108,17 +108,17 @@ class FairStep:
             self._plan.costs[share] = self._plan.costs.get(share, 0.0) + cost
             tenant.time += cost / tenant.queue.weight
             tenant.num_parts += 1
-            # Blocks that moved between tenants matter to ties only.
+            # Preempted blocks change the order of equal times only.
             heapq.heapreplace(tenants, tenant)
 
     def _serve(self, tenant: _StepTenant) -> float | None:
-        """Plan the tenant's next part and return its cost; None if it has none in this step."""
+        """Plan the tenant's next part and return its cost; None if it has no further one in this step."""
         while tenant.next:
             sequence = tenant.next.popleft()
             if not sequence.blocks:
                 continue  # it was preempted in this step
             if sequence.num_uncomputed_tokens > 1:
-                if self._budget > 0 and self._plan.has_room_for(sequence):
+                if self._budget > 0 and self._plan.can_score(sequence):
                     return self._plan_prompt(sequence)
             elif self._has_block_for_next(tenant, sequence):
                 self._plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
@@ -127,12 +127,12 @@ class FairStep:
         return self._start_next(tenant)
 
     def _start_next(self, tenant: _StepTenant) -> float | None:
-        """Start the tenant's next waiting sequence. One whose next block the tenant itself computes waits for it."""
+        """Start the tenant's next waiting sequence, unless it can share a block that the tenant is computing."""
         while self._budget > 0 and len(tenant.deferred) < self._max_sequences:
             sequence = tenant.queue.waiting.take()
             if sequence is None:
                 return None
-            if not self._plan.has_room_for(sequence):
+            if not self._plan.can_score(sequence):
                 tenant.deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)
@@ -160,7 +160,7 @@ class FairStep:
         return count * self._prompt_token_cost
 
     def _may_start(self, tenant: _StepTenant, sequence: Sequence) -> bool:
-        """Return whether no sequence of another tenant has to start first, because it waits for blocks too long.
+        """Return whether no sequence of another tenant has to start first, because it has waited for blocks too long.
 
         A tenant that runs nothing may be ahead by as many tokens as all blocks hold.
         """
@@ -180,27 +180,27 @@ class FairStep:
         """Allocate the sequence's blocks. `cached` may change."""
         if self._running.reserve(sequence, cached):
             return True
-        victims = self._displaced_by(tenant, sequence)
+        victims = self._preempted_for(tenant, sequence)
         for victim in victims:
             victim.was_displaced = True
             self._preempt(victim)
         if victims:
-            # The released blocks have moved.
+            # Blocks move when they are released.
             cached[:] = self._running.match(sequence).blocks
             if self._running.reserve(sequence, cached):
                 return True
         tenant.queue.block(sequence)
         return False
 
-    def _displaced_by(self, tenant: _StepTenant, sequence: Sequence) -> list[Sequence]:
-        """Return the sequences to preempt for the first one of a tenant that runs nothing; empty: it has to wait.
+    def _preempted_for(self, tenant: _StepTenant, sequence: Sequence) -> list[Sequence]:
+        """Return the sequences to preempt for the first one of a tenant without running ones; empty: it has to wait.
 
-        Each sequence is displaced once at most, so that all of them progress.
+        Each sequence is preempted once at most, so that all of them progress.
         """
         if tenant.held_blocks:
             return []
         needed = self._running.num_needed(sequence)
-        least = _DISPLACES_FROM * needed / tenant.queue.weight
+        least = _PREEMPTS_FROM * needed / tenant.queue.weight
         candidates = [one for one in self._unplanned() if not one.was_displaced]
         pool = self._running.pool
         free, remaining = pool.num_free, len(self._running.sequences)

@@ -32,7 +32,7 @@ class RunningSequences:
         return found
 
     def reserve(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence.
+        """Allocate blocks for all of the sequence's tokens, if a free one is left for each running sequence.
 
         Return False, and change nothing, if there are too few. `cached`: the blocks of its prefix; they are removed
         from the list if they had to be evicted.
@@ -42,7 +42,7 @@ class RunningSequences:
             return False
         blocks = self.pool.allocate(needed, keep=cached)
         if blocks is None and not self.sequences:
-            # There is room if the cached prefix itself is evicted.
+            # There are enough blocks if the cached prefix itself is evicted.
             cached.clear()
             blocks = self.pool.allocate(needed)
         if blocks is None:
@@ -76,17 +76,17 @@ class RunningSequences:
         return True
 
     def extend_by(self, sequence: Sequence, count: int) -> int:
-        """Allocate blocks for up to `count` proposed tokens behind the next one, as far as each running sequence keeps
-        a block in reserve. Return the number of tokens that have a place.
+        """Allocate blocks for up to `count` proposed tokens after the next one, while a free block is left for each
+        running sequence. Return the number of tokens that have a slot.
         """
         pool = self.pool
         while True:
-            room = len(sequence.blocks) * pool.block_tokens - pool.state_tokens - sequence.num_computed_tokens - 1
+            slots = len(sequence.blocks) * pool.block_tokens - pool.state_tokens - sequence.num_computed_tokens - 1
             taken = None
-            if room < count and pool.num_free > len(self.sequences):
+            if slots < count and pool.num_free > len(self.sequences):
                 taken = pool.allocate(1)
             if taken is None:
-                return min(room, count)
+                return min(slots, count)
             sequence.blocks += taken
 
     def remove(self, sequence: Sequence) -> None:

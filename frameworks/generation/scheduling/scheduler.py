@@ -1,4 +1,4 @@
-"""Decide what the next step computes: sequences start as soon as there is room and end as soon as they are done.
+"""Decide the batch of the next step: sequences start as soon as there are blocks, and end as soon as they are done.
 
 Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Yu et al., OSDI 2022); prompts prefilled
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
@@ -21,8 +21,9 @@ class StepScheduler:
     """Used by one thread.
 
     Sequences wait in the order of their arrival; a level of priority counts as `ageing_s` seconds. The first one starts
-    when there are blocks for its whole prompt. If a running sequence finds no block for its next token, the youngest is
-    preempted: it releases its blocks and waits again, in its old place. Several tenants share each step, see FairStep.
+    when there are blocks for its whole prompt. If no block is free for the next token of a running sequence, the
+    youngest is preempted: it releases its blocks and is queued again, in its old order. FairStep divides a step among
+    several tenants.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class StepScheduler:
         return plan
 
     def add_proposals(self, plan: StepPlan, proposals: Mapping[int, tuple[int, ...]]) -> None:
-        """Add proposed tokens to decodes of a plan, as far as there is room, and charge their tenants.
+        """Add proposed tokens to decodes of a plan, as far as they fit, and charge their tenants.
 
         `proposals`: by sequence id. No sequence is preempted for them.
         """
@@ -226,7 +227,7 @@ class StepScheduler:
         most = budget
         num_parts = len(plan.parts)
         for sequence in self.running:
-            if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.has_room_for(sequence):
+            if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.can_score(sequence):
                 budget -= plan.add_part(sequence, budget)
         if budget > 0:
             budget = self._schedule_waiting(plan, queue, budget)
@@ -236,7 +237,7 @@ class StepScheduler:
 
     def _fair_step(self, plan: StepPlan) -> FairStep:
         num_decodes = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
-        # A step with a prompt has at most so many decodes beside it.
+        # At most this many decodes fit beside a prompt.
         num_decodes = min(num_decodes, self._max_sequences - 1)
         budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
         each = self.cost.prompt_token_cost(num_decodes)
@@ -255,7 +256,7 @@ class StepScheduler:
                 return True
 
     def _schedule_waiting(self, plan: StepPlan, queue: TenantQueue, budget: int) -> int:
-        """Start waiting sequences in order, as far as the budget goes; return the rest of it. A sequence whose next
+        """Start waiting sequences in order, up to the budget; return the rest of it. A sequence whose next
         block is pending waits for it; a step defers no more sequences than may run at once.
         """
         deferred: list[Sequence] = []
@@ -263,7 +264,7 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
-            if not plan.has_room_for(sequence):
+            if not plan.can_score(sequence):
                 deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)

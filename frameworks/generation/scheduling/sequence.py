@@ -1,4 +1,4 @@
-"""A sequence in progress, and what a step computes of it."""
+"""A sequence in progress, and the part of it that a step computes."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,14 +8,14 @@ from frameworks.generation.scheduling.blocks import Chain, Copy
 from frameworks.generation.scheduling.step_cost import MIN_PROMPT_TOKENS
 from frameworks.generation.types import SequenceRequest
 
-# Bound of a part's tokens times the tokens they attend to: masks and sums of so many products are in memory at once.
+# Bound of a part's tokens times the tokens that they attend to: so many scores and mask elements are in memory.
 _MAX_ATTENTION_PAIRS = 1 << 22
 
 
 class Sequence:
     """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
     first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
-    what a runner keeps for the sequence outside its blocks; it is dropped with them. `num_to_score`: tokens of the
+    of a runner for the sequence, outside its blocks; it is dropped with them. `num_to_score`: tokens of the
     prompt whose logits are requested, and `num_scored` of them were computed.
     """
 
@@ -64,8 +64,8 @@ class Sequence:
 
 @dataclass(slots=True)
 class StepPart:
-    """A step's share of one sequence: `num_tokens` tokens from `start` on. `is_scored`: the logits of all of them are
-    computed, for the log probabilities of the prompt. `proposed`: the last of the tokens, which are no part of the
+    """The part of one sequence in a step: `num_tokens` tokens from `start` on. `is_scored`: logits are computed of all
+    of them, for the log probabilities of the prompt. `proposed`: the last of the tokens, which are no part of the
     sequence yet. A part does not change: what follows from its fields is computed once, before the step adds a token.
     """
 
@@ -112,14 +112,14 @@ class StepPlan:
     scorable: int = MIN_PROMPT_TOKENS
     is_scored: bool = False
 
-    def has_room_for(self, sequence: Sequence) -> bool:
+    def can_score(self, sequence: Sequence) -> bool:
         """Return False for a prompt that has to be scored if no further tokens may be scored in this step."""
         return self.scorable > 0 or sequence.num_scored == sequence.num_to_score
 
     def add_part(self, sequence: Sequence, budget: int) -> int:
         """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
 
-        The sequence is one that `has_room_for` accepts.
+        The sequence is one that `can_score` accepts.
         """
         count = sequence.num_uncomputed_tokens
         if self.splits_prompts:

@@ -27,7 +27,7 @@ class TenantQueue:
         return self.share.tenant.weight
 
     def block(self, sequence: Sequence) -> None:
-        """Note that the sequence waits for blocks. Its turn ends where it would end if it had started now."""
+        """Note that the sequence waits for blocks. Sets `start_by` to its virtual end time if it started now."""
         if self.blocked is not sequence:
             self.blocked = sequence
             self.start_by = self.share.time + len(sequence.token_ids) / self.weight
@@ -40,7 +40,7 @@ class TenantQueues:
         self._clock = FairClock()
         self._by_name: dict[str, TenantQueue] = {}
         self.num_sequences = 0
-        """Waiting ones and running ones."""
+        """Number of waiting and running sequences."""
 
     @property
     def only(self) -> TenantQueue | None:
@@ -82,12 +82,12 @@ class TenantQueues:
     def level(self, limited: Collection[TenantShare]) -> None:
         """Raise the tenants that were fully served to the least time of the `limited` ones, after a charge.
 
-        A tenant that received all that it can use saves up nothing for later. Without limited tenants all times become
+        A tenant that received all that it can use keeps no credit for later. Without limited tenants all times become
         equal.
         """
-        shares = [queue.share for queue in self._by_name.values()]
-        least = min((share.time for share in limited), default=max((share.time for share in shares), default=0.0))
-        for share in shares:
+        all_tenants = [queue.share for queue in self._by_name.values()]
+        least = min((share.time for share in limited), default=max((share.time for share in all_tenants), default=0.0))
+        for share in all_tenants:
             if share not in limited and share.time < least:
                 self._clock.charge(share, (least - share.time) * share.tenant.weight)
 

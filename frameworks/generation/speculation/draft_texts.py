@@ -1,4 +1,4 @@
-"""The texts of a model as its draft model has them: the same tokens, with keys and values of its own. Pure."""
+"""The sequences of a model in its draft model: the same tokens, with a KV cache of its own. Pure."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,12 +19,12 @@ class DraftText:
         self.num_known = len(sequence.token_ids)
 
     def follow(self, token_ids: list[int]) -> None:
-        """Take over the tokens of the text. Of the proposed ones, only those that were right are still computed."""
+        """Continue with the tokens of the text. Of the proposed ones, only accepted ones stay computed."""
         ours = self.sequence
         pairs = zip(ours.token_ids[self.num_known :], token_ids[self.num_known :], strict=False)
-        num_right = self.num_known + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        # The logits after the last token are needed, also where it was computed as a proposed one that had no room.
-        ours.num_computed_tokens = min(ours.num_computed_tokens, num_right, len(token_ids) - 1)
+        num_accepted = self.num_known + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        # The logits after the last token are needed, also where it was computed as a proposed one that did not fit.
+        ours.num_computed_tokens = min(ours.num_computed_tokens, num_accepted, len(token_ids) - 1)
         ours.token_ids[self.num_known :] = token_ids[self.num_known :]
         self.num_known = len(token_ids)
 

@@ -1,20 +1,20 @@
-"""Measure what proposed tokens cost and bring, to stop where they bring less than they cost. Pure."""
+"""Measure the cost and the gain of proposed tokens, to stop proposing where there is no gain. Pure."""
 
 from collections import deque
 from statistics import median_low
 
-# The machine delays some steps; the median of so many ignores them.
+# The machine delays some steps; the median of this many steps ignores them.
 _REMEMBERED_STEPS = 5
-# A cost that is measured as less is a matter of chance, and so is a gain below that.
+# A smaller measured cost is noise, and so is a smaller gain.
 _LEAST_COST, _LEAST_GAIN = 0.02, 1.05
-# Proposals of a request that are remembered, each later one by this factor more.
+# Factor of the weight of a request's earlier proposals with each later one.
 _FADING = 0.8
-FIRST_SHARE = 2 / 3
-"""Assumed share of right tokens before any were proposed."""
+FIRST_RATE = 2 / 3
+"""Assumed acceptance rate before any tokens were proposed."""
 _FIRST_WEIGHT = 2.0
 _TRIAL_TOKENS = 2
-TRIAL_SHARE = 0.01
-"""Trials take at most this share of the time of a text, and of a model."""
+TRIAL_FRACTION = 0.01
+"""Trials take at most this part of the time of a text, and of a model."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 
 
@@ -59,20 +59,19 @@ class RequestGain:
     """How many tokens to propose for one text.
 
     A token is accepted with a probability that is estimated from earlier ones. While no number of tokens promises a
-    gain, none are proposed; a few are tried again after a pause, which doubles each time and is so long that trials
-    cost little. The first trial of a long text has no pause before it: texts differ, whatever earlier ones were. That
-    of a short one has none either, if earlier texts saved its cost: else a cost once measured too high would end all
-    proposals.
+    gain, nothing is proposed. A few tokens are tried again after a pause, which doubles each time and is so long that
+    trials cost little. The first trial of a long text has no pause before it, as texts differ. That of a short one has
+    none either, if earlier texts saved its cost: else a cost once measured too high would end all proposals.
     """
 
     __slots__ = ("_accepted", "_first_trial_limit", "_is_trial", "_next_pause", "_pause", "_rejected")
 
-    def __init__(self, right_share: float = FIRST_SHARE, max_tokens: int = 0, saved: float = 0.0) -> None:
-        """`right_share`: of the proposed tokens of earlier requests. `max_tokens`: of the text. `saved`: what earlier
-        texts left of their share of trials, in decodes.
+    def __init__(self, acceptance_rate: float = FIRST_RATE, max_tokens: int = 0, saved: float = 0.0) -> None:
+        """`acceptance_rate`: of the proposed tokens of earlier requests. `max_tokens`: of the text. `saved`: unused
+        trial time of earlier texts, in decodes.
         """
-        self._first_trial_limit = max(TRIAL_SHARE * max_tokens, saved)
-        self._accepted = _FIRST_WEIGHT * right_share
+        self._first_trial_limit = max(TRIAL_FRACTION * max_tokens, saved)
+        self._accepted = _FIRST_WEIGHT * acceptance_rate
         self._rejected = _FIRST_WEIGHT - self._accepted
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
@@ -102,12 +101,12 @@ class RequestGain:
             if trial_cost < self._first_trial_limit:
                 self._is_trial = True
                 return min(most, _TRIAL_TOKENS)
-            self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / TRIAL_SHARE)))
+            self._pause = min(_LONGEST_PAUSE, max(self._next_pause, int(trial_cost / TRIAL_FRACTION)))
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         return best
 
     def learn(self, proposed: int, accepted: int) -> None:
-        """Record that `accepted` of `proposed` tokens were right."""
+        """Record that `accepted` of `proposed` tokens were accepted."""
         self._is_trial = False
         self._first_trial_limit = 0.0
         self._accepted = _FADING * self._accepted + accepted

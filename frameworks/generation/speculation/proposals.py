@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from frameworks.generation.scheduling.sequence import Sequence
 
-# A longer match is more often right; a single token is followed by too many others.
+# Continuations of longer matches are accepted more often; a single token has too many different ones.
 _MATCHED_TOKENS = (3, 2)
 _BYTES = 4
 

@@ -1,13 +1,13 @@
-"""Choose the texts of a step for which tokens are proposed, and learn from what became of them. Pure."""
+"""Choose the sequences of a step for which tokens are proposed, and learn from the accepted ones. Pure."""
 
 from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.scheduling.step_cost import StepCost
-from frameworks.generation.speculation.gain import FIRST_SHARE, TRIAL_SHARE, ProposalCost, RequestGain
+from frameworks.generation.speculation.gain import FIRST_RATE, TRIAL_FRACTION, ProposalCost, RequestGain
 from frameworks.generation.speculation.proposals import Proposer, Wish
 
-# Of a proposal, in the share of right tokens from which each request begins.
-_NEWEST_SHARE = 0.03
-# In decodes. A trial that costs more brings nothing.
+# Weight of the newest proposal in the acceptance rate from which each request begins.
+_NEWEST_WEIGHT = 0.03
+# In decodes. A trial that costs more has no gain.
 _MOST_SAVED = 8.0
 
 
@@ -24,7 +24,7 @@ class Speculator:
         self._undecided: set[int] = set()
         self._num_proposing = 1
         """Texts with proposed tokens in the last step that had any."""
-        self._right_share = FIRST_SHARE
+        self._acceptance_rate = FIRST_RATE
         self._saved = 0.0
         """Decodes that trials may still cost, up to _MOST_SAVED."""
         self._has_prompt = False
@@ -39,7 +39,7 @@ class Speculator:
             return {}
         wishes = [Wish(part.sequence, self._num_wanted(part.sequence, len(decodes))) for part in decodes]
         wishes = [wish for wish in wishes if wish.most > 0]
-        self._saved = min(_MOST_SAVED, self._saved + TRIAL_SHARE * (len(decodes) - len(wishes)))
+        self._saved = min(_MOST_SAVED, self._saved + TRIAL_FRACTION * (len(decodes) - len(wishes)))
         if not wishes:
             return {}
         found = self._proposer.propose(wishes)
@@ -48,10 +48,10 @@ class Speculator:
         return proposals
 
     def learn(self, part: StepPart, num_accepted: int, is_undecided: bool) -> None:
-        """Record how many proposals of a part were right. `is_undecided`: the next token has to be computed alone."""
+        """Record the accepted proposals of a part. `is_undecided`: the next token has to be computed alone."""
         sequence_id = part.sequence.sequence_id
         examined = num_accepted + (num_accepted < len(part.proposed))
-        self._right_share += _NEWEST_SHARE * (num_accepted / examined - self._right_share)
+        self._acceptance_rate += _NEWEST_WEIGHT * (num_accepted / examined - self._acceptance_rate)
         gain = self._gains.get(sequence_id)  # None: the sequence ended in this step
         if gain is not None:
             gain.learn(len(part.proposed), num_accepted)
@@ -61,7 +61,7 @@ class Speculator:
     def learn_step(self, texts: int, proposed: int, seconds: float) -> None:
         """Record the time of a step of `texts` decodes, without prompts, with this number of proposals.
 
-        A step after a prompt teaches nothing: it is slower, and all trials of short texts are such steps.
+        A step after a prompt is not recorded: it is slower, and all trials of short texts are such steps.
         """
         plain_s = self._step_cost.seconds_of(texts)
         if plain_s is not None and not self._follows_prompt:
@@ -85,7 +85,7 @@ class Speculator:
         gain = self._gains.get(sequence_id)
         if gain is None:
             max_tokens = sequence.request.max_tokens
-            gain = self._gains[sequence_id] = RequestGain(self._right_share, max_tokens, self._saved)
+            gain = self._gains[sequence_id] = RequestGain(self._acceptance_rate, max_tokens, self._saved)
         wanted = gain.num_wanted(most, texts, self._cost, self._num_proposing)
         if gain.is_trial:
             self._saved = max(0.0, self._saved - self._cost.of_trial(texts))

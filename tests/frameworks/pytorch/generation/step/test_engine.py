@@ -161,7 +161,7 @@ class TestStandingReady:
         model.warm_up()
         assert model._parts is not None
         cost = model._parts.scheduler.cost
-        assert cost._texts_s
+        assert cost._decode_s
         assert cost._prompts.token_s is not None
 
     def test_warm_up_reads_vocabulary_for_constraints(
