@@ -108,8 +108,8 @@ class FbgemmMatmul(Int8Matmul):
         return product
 
     def multiply_floats(self, rows: torch.Tensor) -> torch.Tensor:
-        """As Int8Matmul.multiply_floats. FBGEMM quantizes a single row as `quantize_activations` does: a third of the
-        time of a small matmul is saved.
+        """As Int8Matmul.multiply_floats, [rows, outputs]. FBGEMM itself quantizes a single row, in the same way: this
+        saves a third of the time of a small matmul.
         """
         if len(rows) != 1:
             return super().multiply_floats(rows)
@@ -190,7 +190,7 @@ def quantize_activations(rows: torch.Tensor, *, limits_pairs: bool = False) -> t
 
 @contextmanager
 def fbgemm_engine() -> Iterator[None]:
-    """Select FBGEMM within the block, and silence torch's advice to leave its quantised dtypes, in which alone FBGEMM
+    """Select FBGEMM within the block, and silence torch's advice to leave its quantized dtypes, in which alone FBGEMM
     takes weights.
     """
     with _engine_lock, warnings.catch_warnings():

@@ -78,7 +78,7 @@ def _seconds(first: Callable[[], object], second: Callable[[], object]) -> tuple
 
 
 def shortest_seconds(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest time of each on one thread, measured by turns: another process delays all alike."""
+    """Return the shortest time of each on one thread, measured in turn: another process delays all alike."""
     with torch.inference_mode(), single_threaded():
         return _shortest(runs)
 

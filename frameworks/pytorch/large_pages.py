@@ -18,14 +18,14 @@ _LEAST_BYTES = 2 * _LARGE_PAGE
 
 
 def has_large_pages(size: int) -> bool:
-    """Return whether memory of so many bytes is in large pages here."""
+    """Return whether `size` bytes of memory are in large pages on this system."""
     return size >= _LEAST_BYTES and hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def empty_bytes(size: int) -> Bytes:
-    """Return memory in large pages of the system, where it has some and `size` is that of several ones.
+    """Return undefined memory, uint8 [size], in large pages where the system has them and `size` is several pages.
 
-    Raises RuntimeError, as torch does, where there is not so much memory.
+    Raises RuntimeError, as torch does, without memory.
     """
     found = _in_large_pages(size)
     # torch's memory begins at a multiple of a vector, numpy's does not.
@@ -33,13 +33,13 @@ def empty_bytes(size: int) -> Bytes:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros on the CPU. Its memory becomes resident when it is written. Raises RuntimeError."""
+    """Return zeros of a shape and dtype on the CPU. Memory becomes resident when it is written. Raises RuntimeError."""
     found = _in_large_pages(math.prod(shape) * dtype.itemsize)
     return torch.zeros(shape, dtype=dtype) if found is None else torch.from_numpy(found).view(dtype).view(shape)
 
 
 def _in_large_pages(size: int) -> Bytes | None:
-    """Return memory that is zero; None where there is none in large pages."""
+    """Return zeros, uint8 [size]; None where the system has no large pages."""
     if not has_large_pages(size):
         return None
     try:

@@ -28,7 +28,7 @@ _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _SHAPES = "torch._meta_registrations"
 # Marks for the compiler. Served models are not compiled.
 _MARKS = ("disable", "allow_in_graph", "assume_constant_result", "mark_static_address")
-# Functions of _SYMBOLS that return a condition, if its sizes are plain numbers.
+# Functions of _SYMBOLS that return a condition, if its sizes are integers.
 _CONDITIONS = ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true")
 
 

@@ -36,7 +36,7 @@ transformers.logging.disable_progress_bar()
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
-# Older files have these numbers, which transformers computes and does not read.
+# Older files have these buffers, which transformers computes and does not read.
 _POSITIONS = r"(^|\.)position_ids$"
 
 
@@ -151,7 +151,7 @@ def _loaded(
 def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str]) -> None:
     """Raise InvalidModel for a weight that is not stored as floating point: transformers would cast it.
 
-    `unexpected`: tensors of the files that the model does not read. Tables of integers and quantised weights have
+    `unexpected`: tensors of the files that the model does not read. Tables of integers and quantized weights have
     such dtypes.
     """
     if getattr(model.config, "quantization_config", None) is not None:

@@ -22,7 +22,7 @@ _USUAL_GROUP = 32
 @dataclass(frozen=True, slots=True)
 class PackedFiles:
     """Weights that their files hold in few bits. `elements`: how many. `held_bytes`: which they take on a CPU.
-    `gguf`: the file; None: `scheme` is the quantisation of a folder.
+    `gguf`: the file; None: `scheme` is the quantization of a folder.
     """
 
     elements: int

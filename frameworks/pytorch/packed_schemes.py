@@ -1,4 +1,4 @@
-"""The quantisation that a Hugging Face folder states in its config.json: GPTQ, AWQ, compressed-tensors."""
+"""The quantization that a Hugging Face folder states in its config.json: GPTQ, AWQ, compressed-tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ _COLUMN_FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 
 def read_scheme(folder: Path) -> dict[str, Any] | None:
-    """Return the quantisation that config.json states, if it is one of those served; None for plain weights and for
+    """Return the quantization that config.json states, if it is one of those served; None for plain weights and for
     schemes of which transformers knows more.
 
     Raises InvalidModel for a variant that is not served.

@@ -1,4 +1,4 @@
-"""Quantise encoders to int8: Linear layers with 8-bit weights per output channel, and rows rounded at run time.
+"""Quantize encoders to int8: Linear layers with 8-bit weights per output channel, and rows rounded at run time.
 
 On MiniLM and one core with VNNI: 2.7 times the texts/s of f32 (torchao's dynamic int8 1.6 times, its weight-only int8
 0.9 times, torch.ao's deprecated quantize_dynamic 3.4 times at a cosine of 0.93). On ViT-B/16 and one core with AVX2:
@@ -89,7 +89,7 @@ def quantize_encoder(
 
     `encoder`: computes responses with this model. It is compared with its original on the batches, once for each
     content of the weight files; later loads find the report in `cache_dir`. Raises InvalidModel if there is nothing to
-    quantise, if the int8 model is too far off, and if `cache_dir` is not writable.
+    quantize, if the int8 model is too far off, and if `cache_dir` is not writable.
     """
     folder = weights.files[0].parent
     linears = _linears(model)

@@ -190,7 +190,7 @@ class TorchRegistry:
         return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
-        """Of a language model: its key/value cache, and the copy of an embedding table that the last layer packs."""
+        """Of a language model: its KV cache, and the copy of an embedding table that the last layer packs."""
         from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
 
         try:
@@ -207,7 +207,7 @@ class TorchRegistry:
 
     def _wanted_bits(self, entry: TorchModelEntry) -> "Bits | None":
         if not self._performance.enable_quantization and entry.dtype in ("int8", "int4"):
-            log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
+            log.warning("not quantized: performance.enable_quantization is false", model=entry.name)
             return None
         return "int8" if entry.dtype == "int8" else "int4" if entry.dtype == "int4" else None
 
@@ -289,7 +289,7 @@ def _check_packed(files: ModelFiles) -> None:
         raise InvalidModel(f"{name}: expected a language model that generates text, got {found}; serve its original")
     if files.packed.elements and files.entry.dtype not in (None, *DTYPES):
         raise InvalidModel(
-            f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantised '
+            f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantized '
             "already; remove it"
         )
 

@@ -56,7 +56,7 @@ def test_quantised_weights_serve_while_compiling(tmp_path: Path, is_file: bool) 
         assert (work["kind"], work["name"]) == ("compile", "m")
         assert work["total"] == 2 if is_file else work["total"] > 2
         wait_until(lambda: not server.client.get("/models/m").json()["awaits_kernels"], READY_WITHIN_S)
-        assert server.events("the model uses compiled products", model="m", compiled_step=True)
+        assert server.events("the model uses compiled kernels", model="m", compiled_step=True)
         assert server.client.get("/health").json()["progress"] == []
         assert server.infer("m", messages=QUESTION, max_tokens=20, temperature=0)["text"]
 

@@ -176,7 +176,7 @@ def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number
     entry = '[[models.torch_models]]\nname = "m"\npath = "{}"\ndtype = "int8"\nisolation = "{}"\n'
     words = {"is_fork": False, "NUMBA_CACHE_DIR": str(code)}
     server = start(entry.format(MODELS / "tiny-llama", isolation), **words)
-    server.wait_for_log("compiling products for this CPU")
+    server.wait_for_log("compiling kernels for this CPU")
     wait_until(lambda: any(code.glob("*/compiling.lock")))
     wait_until(lambda: [each["unit"] for each in server.client.get("/health").json()["progress"]][-1:] == ["kernels"])
     work = server.client.get("/models/m").json()["progress"]
@@ -190,7 +190,7 @@ def test_signal_while_compiling_ends_server(start: Start, tmp_path: Path, number
     server.process.send_signal(number)
     server.wait_stopped(0)
     assert server.events("stopped")
-    assert not server.events("products compiled")
+    assert not server.events("kernels compiled")
     psutil.wait_procs(processes, WAIT_S)
     assert not [each for each in processes if each.is_running()]
     assert not list(code.rglob(".*"))

@@ -121,7 +121,7 @@ def _compile(parts: Collection[str], on_part: Callable[[str], None]) -> None:
         on_part(part)
     if not names:
         return  # compiled for another model meanwhile
-    log.info("compiling products for this CPU", parts=names)
+    log.info("compiling kernels for this CPU", parts=names)
     started_s = time.monotonic()
     try:
         _run_process(code_cache.code_folder(), names, on_part)
@@ -134,7 +134,7 @@ def _compile(parts: Collection[str], on_part: Callable[[str], None]) -> None:
             remedy="make room in models.cache_dir",
         )
         _run_process(code_cache.use_temporary_folder(), names, on_part)
-    log.info("products compiled", parts=names, seconds=round(time.monotonic() - started_s, 1))
+    log.info("kernels compiled", parts=names, seconds=round(time.monotonic() - started_s, 1))
 
 
 def _run_process(folder: Path, parts: Sequence[str], on_part: Callable[[str], None]) -> None:

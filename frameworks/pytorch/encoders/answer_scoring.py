@@ -1,4 +1,4 @@
-"""Score pairs of texts by the answers that a language model would give: the logits of "yes" and "no"."""
+"""Score pairs of texts by a language model: the logit of "yes" minus that of "no"."""
 
 from inspect import signature
 from typing import Any
@@ -10,7 +10,7 @@ from frameworks.core.errors import InvalidModel
 
 
 class AnswerScorer(torch.nn.Module):
-    """A causal language model in the place of a cross-encoder with one label.
+    """A causal language model as a cross-encoder with one label.
 
     The logit is that of the positive answer minus that of the negative one, as in sentence-transformers' LogitScore.
     """
@@ -41,10 +41,10 @@ class AnswerScorer(torch.nn.Module):
         # alone. The positions are still those of each text.
         num_padding = longest - attention_mask.sum(dim=1, keepdim=True)
         positions = torch.arange(longest, device=input_ids.device) - num_padding
-        places = positions.clamp(min=0)
-        options = {"position_ids": places} if self._takes_positions else {}
+        position_ids = positions.clamp(min=0)
+        options = {"position_ids": position_ids} if self._takes_positions else {}
         output = self.model(
-            input_ids=input_ids.gather(1, places),
+            input_ids=input_ids.gather(1, position_ids),
             attention_mask=(positions >= 0).to(attention_mask.dtype),
             use_cache=False,
             logits_to_keep=1,

@@ -1,4 +1,4 @@
-"""An encoder of transformers, or a decoder in its place, with its tokenizer: texts in, embeddings or logits out."""
+"""An encoder or decoder of transformers with its tokenizer: texts in, embeddings or logits out."""
 
 from dataclasses import replace
 from functools import partial
@@ -113,14 +113,14 @@ class EncoderModel(DeviceModel):
             return self._computed(model, tokens)
 
     def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
-        """The run's tensors live in this frame and below."""
-        in_passing = self._pool is not None
+        """Run a batch; return float32 [texts, size or labels]. Its tensors live in this frame and below."""
+        is_pinned = self._pool is not None
         with torch.inference_mode():
-            mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
-            input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
+            mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=is_pinned)
+            input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=is_pinned)
             types = {}
             if tokens.token_type_ids is not None:
-                own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=in_passing)
+                own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
                 types["token_type_ids"] = own
             output = model(input_ids=input_ids, attention_mask=mask, **types)
             rows: Array = self._rows(output, mask).float().cpu().numpy()
@@ -140,14 +140,14 @@ class EncoderModel(DeviceModel):
         if self._pooling == "cls":
             return hidden[:, 0]
         if self._pooling == "max":
-            # As `frameworks.text.pooling.pool`, for numbers beyond f16.
+            # As `frameworks.text.pooling.pool`, for values beyond f16.
             return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
         if self._pooling == "lasttoken":
             last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
             ends = hidden[torch.arange(len(last), device=mask.device), last]
             # The states of a text without tokens are undefined: its tokens attend to nothing.
             return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
-        # The sum is float32 even if the states are f16: 512 of them would lose the last digits.
+        # The sum is float32 even if the states are f16: a sum of 512 of them would lose digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
 

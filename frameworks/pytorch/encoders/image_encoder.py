@@ -1,4 +1,4 @@
-"""A vision model of transformers: images in, embeddings or logits out; beside it perhaps a tower of texts."""
+"""A vision model of transformers, with or without a text tower: images and texts in, embeddings or logits out."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TextTower:
-    """The texts of a model of two towers. `length`: tokens that each text is padded to; 0 for the longest of a run."""
+    """The text tower of a model. `length`: tokens that each text is padded to; 0 for the longest of a run."""
 
     def __init__(self, tokenizer: TextTokenizer, pad_token_id: int, length: int, reads_mask: bool) -> None:
         """`reads_mask`: whether padding is masked. SigLIP was trained without a mask."""
@@ -37,11 +37,11 @@ class TextTower:
 
     @property
     def pads_to_longest(self) -> bool:
-        """Whether the padding of a text depends on those beside it."""
+        """Whether the padding of a text depends on the other texts of its batch."""
         return not self._length
 
     def inputs(self, batch: TokenBatch, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the inputs of the model."""
+        """Return the inputs of the model by name, int64 [texts, tokens] each."""
         tokens = pad(batch.token_ids, self.padding.pad_token_id or 0, self._length)
         inputs = {"input_ids": torch.from_numpy(tokens.input_ids).to(device)}
         if self._reads_mask:

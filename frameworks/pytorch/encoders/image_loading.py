@@ -1,4 +1,4 @@
-"""Load vision models from a folder: classifiers, embeddings, and CLIP and SigLIP with their towers of texts."""
+"""Load vision models from a folder: classifiers, embeddings, and CLIP and SigLIP with their text towers."""
 
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ def load_image_models(
     files: ModelFiles, images: ImageFolder, loading: EncoderLoading, copies: QuantizedCopies | None
 ) -> list[ImageModel]:
     """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
-    is not quantised.
+    is not quantized.
 
     Raises InvalidModel, OutOfMemory.
     """

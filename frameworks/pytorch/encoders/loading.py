@@ -29,8 +29,8 @@ from memory.tensor_pool import TensorPool
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of a model before anything is loaded. `folder`: of config.json. `packed`: weights that the files hold
-    in few bits; None where all are plain.
+    """The files of a model before anything is loaded. `folder`: of config.json. `packed`: the quantized weights of the
+    files; None where all are floats.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class EncoderLoading:
 
 def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedCopies | None) -> list[EncoderModel]:
     """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
-    is not quantised.
+    is not quantized.
 
     Raises InvalidModel, OutOfMemory.
     """

@@ -1,1 +1,1 @@
-"""Text generation of PyTorch models: steps over a batch of sequences with a shared key/value cache."""
+"""Text generation of PyTorch models: steps over a batch of sequences with a shared KV cache."""

@@ -1,8 +1,8 @@
-"""Compute a step's attention over the blocks of the key/value cache, for any number of sequences at once.
+"""Compute a step's attention over the blocks of the KV cache, for any number of sequences at once.
 
-Decodes: each block that a sequence reads is one row of a batched product, wherever the block lies. The results of a
-sequence's rows are added, weighted by the rows' shares of the softmax, as in Flash-Decoding (Dao et al., 2023). Nothing
-is padded to the longest sequence. Prefill parts are computed one by one.
+Decode: each block that a sequence reads is one entry of a batched matmul, wherever the block lies. The outputs of a
+sequence's blocks are added, weighted by the blocks' parts of the softmax, as in Flash-Decoding (Dao et al., 2023).
+Nothing is padded to the longest sequence. Prefill: the parts are computed one by one.
 """
 
 import torch
@@ -18,18 +18,18 @@ from frameworks.pytorch.generation.decoders.step_layout import (
     causal_mask,
 )
 
-# In bfloat16 plain products are faster for at least so many tokens at the start of a prompt, and up to so many tokens
-# with those before them. Each size needs its own machine code, so sizes are rounded up to a multiple.
+# In bfloat16 plain matmuls are faster from this number of tokens at the start of a prompt, and up to this context
+# length. oneDNN compiles machine code for each size, so sizes are rounded up to a multiple.
 _MIN_TOKENS_FROM_START, _MAX_TOKENS = 33, 256
-_PRODUCT_STEP = 16
+_TOKENS_MULTIPLE = 16
 
 
 class BlockAttention:
     """The attention of one model. The step's layout is set before its layers run."""
 
     def __init__(self, cache: KeyValueCache, query_heads: int, scale: float) -> None:
-        """`query_heads`: a multiple of the cache's heads. `scale`: factor of the products, unless a layer
-        has its own.
+        """`query_heads`: a multiple of the cache's heads. `scale`: factor of the attention scores, unless
+        a layer has its own.
         """
         self._cache = cache
         self._heads = cache.shape.heads
@@ -50,7 +50,7 @@ class BlockAttention:
         """Write the tokens' keys and values, and return [rows, query heads, head size], zeros for padding rows.
 
         `query`: [rows, query heads, head size]. `key_value`: [rows, 2 * heads, head size], the keys first. `window`:
-        number of visible tokens, the token itself included.
+        tokens that a query attends to, its own included.
         """
         cached = self._cache.shape.dtype
         if query.dtype != cached:
@@ -58,37 +58,38 @@ class BlockAttention:
         layout = self.layout
         assert layout is not None
         num_rows = query.shape[0]
-        filling = num_rows - layout.num_tokens
-        if filling:
+        padding = num_rows - layout.num_tokens
+        if padding:
             key_value = key_value[: layout.num_tokens]
         self._cache.write(layer, layout.writes, key_value)
         scale = self._scale if scale is None else scale
         if layout.num_decodes == num_rows:
-            return self._texts(query, layer, layout.decode_rows(window), scale, softcap)
-        seen: list[torch.Tensor] = []
+            return self._decode(query, layer, layout.decode_rows(window), scale, softcap)
+        attended: list[torch.Tensor] = []
         if layout.num_decodes:
-            seen.append(self._texts(query[: layout.num_decodes], layer, layout.decode_rows(window), scale, softcap))
+            queries = query[: layout.num_decodes]
+            attended.append(self._decode(queries, layer, layout.decode_rows(window), scale, softcap))
         keys, values = self._cache.layers[layer]
         key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         for part in layout.prefills:
             own = slice(part.first, part.first + part.num_tokens)
-            if softcap is None and _are_products_faster(part, query):
-                seen.append(self._by_products(query[own], keys, values, part, window, scale))
+            if softcap is None and _is_matmul_faster(part, query):
+                attended.append(self._prefill_by_matmul(query[own], keys, values, part, window, scale))
                 continue
             if part.start == 0:
                 past_key, past_value = key[own], value[own]
             else:
                 past_key, past_value = self._past(keys, part), self._past(values, part)
             if softcap is None and are_blocks_faster(part, query, window):
-                seen.append(attend_in_blocks(query[own], past_key, past_value, scale, window))
+                attended.append(attend_in_blocks(query[own], past_key, past_value, scale, window))
                 continue
             mask = part.mask(window, query.dtype)
-            seen.append(self._prompt(query[own], past_key, past_value, mask, scale, softcap))
-        if filling:
-            seen.append(query.new_zeros(filling, *query.shape[1:]))
-        return seen[0] if len(seen) == 1 else torch.cat(seen)
+            attended.append(self._prefill(query[own], past_key, past_value, mask, scale, softcap))
+        if padding:
+            attended.append(query.new_zeros(padding, *query.shape[1:]))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-    def _texts(
+    def _decode(
         self,
         query: torch.Tensor,
         layer: int,
@@ -102,10 +103,10 @@ class BlockAttention:
             scores = torch.baddbmm(rows.bias, queries, keys, alpha=scale)
         else:
             scores = torch.tanh(torch.bmm(queries, keys).mul_(scale / softcap)).mul_(softcap).add_(rows.bias)
-        # Narrow types are slow to search and inexact to add up.
+        # The maximum and the sum of a softmax are slow and inexact in 16-bit dtypes.
         scores = scores.float()
-        seen = self._of_one(scores, values, rows) if rows.is_single_sequence else self._of_many(scores, values, rows)
-        return seen.to(query.dtype)
+        attend = self._of_one if rows.is_single_sequence else self._of_many
+        return attend(scores, values, rows).to(query.dtype)
 
     def _of_blocks(self, layer: int, rows: DecodeRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys [rows * heads, head size, block tokens] and values [rows * heads, block tokens, head size]."""
@@ -114,36 +115,36 @@ class BlockAttention:
         return self._cache.copies_of_blocks(layer, rows.blocks)
 
     def _of_one(self, scores: torch.Tensor, values: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
-        """Attend for one sequence, with one softmax over all rows. Float32 [1, query heads, head size]."""
+        """Attend for one sequence, with one softmax over all blocks: float32 [1, query heads, head size]."""
         heads = self._heads * self._group
         blocks = rows.max_blocks
         in_order = scores.view(blocks, heads, BLOCK_TOKENS).transpose(0, 1).reshape(heads, -1)
-        shares = torch.softmax(in_order, -1).view(heads, blocks, BLOCK_TOKENS).transpose(0, 1)
-        parts = torch.bmm(shares.reshape(-1, self._group, BLOCK_TOKENS).to(values.dtype), values)
+        weights = torch.softmax(in_order, -1).view(heads, blocks, BLOCK_TOKENS).transpose(0, 1)
+        parts = torch.bmm(weights.reshape(-1, self._group, BLOCK_TOKENS).to(values.dtype), values)
         return parts.view(blocks, heads, self._size).sum(0, keepdim=True, dtype=torch.float32)
 
     def _of_many(self, scores: torch.Tensor, values: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
-        """Attend for several sequences. Float32 [sequences, query heads, head size]."""
+        """Attend for several sequences: float32 [sequences, query heads, head size]."""
         heads = self._heads * self._group
-        shares = torch.softmax(scores, -1)
+        weights = torch.softmax(scores, -1)
         if rows.max_blocks > 1:
-            # Logarithm of the sum of the exponentials, from the largest score of each row: faster than logsumexp.
-            sums = (scores.amax(-1) - shares.amax(-1).log_()).view(-1, heads)
+            # The logsumexp of each block, from its largest score: faster than torch.logsumexp.
+            sums = (scores.amax(-1) - weights.amax(-1).log_()).view(-1, heads)
             sums = torch.cat((sums, sums.new_full((1, heads), masked_bias(torch.float32))))
-            weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.max_blocks, heads), 1)
-            shares *= weights.view(-1, heads).index_select(0, rows.places).view(-1, self._group, 1)
-        parts = torch.bmm(shares.to(values.dtype), values).view(-1, heads, self._size)
+            of_blocks = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.max_blocks, heads), 1)
+            weights *= of_blocks.view(-1, heads).index_select(0, rows.table_index).view(-1, self._group, 1)
+        parts = torch.bmm(weights.to(values.dtype), values).view(-1, heads, self._size)
         if rows.max_blocks == 1:
             return parts.index_select(0, rows.table)
         whole = torch.zeros((rows.sequences + 1, heads, self._size), dtype=torch.float32, device=scores.device)
         return whole.index_add_(0, rows.owners, parts.float())[:-1]
 
     def _past(self, states: torch.Tensor, part: PrefillPart) -> torch.Tensor:
-        """Return [tokens, heads, head size] of a sequence up to the part's end."""
+        """Return the keys or values of a sequence up to the part's end, [tokens, heads, head size]."""
         blocks = states.index_select(0, part.blocks).transpose(1, 2)
         return blocks.reshape(-1, self._heads, self._size)[: part.start + part.num_tokens]
 
-    def _by_products(
+    def _prefill_by_matmul(
         self,
         query: torch.Tensor,
         keys: torch.Tensor,
@@ -152,10 +153,8 @@ class BlockAttention:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """As _prompt, by plain products of few sizes: whole blocks of the cache, and a rounded number of tokens. Each
-        size needs machine code of its own.
-        """
-        rows = -(-part.num_tokens // _PRODUCT_STEP) * _PRODUCT_STEP
+        """As _prefill, by plain matmuls of few sizes: whole blocks of the cache, and a rounded number of tokens."""
+        rows = -(-part.num_tokens // _TOKENS_MULTIPLE) * _TOKENS_MULTIPLE
         queries = query.new_zeros(self._heads, self._group, rows, self._size)
         queries[:, :, : part.num_tokens] = query.view(-1, self._heads, self._group, self._size).permute(1, 2, 0, 3)
         past_keys, past_values = (
@@ -164,11 +163,11 @@ class BlockAttention:
         )
         mask = part.padded_mask(window, rows, self._group, query.dtype).expand(self._heads, -1, -1)
         scores = torch.baddbmm(mask, queries.view(self._heads, -1, self._size), past_keys.transpose(1, 2), alpha=scale)
-        seen = torch.bmm(torch.softmax(scores, -1), past_values)
-        seen = seen.reshape(self._heads, self._group, rows, self._size)[:, :, : part.num_tokens]
-        return seen.permute(2, 0, 1, 3).reshape(part.num_tokens, -1, self._size)
+        attended = torch.bmm(torch.softmax(scores, -1), past_values)
+        attended = attended.reshape(self._heads, self._group, rows, self._size)[:, :, : part.num_tokens]
+        return attended.permute(2, 0, 1, 3).reshape(part.num_tokens, -1, self._size)
 
-    def _prompt(
+    def _prefill(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -184,18 +183,18 @@ class BlockAttention:
         keys = key.transpose(0, 1)[:, None].expand(shape)
         values = value.transpose(0, 1)[:, None].expand(shape)
         if softcap is None:
-            seen = torch.nn.functional.scaled_dot_product_attention(
+            attended = torch.nn.functional.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
             )
         else:
             mask = causal_mask(0, count, length, None, query.dtype, query.device) if mask is None else mask
             scores = torch.tanh(torch.matmul(queries, keys.transpose(-1, -2)) * (scale / softcap)) * softcap + mask
-            seen = torch.matmul(torch.softmax(scores.float(), -1).to(query.dtype), values)
-        return seen.permute(2, 0, 1, 3).reshape(count, self._heads * self._group, self._size)
+            attended = torch.matmul(torch.softmax(scores.float(), -1).to(query.dtype), values)
+        return attended.permute(2, 0, 1, 3).reshape(count, self._heads * self._group, self._size)
 
 
-def _are_products_faster(part: PrefillPart, query: torch.Tensor) -> bool:
-    """Return whether oneDNN's products of bfloat16 are faster than torch's attention, which does not use them."""
+def _is_matmul_faster(part: PrefillPart, query: torch.Tensor) -> bool:
+    """Return whether oneDNN's bfloat16 matmuls are faster than torch's attention, which does not use them."""
     if query.dtype != torch.bfloat16 or query.device.type != "cpu" or not kernels.multiplies_bf16():
         return False
     return (part.num_tokens >= _MIN_TOKENS_FROM_START or part.start > 0) and part.start + part.num_tokens <= _MAX_TOKENS

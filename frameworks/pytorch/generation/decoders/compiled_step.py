@@ -1,8 +1,8 @@
-"""Compute a step by one compiled function, where the decoder's layers have compiled products.
+"""Compute a step by one compiled function, where the decoder's linear layers are compiled GEMMs.
 
-A step of a small model is calls rather than arithmetic: 25 operators of torch a layer take twice as long as its
-products. A step of many tokens is computed in pieces, one after the other: their rows stay in the CPU's cache, and the
-buffers small.
+In a step of a small model calls cost more than arithmetic: 25 operators of torch a layer take twice as long as its
+GEMMs. A step of many tokens is computed in pieces, one after the other: their activations stay in the CPU's cache,
+and the buffers are small.
 """
 
 import itertools
@@ -19,19 +19,19 @@ from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
 
-# As compiled/attention/cache_rows.py numbers them; importing it would compile.
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# As compiled/attention/cache_rows.py numbers the dtypes; importing it would compile.
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Pieces of a step have whole tiles of so many rows.
 _TILE_ROWS = 8
 
 
 def compiled_step(decoder: Decoder, cache: KeyValueCache, *, is_idle: bool = False) -> "CompiledStep | None":
-    """Return what computes the steps; None where the decoder or the cache does not allow it.
+    """Return the compiled step of a decoder; None where the decoder or the cache does not allow one.
 
     Compiling takes seconds, unless the code is in the cache. `is_idle`: the decoder computes nothing yet, so its
-    weights may be moved to where they are read faster.
+    weights may be moved to memory that is read faster.
     """
-    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _KINDS:
+    if not lanes() or not isinstance(decoder, LlamaDecoder) or cache.shape.dtype not in _DTYPE_CODES:
         return None
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear, join_small
 
@@ -45,7 +45,7 @@ def compiled_step(decoder: Decoder, cache: KeyValueCache, *, is_idle: bool = Fal
 
 
 class CompiledStep:
-    """Computes steps of one decoder. Used by one thread."""
+    """Computes the steps of one decoder. Used by one thread."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class CompiledStep:
 
         self._decoder = decoder
         self._hidden_size = linears[0].inputs
-        self.most_rows = linears[0].most_rows
+        self.max_rows = linears[0].most_rows
         """Tokens of a piece."""
-        # A table of another type is read by torch.
+        # torch reads a table of another dtype.
         embedding = decoder.embedding
-        self._embedding = None if embedding is None or embedding.dtype not in _KINDS else embedding.detach()
+        self._embedding = None if embedding is None or embedding.dtype not in _DTYPE_CODES else embedding.detach()
         self._cache = cache
         self._linears = linears  # the compiled code has addresses in them
-        self._step, self._products, self._operations = step_arguments, gemm, elementwise
+        self._step, self._gemm, self._elementwise = step_arguments, gemm, elementwise
         self._columns, self._registers, self._part_bytes = gemm_table, amx_registers, blocked_states.PIECE_BYTES
         self._num_reserved = NUM_RESERVED
         self._vocabulary = linears[-1].outputs
@@ -85,37 +85,37 @@ class CompiledStep:
             "attended": first.query_heads * first.head_size,
             "gated": max(each.outputs for each in linears[2::5]),
         }
-        self._in_blocks = self._products_in_blocks(linears, first.head_size)
-        self._is_in_blocks = bool(self._in_blocks.any())
+        self._writes_blocks = self._gemms_that_write_blocks(linears, first.head_size)
+        self._is_blocked = bool(self._writes_blocks.any())
         # Blocks have one row more.
-        num_bytes = [4 * (self.most_rows + 1) * size for size in sizes.values()]
-        # The products behind attention, computed together, have rows in order there.
-        num_bytes[-1] = max(num_bytes[-1], *(each.packed_bytes(self.most_rows) for each in linears[4::5]))
-        num_bytes.append(max(each.tile_bytes(self.most_rows) for each in linears))
+        num_bytes = [4 * (self.max_rows + 1) * size for size in sizes.values()]
+        # The GEMMs after attention are computed together, and pack their activations there.
+        num_bytes[-1] = max(num_bytes[-1], *(each.packed_bytes(self.max_rows) for each in linears[4::5]))
+        num_bytes.append(max(each.tile_bytes(self.max_rows) for each in linears))
         self._buffers = dict(zip((*sizes, "tiles"), packing.empty_parts(num_bytes), strict=True))
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._head_size, self._cache_kind = first.head_size, _KINDS[cache.shape.dtype]
-        self._scratch_bytes = step.scratch_bytes(first.head_size, self._cache_kind)
+        self._head_size, self._cache_dtype = first.head_size, _DTYPE_CODES[cache.shape.dtype]
+        self._scratch_bytes = step.scratch_bytes(first.head_size, self._cache_dtype)
         self._key_heads = first.key_heads
-        self._group, self._most_heads = first.query_heads // first.key_heads, flash_attention.MAX_TILE_ROWS
+        self._group, self._max_heads = first.query_heads // first.key_heads, flash_attention.MAX_TILE_ROWS
         # Tokens of a tile, by its heads.
         self._tile_tokens = [0] + [
-            step.tile_tokens(heads + 1, first.head_size, self._cache_kind)
-            for heads in range(min(self._group, self._most_heads))
+            step.tile_tokens(heads + 1, first.head_size, self._cache_dtype)
+            for heads in range(min(self._group, self._max_heads))
         ]
         self._logits = torch.empty(0, self._vocabulary)
-        self._numbers = np.array([first.epsilon, first.scale], dtype=np.float32)
+        self._constants = np.array([first.epsilon, first.scale], dtype=np.float32)
         self._norms = _Norms()
         self._final_norm = self._norms.address(decoder.final_norm)
         self._table = _table(decoder.layers, step_arguments, self._norms)
-        self._arguments_of_products = self._products_table(linears)
-        self.adapters = CompiledAdapters(self._arguments_of_products, decoder.adaptable_layers, self.most_rows)
+        self._gemms = self._gemm_arguments(linears)
+        self.adapters = CompiledAdapters(self._gemms, decoder.adaptable_layers, self.max_rows)
         self._set_constants(first)
 
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
-        """As Decoder.logits of these parts with their adapters, float32. The tensor is valid until the next step.
+        """Compute parts of a step with their adapters; return logits, float32 [sum of num_logits, vocabulary].
 
-        Raises IndexError.
+        The tensor is valid until the next step. Raises IndexError for a token that is not in the vocabulary.
         """
         vocabulary = self._decoder.embed.num_embeddings
         rows: list[_Rows] = []
@@ -132,7 +132,7 @@ class CompiledStep:
             raise IndexError(f"expected tokens from 0 to {vocabulary - 1}, got {lowest} to {highest}")
         if count > len(self._logits):
             self._logits = torch.empty(count, self._vocabulary)
-        pieces = [rows] if num_rows <= self.most_rows else _pieces(rows, num_rows, self.most_rows)
+        pieces = [rows] if num_rows <= self.max_rows else _pieces(rows, num_rows, self.max_rows)
         done = 0
         for piece in pieces:
             done += self._compute(piece, done)
@@ -141,28 +141,28 @@ class CompiledStep:
     def _compute(self, piece: "Sequence[_Rows]", done: int) -> int:
         """Compute a piece of a step, and return the number of its logits. `done`: logits before them."""
         threads = torch.get_num_threads()
-        numbers, cosines, sines = self._set_rows(piece, threads)
+        indices, cosines, sines = self._set_rows(piece, threads)
         if len(self._scratch) < threads * self._scratch_bytes:
             self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
         step, arguments = self._step, self._region.arguments
         arguments[step.SCRATCH] = self._scratch.data_ptr()
         arguments[step.COSINES], arguments[step.SINES] = cosines.ctypes.data, sines.ctypes.data
         count = int(arguments[step.LOGITS])
-        products = self._arguments_of_products
-        products[:, self._products.ROWS] = arguments[step.ROWS]
-        products[self._in_blocks, self._products.BLOCK_BYTES] = arguments[step.BLOCK_BYTES]
-        # The head, and what is behind the attention of the last layer.
-        products[-self._columns.GEMMS_OF_LAYER :, self._products.ROWS] = count
-        products[-1, self._products.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
+        gemms = self._gemms
+        gemms[:, self._gemm.ROWS] = arguments[step.ROWS]
+        gemms[self._writes_blocks, self._gemm.BLOCK_BYTES] = arguments[step.BLOCK_BYTES]
+        # The head, and the GEMMs after the attention of the last layer.
+        gemms[-self._columns.GEMMS_OF_LAYER :, self._gemm.ROWS] = count
+        gemms[-1, self._gemm.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
         adapters = self._prepare_adapters(piece)
         self._region.prepare(threads)
-        products[:, : self._num_reserved] = arguments[: self._num_reserved]
+        gemms[:, : self._num_reserved] = arguments[: self._num_reserved]
         self._region.run(threads)
-        del adapters, numbers  # they were read until here
+        del adapters, indices  # the compiled code had their addresses
         return count
 
     def _prepare_adapters(self, piece: "Sequence[_Rows]") -> Any:
-        """Write the adapters of the rows to the table. Return what has addresses in it."""
+        """Write the adapters of the rows to the table. Return the owners of the addresses in it."""
         has_adapters = bool(self.adapters.present)
         for rows in piece:
             has_adapters = has_adapters or rows.sequence.request.adapter_id != 0
@@ -173,8 +173,8 @@ class CompiledStep:
         return self.adapters.prepare(adapter_ids, num_rows, [rows.num_logits for rows in piece])
 
     def _set_rows(self, piece: "Sequence[_Rows]", threads: int) -> tuple[Any, Any, Any]:
-        """Set the arguments that say which rows are computed. Return numbers that they have addresses of, cosines and
-        sines.
+        """Set the arguments that describe the rows. Return the arrays whose addresses they have: indices int64, and
+        cosines and sines float32 [rows, head size / 2].
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -198,30 +198,30 @@ class CompiledStep:
         arguments[step.TILE_HEADS] = heads
         arguments[step.NUM_TILES], arguments[step.NUM_LAST_TILES] = len(tiles) // 2, len(last_tiles) // 2
         lists = (token_ids, positions, first_blocks, logit_rows, tiles, last_tiles, blocks)
-        numbers = np.array(list(itertools.chain(*lists)), dtype=np.int64)
-        address = numbers.ctypes.data
+        indices = np.array(list(itertools.chain(*lists)), dtype=np.int64)
+        address = indices.ctypes.data
         names = (step.TOKEN_IDS, step.POSITIONS, step.FIRST_BLOCKS, step.LOGIT_ROWS)
         for name, each in zip((*names, step.TILES, step.LAST_TILES, step.BLOCKS), lists, strict=True):
             arguments[name] = address
             address += 8 * len(each)
-        return numbers, *self._decoder.angles(np.array(positions, dtype=np.float32))
+        return indices, *self._decoder.angles(np.array(positions, dtype=np.float32))
 
-    def _products_in_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """Return which products write blocks: those of states and heads, if all of them can, or none."""
-        columns, numbers = self._columns, self._registers.INPUTS
+    def _gemms_that_write_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """Return which GEMMs write blocks: those of states and heads, if all of them can, or none."""
+        columns, inputs_per_block = self._columns, self._registers.INPUTS
         of_layer = np.isin(np.arange(columns.GEMMS_OF_LAYER), (columns.QUERY_KEY_VALUE, columns.OUTPUT, columns.DOWN))
         found = np.append(np.tile(of_layer, len(linears) // columns.GEMMS_OF_LAYER), False)
         writing = [linear for linear, is_in_blocks in zip(linears, found, strict=True) if is_in_blocks]
-        if head_size % numbers or not all(each.writes_blocks for each in writing):
+        if head_size % inputs_per_block or not all(each.writes_blocks for each in writing):
             found[:] = False
         return found
 
     def _block_bytes(self, rows: int) -> int:
         """Return the bytes from a block of the states to the next; 0 where these are whole rows.
 
-        A block has one row more than its tiles, so that blocks do not begin in the same places of a cache.
+        A block has one row more than its tiles, so that blocks do not start at the same sets of the CPU's cache.
         """
-        if not self._is_in_blocks:
+        if not self._is_blocked:
             return 0
         of_tile = self._registers.ROWS
         return (-(-rows // of_tile) * of_tile + 1) * self._part_bytes
@@ -230,7 +230,7 @@ class CompiledStep:
         """Write the states before the first layer, [rows, hidden size]."""
         rows, size = states.shape
         buffer = self._buffers["states"].view(np.float32)
-        if not self._is_in_blocks:
+        if not self._is_blocked:
             buffer[: rows * size].reshape(rows, size)[:] = states
             return
         of_part = self._registers.INPUTS
@@ -239,17 +239,18 @@ class CompiledStep:
         target[:, :rows] = states.reshape(rows, blocks, of_part).transpose(1, 0, 2)
 
     def _heads_at_once(self, num_parts: int, threads: int) -> int:
-        """Return the query heads of a tile: all that have the same keys, or fewer where threads would have nothing to
-        do. A head's result is the same.
+        """Return the query heads of a tile: all that have the same keys, or fewer where threads would be idle.
+
+        The result of a head is the same.
         """
-        heads: int = min(self._group, self._most_heads)
+        heads: int = min(self._group, self._max_heads)
         tasks = num_parts * self._key_heads
         while heads > 1 and tasks * -(-self._group // heads) < threads:
             heads = -(-heads // 2)
         return heads
 
     def _tiles(self, piece: "Sequence[_Rows]", heads: int) -> tuple[list[int], list[int]]:
-        """Return first row and tokens of each tile, and of those of the last layer."""
+        """Return the first row and the number of tokens of each tile: of all layers but the last, and of the last."""
         tokens = self._tile_tokens[heads]
         tiles: list[int] = []
         last_tiles: list[int] = []
@@ -262,38 +263,38 @@ class CompiledStep:
                 last_tiles += (row, min(tokens, end - row))
         return tiles, last_tiles
 
-    def _products_table(self, linears: Sequence[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Return the arguments of each product, with what it reads and writes."""
-        products, operations = self._products, self._operations
-        states, normed, heads, seen, gated, tiles = (each.ctypes.data for each in self._buffers.values())
-        places = (
-            (normed, heads, operations.NONE, 0),
-            (seen, states, operations.ADD, states),
-            (normed, gated, operations.SILU, 0),
-            (normed, gated, operations.MUL, gated),
-            (gated, states, operations.ADD, states),
+    def _gemm_arguments(self, linears: Sequence[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Return the arguments of each GEMM, with its input, output and epilogue: int64 [GEMMs, GEMM_COLUMNS]."""
+        gemm, elementwise = self._gemm, self._elementwise
+        states, normed, heads, attended, gated, tiles = (each.ctypes.data for each in self._buffers.values())
+        operands = (
+            (normed, heads, elementwise.NONE, 0),
+            (attended, states, elementwise.ADD, states),
+            (normed, gated, elementwise.SILU, 0),
+            (normed, gated, elementwise.MUL, gated),
+            (gated, states, elementwise.ADD, states),
         )
         table = np.zeros((len(linears), self._columns.GEMM_COLUMNS), dtype=np.int64)
         for index, linear in enumerate(linears):
             own = table[index]
-            own[: products.NUM_ARGUMENTS] = linear.arguments
+            own[: gemm.NUM_ARGUMENTS] = linear.arguments
             own[self._columns.REGION] = linear.format.address
             x, out, operation, other = (
-                places[index % 5] if index < len(linears) - 1 else (normed, 0, operations.NONE, 0)
+                operands[index % 5] if index < len(linears) - 1 else (normed, 0, elementwise.NONE, 0)
             )
-            own[products.X], own[products.OUT] = x, out
-            own[products.OPERATION], own[products.OTHER] = operation, other
-            own[products.TILES] = tiles
+            own[gemm.X], own[gemm.OUT] = x, out
+            own[gemm.OPERATION], own[gemm.OTHER] = operation, other
+            own[gemm.TILES] = tiles
             # Norms write whole rows, and attention heads.
-            parts = {seen: self._head_size}
-            if self._is_in_blocks:
+            parts = {attended: self._head_size}
+            if self._is_blocked:
                 parts[normed] = linear.inputs
-            own[self._columns.TAKES_PACKED] = x in parts and linear.takes_packed(self.most_rows, parts[x])
-        self._join_products(table, linears)
+            own[self._columns.TAKES_PACKED] = x in parts and linear.takes_packed(self.max_rows, parts[x])
+        self._join_gemms(table, linears)
         return table
 
-    def _join_products(self, table: "np.ndarray[Any, np.dtype[np.int64]]", linears: Sequence[Any]) -> None:
-        """Set which products behind attention are computed together."""
+    def _join_gemms(self, table: "np.ndarray[Any, np.dtype[np.int64]]", linears: Sequence[Any]) -> None:
+        """Set which GEMMs after attention are computed together."""
         per_layer, gate = self._columns.GEMMS_OF_LAYER, self._columns.GATE
         for index in range(gate, len(linears) - 1, per_layer):
             formats = {each.format for each in linears[index : index + per_layer - gate]}
@@ -309,11 +310,11 @@ class CompiledStep:
         arguments[step.HEAD_SIZE] = layer.head_size
         arguments[step.SCRATCH_BYTES] = self._scratch_bytes
         arguments[step.TABLE] = self._table.ctypes.data
-        arguments[step.GEMMS] = self._arguments_of_products.ctypes.data
-        arguments[step.CONSTANTS] = self._numbers.ctypes.data
+        arguments[step.GEMMS] = self._gemms.ctypes.data
+        arguments[step.CONSTANTS] = self._constants.ctypes.data
         arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
-        arguments[step.EMBEDDING_DTYPE] = 0 if self._embedding is None else _KINDS[self._embedding.dtype]
-        arguments[step.CACHE_DTYPE] = self._cache_kind
+        arguments[step.EMBEDDING_DTYPE] = 0 if self._embedding is None else _DTYPE_CODES[self._embedding.dtype]
+        arguments[step.CACHE_DTYPE] = self._cache_dtype
         arguments[step.FINAL_NORM] = self._final_norm
         arguments[step.CACHE] = keys.data_ptr()
         arguments[step.CACHE_HALF_BYTES] = values.data_ptr() - keys.data_ptr()
@@ -324,9 +325,7 @@ class CompiledStep:
 
 
 class _Rows(NamedTuple):
-    """Tokens of one sequence from the position `start` on, a row each. `num_logits`: of the last rows, whose logits are
-    computed.
-    """
+    """Tokens of one sequence from the position `start` on, a row each. Logits are computed of the last `num_logits`."""
 
     sequence: TextInProgress
     token_ids: list[int]
@@ -334,23 +333,23 @@ class _Rows(NamedTuple):
     num_logits: int
 
 
-def _pieces(rows: list[_Rows], num_rows: int, most_rows: int) -> list[list[_Rows]]:
-    """Return the rows of a step in pieces of at most `most_rows`, nearly equal ones: few rows take as long as more.
+def _pieces(rows: list[_Rows], num_rows: int, max_rows: int) -> list[list[_Rows]]:
+    """Return the rows of a step in nearly equal pieces of at most `max_rows`: few rows take as long as more.
 
-    `num_rows`: in all.
+    `num_rows`: of the step.
     """
-    most = -(-num_rows // -(-num_rows // most_rows))
-    most = min(most_rows, -(-most // _TILE_ROWS) * _TILE_ROWS)
+    most = -(-num_rows // -(-num_rows // max_rows))
+    most = min(max_rows, -(-most // _TILE_ROWS) * _TILE_ROWS)
     pieces: list[list[_Rows]] = [[]]
-    room = most
+    free_rows = most
     for sequence, token_ids, start, num_logits in rows:
         done = 0
         while done < len(token_ids):
-            if not room:
+            if not free_rows:
                 pieces.append([])
-                room = most
-            own = token_ids[done : done + room]
-            done, room = done + len(own), room - len(own)
+                free_rows = most
+            own = token_ids[done : done + free_rows]
+            done, free_rows = done + len(own), free_rows - len(own)
             # The rows with logits are the last ones of the part.
             of_piece = min(len(own), max(0, num_logits - (len(token_ids) - done)))
             pieces[-1].append(_Rows(sequence, own, start + done - len(own), of_piece))
@@ -358,13 +357,13 @@ def _pieces(rows: list[_Rows], num_rows: int, most_rows: int) -> list[list[_Rows
 
 
 class _Norms:
-    """Addresses of the weights of norms, in float32. Keeps them."""
+    """The weights of norms in float32, whose addresses the compiled code has."""
 
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
 
     def address(self, norm: RootMeanSquareNorm | None) -> int:
-        """Return 0 for none."""
+        """Return the address of a norm's weight; 0 for no norm."""
         if norm is None:
             return 0
         self._kept.append(norm.weight.detach().float().contiguous())

@@ -1,4 +1,4 @@
-"""The contract between the engine and a model's arithmetic: a step's tokens in, logits out."""
+"""The contract between the engine and the forward pass of a model: a step's tokens in, logits out."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -8,19 +8,19 @@ import torch
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 
 
-class LinearPlace(NamedTuple):
-    """Where a decoder has a linear layer: `owner.attribute`."""
+class LinearAttribute(NamedTuple):
+    """The attribute of a decoder that holds a linear layer: `owner.attribute`."""
 
     owner: object
     attribute: str
 
 
 class Decoder(Protocol):
-    """A causal language model over the blocks of a key/value cache. Used by one thread."""
+    """A causal language model over the blocks of a KV cache. Used by one thread."""
 
     @property
-    def linear_places(self) -> Sequence[LinearPlace]:
-        """All linear layers. Another thread may put a layer of the same weights there, while a step runs too."""
+    def linear_attributes(self) -> Sequence[LinearAttribute]:
+        """All linear layers. Another thread may replace a layer by one of the same weights, also while a step runs."""
         ...
 
     def logits(self, layout: StepLayout) -> torch.Tensor:

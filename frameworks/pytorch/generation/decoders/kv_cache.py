@@ -1,4 +1,4 @@
-"""The key/value cache: one tensor, divided into blocks."""
+"""The KV cache: one tensor, divided into blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,13 @@ BLOCK_TOKENS = 32
 
 
 def masked_bias(dtype: torch.dtype) -> float:
-    """Return the addend for products of a token that is not visible. Finite, so that a fully masked row
-    gives no NaN.
-    """
+    """Return the addend for the score of a masked token. Finite, so that a softmax of masked scores alone is no NaN."""
     return -6e4 if dtype == torch.float16 else -1e9
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Keys and values of a token: `heads` heads of `head_size` numbers in each layer."""
+    """Keys and values of a token: `heads` heads of `head_size` elements in each layer."""
 
     layers: int
     heads: int
@@ -36,43 +34,42 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlaces:
+class CacheSlots:
     """Where the keys and values of tokens are written.
 
-    `blocks`, `places`: int64 [tokens], the block of each and its place in it, where keys lie as on a CPU. `rows`: int64
-    [tokens * 2 * heads], else: of a layer, those of each token's keys and then of its values.
+    With transposed keys: `blocks` and `offsets`, int64 [tokens], are the block of each token and its position in it.
+    Otherwise: `rows`, int64 [tokens * 2 * heads], are the rows of a layer for each token's keys, then for its values.
     """
 
     blocks: torch.Tensor | None = None
-    places: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
     rows: torch.Tensor | None = None
 
 
 class KeyValueCache:
-    """`blocks` blocks on a device. Masked numbers are multiplied by 0, so they must not be NaN: blocks are zeroed here,
+    """`blocks` blocks on a device. Masked values are multiplied by 0, so they must not be NaN: blocks are zeroed here,
     and again when a sequence starts one, since earlier contents may be NaN or infinite.
 
-    On a CPU the keys of a block lie as [head size, tokens]: the products of a query with all of them are sums of whole
-    vectors.
+    On a CPU the keys of a block are transposed, [head size, tokens]: the scores of a query are sums of whole vectors.
     """
 
-    def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, is_turned: bool | None = None) -> None:
-        """`is_turned`: whether keys lie as on a CPU; None if as the device has them. Raises RuntimeError."""
+    def __init__(
+        self, shape: CacheShape, blocks: int, device: torch.device, *, is_transposed: bool | None = None
+    ) -> None:
+        """`is_transposed`: whether keys are; None: as the device has them. Raises RuntimeError without memory."""
         self.shape = shape
         self.blocks = blocks
         self._device = device
-        self._is_turned = device.type == "cpu" if is_turned is None else is_turned
-        numbers = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
+        self._is_transposed = device.type == "cpu" if is_transposed is None else is_transposed
+        sizes = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
         self._tensor = (
-            zeros(numbers, shape.dtype)
-            if device.type == "cpu"
-            else torch.zeros(numbers, dtype=shape.dtype, device=device)
+            zeros(sizes, shape.dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=shape.dtype, device=device)
         )
         keys, values = self._tensor.unbind(1)
         in_rows = (*keys.shape[:-1], BLOCK_TOKENS, shape.head_size)
         in_columns = (*keys.shape[:-1], shape.head_size, BLOCK_TOKENS)
         # [layers, blocks, heads, head_size, BLOCK_TOKENS]
-        self._columns = keys.view(in_columns) if self._is_turned else keys.view(in_rows).transpose(-1, -2)
+        self._columns = keys.view(in_columns) if self._is_transposed else keys.view(in_rows).transpose(-1, -2)
         self._keys = self._columns.transpose(-1, -2)
         self._values = values.view(in_rows)
         self.layers = list(zip(self._keys, self._values, strict=True))
@@ -86,21 +83,21 @@ class KeyValueCache:
     def size_bytes(self) -> int:
         return self._tensor.nbytes
 
-    def places(self, blocks: Sequence[int], positions: Sequence[int]) -> CachePlaces:
-        """Return where tokens are written, from the block of each and its position in its text."""
+    def slots(self, blocks: Sequence[int], positions: Sequence[int]) -> CacheSlots:
+        """Return where tokens are written, from the block of each and its position in its sequence."""
         of_blocks, in_blocks = np.asarray(blocks), np.asarray(positions) % BLOCK_TOKENS
-        if self._is_turned:
-            return CachePlaces(torch.from_numpy(of_blocks), torch.from_numpy(in_blocks))
+        if self._is_transposed:
+            return CacheSlots(torch.from_numpy(of_blocks), torch.from_numpy(in_blocks))
         rows = (of_blocks[:, None] * self.shape.heads + self._heads) * BLOCK_TOKENS + in_blocks[:, None]
-        return CachePlaces(rows=torch.from_numpy(rows.reshape(-1)).to(self._device, non_blocking=True))
+        return CacheSlots(rows=torch.from_numpy(rows.reshape(-1)).to(self._device, non_blocking=True))
 
-    def write(self, layer: int, places: CachePlaces, states: torch.Tensor) -> None:
-        """Write keys and values of a layer: [tokens, 2 * heads, head size], the keys first."""
-        if places.rows is not None:
-            self._rows[layer].index_copy_(0, places.rows, states.reshape(-1, self.shape.head_size))
+    def write(self, layer: int, slots: CacheSlots, states: torch.Tensor) -> None:
+        """Write keys and values of a layer. `states`: [tokens, 2 * heads, head size], the keys first."""
+        if slots.rows is not None:
+            self._rows[layer].index_copy_(0, slots.rows, states.reshape(-1, self.shape.head_size))
             return
         for target, own in zip(self.layers[layer], states.chunk(2, 1), strict=True):
-            target[places.blocks, :, places.places] = own
+            target[slots.blocks, :, slots.offsets] = own
 
     def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the blocks from `low` to `high`: keys [layers, blocks * heads, head_size, BLOCK_TOKENS], values
@@ -109,8 +106,8 @@ class KeyValueCache:
         return self._columns[:, low:high].flatten(1, 2), self._values[:, low:high].flatten(1, 2)
 
     def copies_of_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As blocks_of_all_layers, of one layer and blocks that lie anywhere, int64."""
-        if self._is_turned:
+        """As blocks_of_all_layers, of one layer, as copies. `blocks`: int64, in any order."""
+        if self._is_transposed:
             keys = self._columns[layer].index_select(0, blocks).flatten(0, 1)
         else:
             keys = self._keys[layer].index_select(0, blocks).flatten(0, 1).transpose(1, 2)

@@ -1,7 +1,7 @@
-"""The decoder of Llama and related models: the arithmetic of transformers' modules in a quarter of the calls.
+"""The decoder of Llama and related models: transformers' forward pass in a third of the calls.
 
 A token of a small model costs less than the Python around it: transformers' own forward makes about 60 calls a layer,
-this one about 20. Query, key and value are one product, and following operations are fused into products. Sources:
+this one about 20. Query, key and value are one matmul, and element-wise operations are fused into matmuls. Sources:
 Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen2 (biases), Qwen3 (query and key
 normalised by head), Zhang and Sennrich 2019 (root mean square norm).
 """
@@ -13,7 +13,7 @@ import torch
 
 from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, base_of
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
-from frameworks.pytorch.generation.decoders.decoder import LinearPlace
+from frameworks.pytorch.generation.decoders.decoder import LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.weights.packed.modules import joined_linear_of, linear_of
@@ -38,8 +38,8 @@ def is_llama(model: torch.nn.Module) -> bool:
 class RootMeanSquareNorm:
     """x / √(mean(x²) + ε) · weight over the last dimension, computed in float32, in the dtype of x.
 
-    On the CPU torch makes seven passes. With the length of x four suffice: mean(x²) + ε is (|x|² + nε) / n, and the
-    root of that sum is a hypotenuse.
+    On the CPU torch makes seven passes. With the norm of x four suffice: mean(x²) + ε is (|x|² + nε) / n, and the
+    root of |x|² + nε is torch.hypot.
     """
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
@@ -60,7 +60,7 @@ class RootMeanSquareNorm:
 
 
 class LlamaDecoder:
-    """A Decoder. It takes the weights out of transformers' model layer by layer, so none is in memory twice."""
+    """A Decoder. It moves the weights out of transformers' model layer by layer, so none is in memory twice."""
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
         """`model`: a LlamaForCausalLM or similar, on its device and in its dtype; unusable afterwards."""
@@ -77,7 +77,7 @@ class LlamaDecoder:
         self._rope_scale = float(body.rotary_emb.attention_scaling)
         epsilon = float(config.rms_norm_eps)
         self.final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
-        # A head that shares its weights with the embedding is packed beside it: the two are read in different orders.
+        # A head with the weights of the embedding is packed beside it: the two are read in different orders.
         self.head = linear_of(model.lm_head, make_linear)
         self.layers: list[LlamaLayer] = []
         self.adaptable_layers: list[AdaptableLayer] = []
@@ -86,8 +86,8 @@ class LlamaDecoder:
             is_last = index == len(body.layers) - 1
             self.adaptable_layers += _adaptable_layers(self.layers[-1], layer, f"model.layers.{index}", is_last)
             body.layers[index] = torch.nn.Identity()
-        self.linear_places = [LinearPlace(each.owner, each.attribute) for each in self.adaptable_layers]
-        self.linear_places.append(LinearPlace(self, "head"))
+        self.linear_attributes = [LinearAttribute(each.owner, each.attribute) for each in self.adaptable_layers]
+        self.linear_attributes.append(LinearAttribute(self, "head"))
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
@@ -104,9 +104,9 @@ class LlamaDecoder:
 
     def angles(self, positions: Floats) -> tuple[Floats, Floats]:
         """Return cosines and sines of these positions: [tokens, head size / 2] each."""
-        products = positions[:, None] * self._positive_frequencies
+        angles = positions[:, None] * self._positive_frequencies
         scale = np.float32(self._rope_scale)
-        return np.cos(products) * scale, np.sin(products) * scale
+        return np.cos(angles) * scale, np.sin(angles) * scale
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines, and sines with the sign of their half: [tokens, 1, head size] each."""
@@ -118,7 +118,7 @@ class LlamaDecoder:
 
 
 class LlamaLayer:
-    """One layer. `window`: tokens that a query sees, None for all."""
+    """One layer. `window`: tokens that a query attends to, None for all."""
 
     def __init__(
         self, layer: Any, index: int, attention: BlockAttention, epsilon: float, make_linear: MakeLinear
@@ -159,23 +159,23 @@ class LlamaLayer:
         heads = self.query_key_value(self.input_norm(states)).view(rows, -1, self.head_size)
         self._rotate(heads[:, : self.query_heads + self.key_heads], cosine, sine)
         query, key_value = torch.split_with_sizes(heads, self._query_and_key_value_heads, 1)
-        seen = self._attention(self._index, query, key_value, self.window).reshape(rows, -1)
+        attended = self._attention(self._index, query, key_value, self.window).reshape(rows, -1)
         if wanted is not None:
             # All keys and values are written; rows without logits need no further computation.
-            seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
+            attended, states = attended.index_select(0, wanted), states.index_select(0, wanted)
             if not len(wanted):
                 return states
-        states = self.output.fused_add(seen, states)
+        states = self.output.fused_add(attended, states)
         middle = self.middle_norm(states)
         return self.down.fused_add(self.up.fused_mul(middle, self.gate.fused_silu(middle)), states)
 
     def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-        """Rotate queries and keys by their positions (Su et al. 2021), the halves of a head together as in Llama."""
-        turned = heads
+        """Apply RoPE (Su et al. 2021) in place to queries and keys; element i of a head pairs with i + size / 2."""
+        normed = heads
         if self.query_norm is not None and self.key_norm is not None:
             query, key = heads[:, : self.query_heads], heads[:, self.query_heads :]
-            turned = torch.cat((self.query_norm(query), self.key_norm(key)), 1)
-        torch.addcmul(turned * cosine, turned.roll(self.head_size // 2, -1), sine, out=heads)
+            normed = torch.cat((self.query_norm(query), self.key_norm(key)), 1)
+        torch.addcmul(normed * cosine, normed.roll(self.head_size // 2, -1), sine, out=heads)
 
 
 def _adaptable_layers(layer: LlamaLayer, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:

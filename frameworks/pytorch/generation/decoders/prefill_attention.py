@@ -1,8 +1,8 @@
-"""The attention of a long prompt by products, block by block of its tokens.
+"""The attention of a long prefill by matmuls, block by block of its tokens.
 
-torch's own attention does not use the CPU's instructions for bfloat16, and computes the tokens that a window hides: a
-prompt of 1,000 tokens takes 1.8 times as long, and with a window of 256 tokens four times (12 heads of 64 numbers over
-4 heads of keys, one core). In float32 without a window it is as fast.
+torch's attention does not use the CPU's instructions for bfloat16, and computes scores outside a sliding window: a
+prompt of 1,000 tokens takes 1.8 times as long, and with a window of 256 tokens four times (12 query heads of size 64,
+4 key heads, one core). In float32 without a window it is as fast.
 """
 
 import torch
@@ -16,12 +16,15 @@ _MIN_TOKENS, _MIN_LENGTH = 64, 257
 # Blocks of tokens, and of the keys that a window leaves out.
 _BLOCK = 64
 _MIN_WINDOWS = 2
-# oneDNN makes machine code for each size: numbers of keys are rounded up, by one in eight at most.
+# oneDNN compiles machine code for each size, so the number of keys is rounded up, by one in eight at most.
 _ROUNDING_BITS = 4
 
 
 def are_blocks_faster(part: PrefillPart, query: torch.Tensor, window: int | None) -> bool:
-    """Return whether `attend_in_blocks` is faster than torch's attention for these tokens."""
+    """Return whether `attend_in_blocks` is faster than torch's attention.
+
+    `query`: [tokens, query heads, head size], float32 or bfloat16 where it may be.
+    """
     length = part.start + part.num_tokens
     if query.device.type != "cpu" or part.num_tokens < _MIN_TOKENS or length < _MIN_LENGTH:
         return False
@@ -33,18 +36,18 @@ def are_blocks_faster(part: PrefillPart, query: torch.Tensor, window: int | None
 def attend_in_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    """Attend for the last tokens of a sequence, over all of it. Return as `query`.
+    """Attend for the last tokens of a sequence, over all of it. Return shape and dtype of `query`.
 
-    `query`: [tokens, query heads, size]. `key`, `value`: [all tokens, heads, size]. `window`: number of visible tokens,
-    the token itself included.
+    `query`: [tokens, query heads, size]. `key`, `value`: [all tokens, heads, size]. `window`: tokens that a query
+    attends to, its own included.
     """
     count, length, heads, size = len(query), *key.shape
     blocks, start, group = -(-count // _BLOCK), length - count, query.shape[1] // heads
-    keys, values = (_filled(each, start + blocks * _BLOCK) for each in (key, value))
+    keys, values = (_padded(each, start + blocks * _BLOCK) for each in (key, value))
     queries = query.new_zeros(blocks * _BLOCK, heads, group, size)
     torch.mul(query.view(count, heads, group, size), scale, out=queries[:count])
     queries = queries.view(blocks, _BLOCK, heads, group, size).permute(0, 2, 3, 1, 4).reshape(blocks, heads, -1, size)
-    seen = torch.empty_like(queries)
+    attended = torch.empty_like(queries)
     masks: dict[tuple[int, int], torch.Tensor] = {}
     for index in range(blocks):
         first = start + index * _BLOCK
@@ -58,16 +61,16 @@ def attend_in_blocks(
             mask = _mask(_BLOCK, begin - first, high - first, window, query.dtype).repeat(group, 1)
             masks[begin - first, high - first] = mask
         scores[:, :, begin - low :] += mask
-        torch.bmm(torch.softmax(scores, -1), values[:, low:high], out=seen[index])
-    seen = seen.view(blocks, heads, group, _BLOCK, size).permute(0, 3, 1, 2, 4)
-    return seen.reshape(blocks * _BLOCK, heads * group, size)[:count]
+        torch.bmm(torch.softmax(scores, -1), values[:, low:high], out=attended[index])
+    attended = attended.view(blocks, heads, group, _BLOCK, size).permute(0, 3, 1, 2, 4)
+    return attended.reshape(blocks * _BLOCK, heads * group, size)[:count]
 
 
-def _filled(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return [heads, tokens, size] of [tokens, heads, size], with zeros for all keys that a block may read."""
-    filled = states.new_zeros(states.shape[1], _BLOCK + _rounded(length), states.shape[2])
-    filled[:, : len(states)] = states.transpose(0, 1)
-    return filled
+def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Return [heads, tokens, size] of [tokens, heads, size], zeros behind the tokens, as far as a block reads."""
+    padded = states.new_zeros(states.shape[1], _BLOCK + _rounded(length), states.shape[2])
+    padded[:, : len(states)] = states.transpose(0, 1)
+    return padded
 
 
 def _rounded(length: int) -> int:
@@ -76,9 +79,9 @@ def _rounded(length: int) -> int:
 
 
 def _mask(count: int, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return [count, end - begin] to add to the products of tokens 0 to `count` with the keys of `begin` to `end`."""
+    """Return [count, end - begin] to add to the scores of tokens 0 to `count` with the keys of `begin` to `end`."""
     own, other = torch.arange(count)[:, None], torch.arange(begin, end)
-    is_seen = other <= own
+    is_visible = other <= own
     if window is not None:
-        is_seen &= other > own - window
-    return torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(~is_seen, masked_bias(dtype))
+        is_visible &= other > own - window
+    return torch.zeros(is_visible.shape, dtype=dtype).masked_fill_(~is_visible, masked_bias(dtype))

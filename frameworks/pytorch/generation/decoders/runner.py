@@ -1,4 +1,4 @@
-"""The contract between the engine and what computes a step, and its implementation by paged attention."""
+"""The contract of the engine with the runner of a step, and the runner with paged attention."""
 
 from typing import Protocol
 
@@ -21,12 +21,12 @@ class StepRunner(Protocol):
         ...
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Compute the plan's tokens and return [sum of num_logits, vocabulary], in the order of the parts."""
+        """Compute the plan's tokens and return logits [sum of num_logits, vocabulary], in the order of the parts."""
         ...
 
 
 class PagedRunner:
-    """A StepRunner: all sequences of a step in one pass, over the blocks of one key/value cache."""
+    """A StepRunner: all sequences of a step in one pass, over the blocks of one KV cache."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class PagedRunner:
         return self.cache.shape.token_bytes * BLOCK_TOKENS
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """As StepRunner.logits."""
+        """As StepRunner.logits, [sum of num_logits, vocabulary]."""
         if plan.copies:
             self.cache.copy(plan.copies)
         self.cache.clear_begun(plan.parts)
         return self.compute(plan.parts)
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
-        """Compute the parts of a plan, as `logits` does."""
+        """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]."""
         step = self.step  # another thread sets it when its code has been compiled
         return self.compute_by_layers(parts) if step is None else step.logits(parts)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
-        """As `compute`, by the decoder's own layers."""
+        """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""
         layout = self._layouts.make(parts)
         with self._adapters.in_step(parts, layout):
             return self.decoder.logits(layout)

@@ -1,4 +1,4 @@
-"""Compute where a step reads and writes in the key/value cache."""
+"""Compute where a step reads and writes in the KV cache."""
 
 import itertools
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from frameworks.generation.scheduling.sequence import StepPart
-from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CachePlaces, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheSlots, KeyValueCache, masked_bias
 from frameworks.pytorch.generation.weights.linear import padded_rows
 
-# Rows of other sequences are read along, up to this share of all rows.
-_MOST_IDLE_ROWS = 0.5
+# Blocks of other sequences are read along as idle rows, up to this part of all rows.
+_MAX_IDLE_ROWS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class BlockViews:
 class DecodeRows:
     """The blocks that the decodes read, one row for each.
 
-    `blocks`: adjacent blocks of the cache, or their numbers (int64) if they lie too far apart. `owners`: int64 [rows],
+    `blocks`: adjacent blocks of the cache, or their indices (int64) if they lie too far apart. `owners`: int64 [rows],
     the sequence of each row, or the number of sequences for an idle row. `query_rows`: the same, but any sequence for
     an idle row. `bias`: [rows * heads, queries per head, block tokens], 0 where a token is visible. `table`: int64
     [sequences * max_blocks], the rows of each sequence, or the number of rows where it has fewer than `max_blocks`.
-    `places`: int64 [rows], the position of each row in the table; 0 for an idle row. `is_single_sequence`: there is one
+    `table_index`: int64 [rows], the index of each row in `table`; 0 for an idle row. `is_single_sequence`: there is one
     sequence, and every row belongs to it.
     """
 
@@ -47,7 +47,7 @@ class DecodeRows:
     bias: torch.Tensor
     max_blocks: int
     table: torch.Tensor
-    places: torch.Tensor
+    table_index: torch.Tensor
     is_single_sequence: bool
 
 
@@ -67,9 +67,7 @@ class PrefillPart:
         self._padded_masks: dict[int | None, torch.Tensor] = {}
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return [num_tokens, start + num_tokens] to add to the products, or None where plain causal
-        attention applies.
-        """
+        """Return the addends of the scores, [num_tokens, start + num_tokens], or None for plain causal attention."""
         length = self.start + self.num_tokens
         if self.start == 0 and (window is None or window >= length):
             return None
@@ -81,8 +79,7 @@ class PrefillPart:
         return mask
 
     def padded_mask(self, window: int | None, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return [times * rows, all tokens of its blocks] to add to the products of `rows` tokens, padding rows
-        included.
+        """Return the addends of the scores of `rows` tokens with padding, [times * rows, all tokens of its blocks].
 
         `rows`, `times` and `dtype` are the same in every call for a part.
         """
@@ -105,7 +102,7 @@ class StepLayout:
     token_ids: torch.Tensor
     positions: torch.Tensor
     num_tokens: int
-    writes: CachePlaces
+    writes: CacheSlots
     logit_rows: torch.Tensor
     num_logits: int
     num_decodes: int
@@ -115,7 +112,7 @@ class StepLayout:
 
     @property
     def selected_rows(self) -> torch.Tensor | None:
-        """`logit_rows`, or None if they are all tokens in order."""
+        """`logit_rows`, int64 [num_logits] with padding, or None if they are all tokens in order."""
         return None if self.num_logits == self.num_tokens else self.logit_rows
 
     def decode_rows(self, window: int | None) -> DecodeRows:
@@ -127,7 +124,7 @@ class StepLayout:
 
 
 class LayoutMaker:
-    """Make the layout of each step."""
+    """Makes the layout of each step."""
 
     def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
         self._cache = cache
@@ -136,7 +133,7 @@ class LayoutMaker:
         self._device = device
 
     def make(self, parts: list[StepPart]) -> StepLayout:
-        """`parts`: decodes first."""
+        """Return the layout of a step. `parts`: decodes first."""
         num_decodes = sum(part.num_tokens == 1 for part in parts)
         token_ids: list[int] = []
         positions: list[int] = []
@@ -150,11 +147,11 @@ class LayoutMaker:
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
         logit_rows = _logit_rows(parts, ends)
         return StepLayout(
-            token_ids=self._filled(token_ids),
-            positions=self._filled(positions),
+            token_ids=self._padded(token_ids),
+            positions=self._padded(positions),
             num_tokens=len(token_ids),
-            writes=self._cache.places(blocks, positions),
-            logit_rows=self._filled(logit_rows),
+            writes=self._cache.slots(blocks, positions),
+            logit_rows=self._padded(logit_rows),
             num_logits=len(logit_rows),
             num_decodes=num_decodes,
             prefills=[
@@ -173,18 +170,18 @@ class LayoutMaker:
 
     def _decode_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
         if len(parts) == 1:
-            seen = _visible_blocks(parts[0], window)
-            blocks = parts[0].sequence.blocks[seen.first_block : seen.end_block]
+            visible = _visible_blocks(parts[0], window)
+            blocks = parts[0].sequence.blocks[visible.first_block : visible.end_block]
             if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
-                return self._single_rows(parts[0], seen, blocks[0])
+                return self._single_rows(parts[0], visible, blocks[0])
         return self._batch_rows(parts, window)
 
-    def _single_rows(self, part: StepPart, seen: "_VisibleBlocks", low: int) -> DecodeRows:
-        """Rows of one sequence whose blocks are adjacent from `low` on: much less work than the general case."""
-        count = seen.end_block - seen.first_block
-        hidden = np.zeros((count, BLOCK_TOKENS), dtype=np.float32)
-        hidden[-1, part.start + 1 - (seen.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
-        hidden[0, : seen.first - seen.first_block * BLOCK_TOKENS] = masked_bias(self._shape.dtype)
+    def _single_rows(self, part: StepPart, visible: "_VisibleBlocks", low: int) -> DecodeRows:
+        """Return the rows of one sequence whose blocks are adjacent from `low` on: less work than `_batch_rows`."""
+        count = visible.end_block - visible.first_block
+        masked = np.zeros((count, BLOCK_TOKENS), dtype=np.float32)
+        masked[-1, part.start + 1 - (visible.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
+        masked[0, : visible.first - visible.first_block * BLOCK_TOKENS] = masked_bias(self._shape.dtype)
         owners = torch.zeros(count, dtype=torch.int64, device=self._device)
         order = torch.arange(count, device=self._device)
         return DecodeRows(
@@ -192,52 +189,52 @@ class LayoutMaker:
             blocks=self._views(low, low + count),
             owners=owners,
             query_rows=owners,
-            bias=self._bias(hidden),
+            bias=self._bias(masked),
             max_blocks=count,
             table=order,
-            places=order,
+            table_index=order,
             is_single_sequence=True,
         )
 
     def _batch_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
         blocks: list[int] = []
         owners: list[int] = []
-        seen: list[tuple[int, int]] = []
+        visible: list[tuple[int, int]] = []
         max_blocks = 1
         for owner, part in enumerate(parts):
             length = part.start + 1
-            first_seen, first_block, end_block = _visible_blocks(part, window)
+            first_visible, first_block, end_block = _visible_blocks(part, window)
             blocks += part.sequence.blocks[first_block:end_block]
             owners += [owner] * (end_block - first_block)
-            seen += [
-                (max(0, first_seen - block * BLOCK_TOKENS), min(BLOCK_TOKENS, length - block * BLOCK_TOKENS))
+            visible += [
+                (max(0, first_visible - block * BLOCK_TOKENS), min(BLOCK_TOKENS, length - block * BLOCK_TOKENS))
                 for block in range(first_block, end_block)
             ]
             max_blocks = max(max_blocks, end_block - first_block)
         low, high = min(blocks), max(blocks) + 1
-        is_together = high - low <= len(blocks) * (1 + _MOST_IDLE_ROWS) + 4
+        is_together = high - low <= len(blocks) * (1 + _MAX_IDLE_ROWS) + 4
         rows = np.asarray(blocks) - low if is_together else np.arange(len(blocks))
         count = high - low if is_together else len(blocks)
         owner_of = np.full(count, len(parts))
         owner_of[rows] = owners
         limits = np.zeros((count, 2), dtype=np.int64)
-        limits[rows] = seen
+        limits[rows] = visible
         tokens = np.arange(BLOCK_TOKENS)
-        is_seen = (tokens >= limits[:, :1]) & (tokens < limits[:, 1:])
+        is_visible = (tokens >= limits[:, :1]) & (tokens < limits[:, 1:])
         table = np.full((len(parts), max_blocks), count)
-        places = np.zeros(count, dtype=np.int64)
+        table_index = np.zeros(count, dtype=np.int64)
         column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(parts))])
         table[owners, column] = rows
-        places[rows] = np.asarray(owners) * max_blocks + column
+        table_index[rows] = np.asarray(owners) * max_blocks + column
         return DecodeRows(
             sequences=len(parts),
             blocks=self._views(low, high) if is_together else self._on_device(np.asarray(blocks)),
             owners=self._on_device(owner_of),
             query_rows=self._on_device(np.minimum(owner_of, len(parts) - 1)),
-            bias=self._bias(np.where(is_seen, np.float32(0), np.float32(masked_bias(self._shape.dtype)))),
+            bias=self._bias(np.where(is_visible, np.float32(0), np.float32(masked_bias(self._shape.dtype)))),
             max_blocks=max_blocks,
             table=self._on_device(table.reshape(-1)),
-            places=self._on_device(places),
+            table_index=self._on_device(table_index),
             is_single_sequence=len(parts) == 1 and count == max_blocks,
         )
 
@@ -245,24 +242,24 @@ class LayoutMaker:
         keys, values = self._cache.blocks_of_all_layers(low, high)
         return BlockViews(keys.unbind(0), values.unbind(0))
 
-    def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
+    def _bias(self, masked: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
         """[rows, block tokens] → the same for each query of each head, as in DecodeRows."""
-        rows = self._on_device(hidden).to(self._shape.dtype)[:, None, None, :]
+        rows = self._on_device(masked).to(self._shape.dtype)[:, None, None, :]
         return rows.expand(-1, self._shape.heads, self._queries_per_head, -1).reshape(
             -1, self._queries_per_head, BLOCK_TOKENS
         )
 
-    def _filled(self, numbers: list[int]) -> torch.Tensor:
-        """Pad with zeros up to the number of rows that is computed."""
-        filling = [0] * (padded_rows(len(numbers), self._device) - len(numbers))
-        return self._on_device(np.asarray(numbers + filling, dtype=np.int64))
+    def _padded(self, values: list[int]) -> torch.Tensor:
+        """Return int64 [rows that are computed], zeros behind the values."""
+        padding = [0] * (padded_rows(len(values), self._device) - len(values))
+        return self._on_device(np.asarray(values + padding, dtype=np.int64))
 
     def _on_device(self, array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
 def _logit_rows(parts: list[StepPart], ends: list[int]) -> list[int]:
-    """`ends`: of the tokens of each part."""
+    """Return the rows whose logits are computed. `ends`: of the tokens of each part."""
     if not any([part.is_scored or part.proposed for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
         return [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
     return [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
@@ -285,10 +282,10 @@ def _visible_blocks(part: StepPart, window: int | None) -> _VisibleBlocks:
 def causal_mask(
     start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return [count, length] for the tokens of a sequence from `start` on: each sees earlier ones within the window."""
+    """Return the addends of the scores of tokens from `start` on, [count, length]: 0 within the causal window."""
     own = torch.arange(start, start + count, device=device)[:, None]
     other = torch.arange(length, device=device)
-    is_seen = other <= own
+    is_visible = other <= own
     if window is not None:
-        is_seen &= other > own - window
-    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, masked_bias(dtype))
+        is_visible &= other > own - window
+    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_visible, masked_bias(dtype))

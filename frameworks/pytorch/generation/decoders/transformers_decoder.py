@@ -1,4 +1,4 @@
-"""Any other causal model of transformers: its own forward, with our attention and our products in it.
+"""Any other causal model of transformers: its own forward, with our attention and our linear layers in it.
 
 transformers' models look their attention function up in a table, and pass it query, key and value of all tokens.
 transformers' own continuous batching uses the same interface (`generation/continuous_batching`).
@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from frameworks.core.progress import step
 from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
-from frameworks.pytorch.generation.decoders.decoder import LinearPlace
+from frameworks.pytorch.generation.decoders.decoder import LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule, linear_of
@@ -42,14 +42,14 @@ class TransformersDecoder:
                 setattr(module, _ATTENTION_ATTRIBUTE, attention)
         self.adaptable_layers = _put_linears(model, make_linear)
         modules = [module for module in model.modules() if isinstance(module, _LinearModule)]
-        self.linear_places = [LinearPlace(module, "linear") for module in modules]
+        self.linear_attributes = [LinearAttribute(module, "linear") for module in modules]
         model.set_attn_implementation(_ATTENTION)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        # At least one row: no model's tests cover products of zero rows.
+        # At least one row: no model's tests cover a batch of zero rows.
         last = layout.logit_rows if layout.num_logits else layout.positions.new_zeros(1)
         options: dict[str, Any] = {"logits_to_keep": last} if self._selects_logits else {}
         output = self._model(
@@ -60,7 +60,7 @@ class TransformersDecoder:
 
 
 class _LinearModule(torch.nn.Module):
-    """One of our linear layers in the place of a module of transformers."""
+    """One of our linear layers, as a module of transformers."""
 
     def __init__(self, linear: Linear, outputs: int) -> None:
         super().__init__()
@@ -114,9 +114,9 @@ def _attend(
     attention: BlockAttention = getattr(module, _ATTENTION_ATTRIBUTE)
     index: Any = module.layer_idx
     key_value = torch.cat((key[0], value[0])).transpose(0, 1)
-    seen = attention(index, query[0].transpose(0, 1), key_value, window, scaling, softcap)
+    attended = attention(index, query[0].transpose(0, 1), key_value, window, scaling, softcap)
     # As transformers' own functions: some models take a view of it.
-    return seen[None].contiguous(), None
+    return attended[None].contiguous(), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -19,7 +19,7 @@ _FIRST_TOKENS = 4
 def check_caches(trial: Trial, cached: CachedModel) -> CacheSize:
     """Return the size of the caches, and set `cached.can_continue`.
 
-    Raises InvalidModel where the model computes something else with a cache, or where tokens see later ones;
+    Raises InvalidModel where the model computes something else with a cache, or where tokens attend to later ones;
     OutOfMemory.
     """
     trial.check_causal(cached.logits_without_cache)

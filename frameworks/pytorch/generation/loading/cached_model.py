@@ -17,8 +17,8 @@ _RENAMED_CACHES = ("mems", "past_buckets_states")
 
 @dataclass(slots=True)
 class SequenceCache:
-    """The cache of one sequence. `arguments`: of the model's forward pass. `states`: the tensors that the modules
-    themselves keep between two passes, in the order of CachedModel's list.
+    """The cache of one sequence. `arguments`: of the model's forward pass. `states`: the tensors that modules keep
+    between two passes, in the order of CachedModel's list.
     """
 
     arguments: dict[str, Any]

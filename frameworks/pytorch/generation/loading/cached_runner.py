@@ -19,7 +19,7 @@ class CachedRunner:
         return self._block_bytes
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """As StepRunner.logits."""
+        """As StepRunner.logits, [sum of num_logits, vocabulary]."""
         return torch.cat([self._compute(part) for part in plan.parts])
 
     def _compute(self, part: StepPart) -> torch.Tensor:

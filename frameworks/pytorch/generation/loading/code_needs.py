@@ -19,9 +19,9 @@ from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
 from frameworks.pytorch.generation.decoders.llama import MODEL_TYPES, is_llama
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
 from frameworks.pytorch.generation.weights.compiled_linears import GROUP, compiles
-from frameworks.pytorch.generation.weights.cpu_kernels import COMPILED_HALF, float_format, half_is_exact
+from frameworks.pytorch.generation.weights.cpu_kernels import COMPILED_FLOAT16, float16_is_exact, float_format
 from frameworks.pytorch.generation.weights.group_linear import code_of_groups
-from frameworks.pytorch.generation.weights.linear_makers import Bits, product_inputs, product_weights
+from frameworks.pytorch.generation.weights.linear_makers import Bits, linear_inputs, linear_weights
 from frameworks.pytorch.generation.weights.packed.building import packed_modules
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule
 from frameworks.pytorch.loader import DTYPES
@@ -36,7 +36,7 @@ class CodeNeeds:
     """The code of one load. Used by one thread."""
 
     def __init__(self, load: GeneratorLoad) -> None:
-        """Begin to compile what is waited for, beside the load."""
+        """Begin to compile the code that the load waits for, beside it."""
         self._load = load
         self._compiles = load.device.kind == "cpu" and lanes() > 0
         self._futures: list[Future[None]] = []
@@ -52,7 +52,7 @@ class CodeNeeds:
         if not self._compiles:
             return None
         packed, bits = packed_modules(model), self._load.bits
-        plain = self._parts_of_floats(model) if product_weights(model) else _step_of(self._load)
+        plain = self._parts_of_floats(model) if linear_weights(model) else _step_of(self._load)
         parts = {*_parts_of_packed(packed), *plain}
         if bits is not None:
             if not compiles("int8"):
@@ -80,26 +80,26 @@ class CodeNeeds:
             try:
                 future.result()
             except CompilationFailed as error:
-                log.warning("the load compiles its products itself", model=self._load.entry.name, reason=str(error))
+                log.warning("the load compiles its kernels itself", model=self._load.entry.name, reason=str(error))
         self._futures = []
 
     def _begin(self, parts: set[str]) -> None:
         future = compile_parts(parts, self._load.entry.name)
         if future is not None:
-            log.info("the load waits for its products to be compiled", model=self._load.entry.name)
+            log.info("the load waits for its kernels to be compiled", model=self._load.entry.name)
             self._futures.append(future)
 
     def _known_parts(self) -> set[str]:
         bits, kernels = self._load.bits, self._load.entry.kernels
         if bits is not None and kernels == "compiled":
             return set(_QUANTIZED[bits]) if compiles("int8") else set()
-        if kernels == COMPILED_HALF.name:
+        if kernels == COMPILED_FLOAT16.name:
             return {"float16"}
         return {float_format(DTYPES[self._load.dtype])} if kernels == "compiled" else set()
 
     def _parts_of_floats(self, model: Any) -> set[str]:
         parts: set[str] = {float_format(model.dtype)}
-        if model.dtype == torch.float32 and any(_may_be_half(each) for each in product_weights(model)):
+        if model.dtype == torch.float32 and any(_may_be_half(each) for each in linear_weights(model)):
             parts.add("float16")
         if is_llama(model):
             parts.add(STEP)
@@ -111,13 +111,13 @@ class CodeNeeds:
 
 
 def _may_be_half(weight: torch.Tensor) -> bool:
-    """Whether the first numbers are held exactly by float16; the kernel's own check reads all."""
-    return half_is_exact(weight[: max(1, _ELEMENTS // weight.shape[1])])
+    """Whether float16 represents the first weights, float32 [outputs, inputs]; the kernel's own check reads all."""
+    return float16_is_exact(weight[: max(1, _ELEMENTS // weight.shape[1])])
 
 
 def _parts_of_quantized(bits: Bits, model: Any) -> set[str]:
-    """Return the formats of weights that the load quantises; those of the original are timed beside them."""
-    has_odd = any(inputs % GROUP for inputs in product_inputs(model))
+    """Return the formats of weights that the load quantizes; those of the original are timed beside them."""
+    has_odd = any(inputs % GROUP for inputs in linear_inputs(model))
     return {*_QUANTIZED[bits], *(("int8",) if has_odd else ())}
 
 

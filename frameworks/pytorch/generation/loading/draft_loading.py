@@ -34,8 +34,8 @@ class LoadedDraft:
 def draft_kv_bytes(
     entry: TorchModelEntry, folder: Path, draft_folder: Path, dtypes: tuple[str, str], max_sequences: int, kind: str
 ) -> int:
-    """Return the bytes of the draft model's key/value cache: it has room for all texts that the model has room for,
-    and for the tokens that it proposes for each.
+    """Return the bytes of the draft model's KV cache: it holds all sequences of the model's KV cache, and the tokens
+    that are proposed for each.
 
     `entry`, `folder`: of the model. `dtypes`: of both models, f32, f16 or bf16. `kind`: of the device.
     Raises InvalidModel.
@@ -74,7 +74,7 @@ def check_tokens(tokenizer: HuggingFaceTokenizer, other: HuggingFaceTokenizer, f
     ours, theirs = tokenizer.pretrained.get_vocab(), other.pretrained.get_vocab()
     if ours == theirs:
         return
-    found = f"{len(theirs)} tokens" if len(ours) != len(theirs) else f"{len(theirs)} tokens with other numbers"
+    found = f"{len(theirs)} tokens" if len(ours) != len(theirs) else f"{len(theirs)} tokens with other ids"
     raise InvalidModel(
         f"{folder}: draft_model: expected the {len(ours)} tokens of the model, got {found}; "
         "choose a draft model with the same tokenizer"

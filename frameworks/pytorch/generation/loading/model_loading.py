@@ -11,8 +11,8 @@ from frameworks.pytorch.generation.weights.packed.modules import PackedEmbedding
 from frameworks.pytorch.loader import load_causal_model
 
 PACKED_TOLERANCE = 0.25
-"""Error of the logits, relative to their spread, by which layers of packed weights may differ from their numbers: they
-may round each row, and weights once more. Another kind of attention is off by more than 1.
+"""Largest error of the logits with packed weights, relative to their spread: layers may quantize activations, and
+weights once more. Another kind of attention is off by more than 1.
 """
 
 
@@ -29,7 +29,7 @@ def packed_bytes(model: torch.nn.Module) -> int:
 
 
 def packed_dtype(model: torch.nn.Module) -> str | None:
-    """Return the type of most weights in packed layers, int4 or int8; None where none is packed."""
+    """Return the dtype of most weights in packed layers, int4 or int8; None where none is packed."""
     counts: Counter[str] = Counter()
     for module in packed_modules(model):
         counts[f"int{module.packed.bits}"] += module.packed.outputs * module.packed.inputs

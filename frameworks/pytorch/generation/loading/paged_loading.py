@@ -1,4 +1,4 @@
-"""Load a model for paged attention, and check our arithmetic against transformers' own."""
+"""Load a model for paged attention, and check its logits against transformers' own."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -27,7 +27,7 @@ from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
 from frameworks.pytorch.generation.step.trial import Trial
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
-from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, product_weights
+from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights
 from frameworks.pytorch.generation.weights.packed.building import packed_modules
 from frameworks.pytorch.loader import DTYPES
 from frameworks.types import QuantizationReport
@@ -41,27 +41,27 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     needs = CodeNeeds(load)
     model = load_model(load)
     torch.set_num_threads(load.performance.intra_op_threads)
-    place = torch.device(device.id)
-    cache = _cache(load, shape, place)
+    torch_device = torch.device(device.id)
+    cache = _cache(load, shape, torch_device)
     max_context_tokens = min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS)
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
     if load.source is None and (load.bits is not None or load.dtype != "f32"):
-        # The tolerance of other weights may be more than what an encoder's later tokens change.
+        # With other weights the tolerance may exceed the change of logits by an encoder's later tokens.
         trial.check_causal(CachedModel(model).logits_without_cache)
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     code = needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
-    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
+    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, torch_device)
     with working("quantize") if load.bits is not None else nullcontext():
-        phase("layers", len(product_weights(model)) + len(packed_modules(model)), "layers")
+        phase("layers", len(linear_weights(model)) + len(packed_modules(model)), "layers")
         decoder = _decoder(load, model, shape, cache, maker)
-    phase("checking the numbers")
+    phase("checking the logits")
     step = None if code is not None else compiled_step(decoder, cache, is_idle=True)
     compiled_adapters = None if step is None else step.adapters
     adapters = AdapterSet(
-        decoder, place, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
+        decoder, torch_device, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
     )
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
@@ -98,10 +98,10 @@ def _decoder(
     try:
         return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
     except RuntimeError as error:
-        ours = map_device_error(error, f"{load.folder}: the weights, put in order,", model.device)
+        ours = map_device_error(error, f"{load.folder}: the packed weights", model.device)
         raise (ours or error) from error
     except ValueError as error:
-        raise NotPaged(f"transformers does not change its attention: {error}") from error
+        raise NotPaged(f"transformers does not replace its attention: {error}") from error
 
 
 def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device) -> KeyValueCache:

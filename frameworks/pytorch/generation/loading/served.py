@@ -28,8 +28,8 @@ class GeneratorPerformance:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorLoad:
-    """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `bits`: of the weights of the linear layers, None for those
-    of the dtype. `text_ids`: tokens of a text whose perplexity tells how accurate quantised weights are.
+    """A load. `dtype`: of activations and KV cache, f32, f16 or bf16. `bits`: of the weights of linear layers; None: as
+    `dtype`. `text_ids`: tokens of a text whose perplexity measures the accuracy of quantized weights.
     `source`: of weights that are packed in their files; None for a folder of plain ones.
     """
 
@@ -46,7 +46,7 @@ class GeneratorLoad:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
-    `adapters`: None where it computes none. `splits_prompts`: whether a prompt may be computed in parts.
+    `adapters`: None where it supports none. `splits_prompts`: whether a prompt may be computed in parts.
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
     which the caller starts; None where the model waits for none.

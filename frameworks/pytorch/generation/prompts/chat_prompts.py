@@ -110,7 +110,7 @@ class ChatPrompts:
     def _shown(
         self, marked: Sequence[Message], part_roles: frozenset[str], like: Conversation | None = None
     ) -> frozenset[int]:
-        """Return the numbers of the marks that a prompt has. If the template refuses the marks, all have a place."""
+        """Return the numbers of the marks in a prompt; all of them if the template refuses the marks."""
         conversation = replace(like or Conversation(()), messages=tuple(marked))
         try:
             text = self._rendered(conversation, part_roles)
@@ -167,6 +167,6 @@ def _are_surely_shown(messages: Sequence[Message], text: str) -> bool:
 
 
 def _marked(message: Message, number: int) -> Message:
-    """Return a message with the mark of its number in place of its content and of the names of its calls."""
+    """Return a message whose content and names of calls are the mark of its number."""
     calls = tuple(replace(call, name=_mark(number)) for call in message.tool_calls)
     return replace(message, content=_mark(number) if message.content else "", tool_calls=calls)

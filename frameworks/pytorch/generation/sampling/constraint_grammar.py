@@ -77,7 +77,7 @@ def _knows_format(name: str) -> bool:
 
 
 def _without_annotations(definition: str) -> str:
-    """Return a schema without formats that the library does not know; what is no JSON, as it is."""
+    """Return a schema without formats that the library does not know; a text that is no JSON, unchanged."""
     if '"format"' not in definition:
         return definition
     try:

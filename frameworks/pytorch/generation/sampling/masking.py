@@ -1,4 +1,4 @@
-"""Apply the sequences' constraints: bit masks on the host, addends to the logits on the device."""
+"""Apply the grammar masks of the sequences: bit masks on the host, addends to the logits on the device."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _BYTE_BITS = 8
 
 
 class ConstraintMasks:
-    """Masks of the rows that have a matcher, computed for every token in the same buffer."""
+    """The masks of the rows with a matcher, in one buffer for all steps."""
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
         self._device = device
@@ -27,7 +27,7 @@ class ConstraintMasks:
         """float32 [256, 8]: what each byte of a mask adds to its 8 logits."""
 
     def fill(self, states: Sequence[SamplingState], rows: Sequence[int]) -> Mapping[int, RoundhouseError]:
-        """Compute which tokens are allowed in these rows; return the errors of rows where that fails."""
+        """Compute the masks of these rows; return the errors of rows where that fails."""
         if len(rows) > len(self._words):
             self._words = np.empty((len(rows), self._words.shape[1]), np.int32)
         failures: dict[int, RoundhouseError] = {}
@@ -54,7 +54,7 @@ class ConstraintMasks:
             logits.index_add_(0, torch.tensor(rows, device=self._device), addends)
 
     def _suppress(self, words: MaskWords, token_ids: frozenset[int]) -> None:
-        """Disallow these tokens, unless no other is allowed: then the text ends, short as it is."""
+        """Disallow these tokens, unless no other is allowed: then the text ends before its minimum length."""
         rest = words.view(np.uint32).copy()
         for token_id in token_ids:
             if 0 <= token_id < self._vocabulary_size:

@@ -1,8 +1,8 @@
-"""Draw a token from the logits of each row by one random number, among the candidates that truncation leaves.
+"""Sample a token from the softmax of each row of logits by one random number, after top-k, top-p and min-p.
 
-A row's result has the same bits whatever rows are computed with it. Sums of floating-point numbers depend on shapes and
-devices, because their order does. So the weights of a row are whole numbers, small enough that float64 holds every sum
-of them exactly; then no order matters. All other work is per number, or compares.
+A row's result has the same bits whatever the other rows of the batch are. The rounding of floating-point sums depends
+on their order, so on shapes and devices. So the weights of a row are integers, so small that float64 represents every
+sum of them exactly. All other operations are element-wise, or compare.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,17 @@ import torch
 
 from frameworks.pytorch.generation.sampling.top_k import find_nth_equal, top_positions, top_values
 
-_BLOCK = 128  # columns that are summed as max_weight
-_EXACT_BITS = 52  # float64 holds whole numbers of up to 53 bits
-_CANDIDATES = 1024  # a nucleus is rarely larger; if it is, more candidates are examined
+_BLOCK = 128  # columns whose weights are summed together
+_EXACT_BITS = 52  # float64 represents integers of up to 53 bits
+_CANDIDATES = 1024  # the top-p set is rarely larger; if it is, more candidates are sorted
 _MORE = 16
-_LEAST = -60.0  # its exponential has weight 0; below -87 the CPU takes 30 times as long for one
+_MIN_EXPONENT = -60.0  # its exponential has weight 0; below -87 results are denormal, which take 30 times as long
 
 
 class SamplingWorkspace:
-    """Buffers for a batch, grown to the largest: fresh pages at every step would cost more than the work.
+    """Buffers for a batch, as large as the largest so far: new pages at every step would cost more than the work.
 
-    `weights` are whole blocks long; behind the columns they are 0.
+    `weights` are padded to whole blocks with 0.
     """
 
     def __init__(self, device: torch.device, columns: int) -> None:
@@ -31,7 +31,7 @@ class SamplingWorkspace:
         self._doubles = self._weights.double()
 
     def weights(self, rows: int) -> torch.Tensor:
-        """float32 [rows, blocks * _BLOCK], contiguous."""
+        """Return a buffer, float32 [rows, blocks * _BLOCK], contiguous."""
         if rows > len(self._weights):
             self._weights = self._weights.new_zeros(rows, self._weights.shape[1])
         return self._weights[:rows]
@@ -45,9 +45,9 @@ class SamplingWorkspace:
 
 
 class Truncation(NamedTuple):
-    """Limits of each row's candidates. Values without effect: all columns, 1 and 0.
+    """The top-k, top-p and min-p of each row. Values without effect: all columns, 1 and 0.
 
-    `top_k` int64, `top_p` and `min_p` float64 [rows, 1]. `candidates`: number of examined candidates, at least the
+    `top_k` int64, `top_p` and `min_p` float64 [rows, 1]. `candidates`: number of sorted candidates, at least the
     highest top_k below all columns. `are_complete`: every row has such a top_k.
     """
 
@@ -58,7 +58,7 @@ class Truncation(NamedTuple):
     are_complete: bool
 
     def of(self, rows: torch.Tensor) -> "Truncation":
-        """Those of some rows, int64 [rows]."""
+        """Return those of some rows. `rows`: int64 [rows]."""
         top_k, top_p, min_p = (cut.index_select(0, rows) for cut in self[:3])
         return self._replace(top_k=top_k, top_p=top_p, min_p=min_p)
 
@@ -78,24 +78,24 @@ def max_weight(columns: int) -> float:
 def compute_weights(
     logits: torch.Tensor, maxima: torch.Tensor, temperatures: torch.Tensor | None, workspace: SamplingWorkspace
 ) -> torch.Tensor:
-    """Return whole numbers in proportion to the probabilities, the largest of a row `max_weight(columns)`.
+    """Return the softmax of each row as integers of at most `max_weight(columns)`: float32 [rows, blocks * _BLOCK].
 
     `logits`: float32 [rows, columns]; `maxima` and `temperatures` float32 [rows, 1], None for 1 in every row. A token
     that is less likely than the most likely one by more than that factor has weight 0. The result is a buffer of the
     workspace.
     """
     weights = workspace.weights(len(logits))
-    numbers = weights[:, : workspace.columns]
-    torch.sub(logits, maxima, out=numbers)
+    values = weights[:, : workspace.columns]
+    torch.sub(logits, maxima, out=values)
     if temperatures is not None:
-        # After the maximum is subtracted: near 0 the quotients then go to minus infinity, and no further.
-        numbers.div_(temperatures)
-    numbers.clamp_(min=_LEAST).exp_().mul_(workspace.max_weight).round_()
+        # After the maximum is subtracted, so that quotients by a temperature near 0 are -inf at worst, never NaN.
+        values.div_(temperatures)
+    values.clamp_(min=_MIN_EXPONENT).exp_().mul_(workspace.max_weight).round_()
     return weights
 
 
 def log_totals(logits: torch.Tensor, maxima: torch.Tensor, workspace: SamplingWorkspace) -> torch.Tensor:
-    """Return the logarithm of each row's sum of exponentials, float64 [rows, 1]; shapes as in `compute_weights`."""
+    """Return the logsumexp of each row, float64 [rows, 1]; shapes as in `compute_weights`."""
     total = workspace.sums_of_blocks(compute_weights(logits, maxima, None, workspace)).sum(dim=-1, keepdim=True)
     return (total / workspace.max_weight).log_() + maxima
 
@@ -112,10 +112,10 @@ class LogProbabilities(NamedTuple):
 def log_probabilities(
     logits: torch.Tensor, chosen: torch.Tensor, top: list[int], workspace: SamplingWorkspace
 ) -> list[LogProbabilities]:
-    """Return the log probabilities of each row of `logits`, float32 [rows, columns] without NaN.
+    """Return the log softmax of the chosen token and of the top-k tokens of each row.
 
-    `chosen`: int64 [rows]. `top`: number of most likely tokens per row; equal ones are ordered by id. A row's result
-    has the same bits whatever rows are computed with it.
+    `logits`: float32 [rows, columns] without NaN. `chosen`: int64 [rows]. `top`: k of each row; equal logits are
+    ordered by id. A row's result has the same bits whatever the other rows are.
     """
     totals = log_totals(logits, logits.amax(dim=-1, keepdim=True), workspace)
     of_chosen = (logits.gather(1, chosen[:, None]) - totals)[:, 0].tolist()
@@ -131,13 +131,13 @@ def log_probabilities(
 
 
 def draw_tokens(weights: torch.Tensor, sums: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Invert the cumulative distribution in the order of the columns.
+    """Sample a token of each row by the inverse of its cumulative distribution: int64 [rows].
 
-    `weights` and their `sums` as a SamplingWorkspace returns them; `uniforms` float64 [rows, 1]; int64 [rows].
+    `weights` and their `sums` as a SamplingWorkspace returns them; `uniforms` float64 [rows, 1].
     """
     rows, blocks = sums.shape
     ends = sums.cumsum(dim=-1)
-    target = _share(ends[:, -1:], uniforms)
+    target = _target(ends[:, -1:], uniforms)
     block = torch.searchsorted(ends, target, right=True).clamp_(max=blocks - 1)
     start = (ends - sums).gather(1, block)
     first = torch.arange(0, rows * blocks, blocks, device=weights.device)
@@ -149,21 +149,21 @@ def draw_tokens(weights: torch.Tensor, sums: torch.Tensor, uniforms: torch.Tenso
 def draw_truncated(
     weights: torch.Tensor, totals: torch.Tensor, uniforms: torch.Tensor, truncation: Truncation
 ) -> torch.Tensor:
-    """As `draw_tokens`, but of the remaining candidates, by falling weight; equal ones by column.
+    """As `draw_tokens`, of the tokens that top-k, top-p and min-p keep, by falling weight; equal ones by column.
 
-    First the `top_k` largest are kept; of them the fewest that have `top_p` of their sum; of those, the ones with
-    `min_p` of the largest. At least one remains. `weights` float32 [rows, columns]; `totals`, their sums, float64
-    [rows, 1].
+    First the `top_k` largest are kept; of them the fewest whose sum reaches `top_p` of the total; of those, the ones
+    with at least `min_p` of the largest. At least one remains. `weights` float32 [rows, columns]; `totals`, their
+    sums, float64 [rows, 1].
     """
     columns = weights.shape[-1]
     falling = top_values(weights, truncation.candidates).double()
     ends = falling.cumsum(dim=-1)
     rising = falling.neg()
     kept = _count_kept(rising, ends, totals, truncation, columns)
-    target = _share(ends.gather(1, kept - 1), uniforms)
-    place = torch.searchsorted(ends, target, right=True).clamp_(max=truncation.candidates - 1)
-    value = rising.gather(1, place)
-    earlier = place - torch.searchsorted(rising, value)
+    target = _target(ends.gather(1, kept - 1), uniforms)
+    rank = torch.searchsorted(ends, target, right=True).clamp_(max=truncation.candidates - 1)
+    value = rising.gather(1, rank)
+    earlier = rank - torch.searchsorted(rising, value)
     drawn = find_nth_equal(weights, value[:, 0].neg().float(), earlier[:, 0])
     if not truncation.are_complete:
         undecided = ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
@@ -175,9 +175,9 @@ def draw_truncated(
 
 
 def keep_candidates(weights: torch.Tensor, totals: torch.Tensor, truncation: Truncation) -> torch.Tensor:
-    """Return the weights with 0 for those that are no candidates: what `draw_truncated` draws from.
+    """Return the weights that `draw_truncated` draws from, float32 [rows, columns]: 0 for tokens that are removed.
 
-    Shapes and dtypes as there; float32 [rows, columns].
+    Shapes and dtypes of the arguments as there.
     """
     columns = weights.shape[-1]
     falling = top_values(weights, truncation.candidates).double()
@@ -197,7 +197,7 @@ def keep_candidates(weights: torch.Tensor, totals: torch.Tensor, truncation: Tru
 
 
 def _more_candidates(truncation: Truncation, rows: torch.Tensor, columns: int) -> Truncation:
-    """Return the limits of some rows, int64 [rows], with more examined candidates."""
+    """Return the limits of some rows, int64 [rows], with more sorted candidates."""
     more = min(columns, _MORE * truncation.candidates)
     return truncation.of(rows)._replace(candidates=more, are_complete=more == columns)
 
@@ -205,17 +205,17 @@ def _more_candidates(truncation: Truncation, rows: torch.Tensor, columns: int) -
 def _count_kept(
     rising: torch.Tensor, ends: torch.Tensor, totals: torch.Tensor, truncation: Truncation, columns: int
 ) -> torch.Tensor:
-    """Return how many candidates remain, int64 [rows, 1]; if all of them do, more may have to be examined.
+    """Return how many candidates remain, int64 [rows, 1]; if all of them do, more may have to be sorted.
 
     `rising`: the negated weights of the candidates; `ends`: cumulative sums. Both float64 [rows, candidates].
     """
     within = truncation.top_k.clamp(max=truncation.candidates)
     total = torch.where(truncation.top_k == columns, totals, ends.gather(1, within - 1))
-    in_nucleus = torch.searchsorted(ends, truncation.top_p * total).add_(1)
+    in_top_p = torch.searchsorted(ends, truncation.top_p * total).add_(1)
     likely = torch.searchsorted(rising, truncation.min_p * -max_weight(columns), right=True)
-    return torch.minimum(torch.minimum(within, in_nucleus), likely).clamp_(min=1)
+    return torch.minimum(torch.minimum(within, in_top_p), likely).clamp_(min=1)
 
 
-def _share(total: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return a whole number from 0 up to but excluding the total."""
+def _target(total: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return the integer of each row in [0, total) at which its cumulative sum is searched, float64 [rows, 1]."""
     return torch.minimum((total * uniforms).floor_(), total - 1)

@@ -1,4 +1,4 @@
-"""Find greedy choices that another order of the same sums may change."""
+"""Find rows whose argmax may change with the rounding of their logits."""
 
 from collections.abc import Iterable
 
@@ -6,20 +6,20 @@ import torch
 
 from frameworks.pytorch.generation.sampling.top_k import count_from
 
-# Differences that the kernels of other numbers of rows make, in units of the last place of the largest logit.
+# Differences between kernels for different numbers of rows, in ULP of the largest logit.
 _ROUNDINGS = {torch.float32: 256, torch.float16: 4, torch.bfloat16: 2}
 
 
 class TieCheck:
-    """Rows of a batch whose two largest values have to be told apart. `rows`: without those that are drawn."""
+    """The rows of a batch that are checked for near ties. `rows`: the greedy ones."""
 
     def __init__(self, rows: Iterable[int]) -> None:
         self._rows = list(rows)
         self.found: set[int] = set()
-        """The rows whose two largest values are closer than the rounding of the logits."""
+        """The rows whose two largest logits differ by less than the rounding."""
 
     def find(self, values: torch.Tensor, maxima: torch.Tensor, logits_dtype: torch.dtype) -> None:
-        """Fill in `found`. `values`: float32 [all rows, vocabulary], with `maxima` [all rows]."""
+        """Fill in `found`. `values`: float32 [all rows, vocabulary]; `maxima`: their maxima, float32 [all rows]."""
         if not self._rows:
             return
         if len(self._rows) < len(values):

@@ -43,7 +43,7 @@ class PromptScorer:
         self._by_sequence.pop(sequence_id, None)
 
     def score(self, parts: Sequence[StepPart], logits: torch.Tensor) -> torch.Tensor:
-        """Score the parts of prompts; return the logits after which a token is sampled.
+        """Score the parts of prompts; return the logits to sample from, [sum of num_sampled, vocabulary].
 
         `logits`: of all parts in order, [sum of num_logits, vocabulary].
         """

@@ -1,4 +1,4 @@
-"""Accept tokens that a draft model drew, or draw others, so that texts are distributed as without them."""
+"""Rejection sampling of draft tokens: the distribution of the text is that of the model alone."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import torch
 
 class DraftDraw(NamedTuple):
     """A token that a draft model drew. `weights`: in proportion to its probabilities, float32 [vocabulary].
-    `acceptance`, `redraw`: random numbers from 0 up to but excluding 1, for nothing else.
+    `acceptance`, `redraw`: random numbers in [0, 1), used once.
     """
 
     token_id: int
@@ -18,11 +18,11 @@ class DraftDraw(NamedTuple):
 
 
 def accept_or_redraw(weights: torch.Tensor, draws: Sequence[DraftDraw]) -> torch.Tensor:
-    """Return the token of each row, int64 [rows]: the one that was drawn where it is accepted.
+    """Return the token of each row, int64 [rows]: the draft token where it is accepted.
 
-    `weights`: in proportion to the probabilities of the model, float32 [rows, vocabulary]. A token is accepted with
-    the quotient of its probabilities p and q of both models, at most 1. Otherwise one is drawn from the positive part
-    of p - q. So a row is distributed as p, whatever q is (Leviathan et al., ICML 2023; Chen et al., 2023).
+    `weights`: in proportion to the probabilities of the model, float32 [rows, vocabulary]. A token with probability p
+    in the model and q in the draft model is accepted with probability min(1, p / q). Otherwise a token is drawn from
+    the positive part of p - q. So the distribution is p for any q (Leviathan et al., ICML 2023; Chen et al., 2023).
     """
     device = weights.device
     ours, theirs = normalised(weights), normalised(torch.stack([draw.weights for draw in draws]))
@@ -37,7 +37,7 @@ def accept_or_redraw(weights: torch.Tensor, draws: Sequence[DraftDraw]) -> torch
 
 
 def draw_by(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw a token of each row by its random number: int64 [rows].
+    """Sample a token of each row by its random number: int64 [rows].
 
     `weights`: float32 or float64 [rows, vocabulary]; `uniforms`: float64 [rows, 1].
     """

@@ -1,4 +1,4 @@
-"""Sample the next token of every row of a batch, each with its sequence's own parameters."""
+"""Sample the next token of every row of a batch, each with the sampling parameters of its sequence."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from frameworks.pytorch.openmp import single_threaded
 
 
 class Sampled(NamedTuple):
-    """A token with the log probabilities of GeneratedToken. `is_forced`: another one would have been sampled."""
+    """A token with the log probabilities of GeneratedToken. `is_forced`: another token would have been sampled."""
 
     token_id: int
     logprob: float | None = None
@@ -38,8 +38,8 @@ class Sampled(NamedTuple):
 class Sampler:
     """The sampler of one model, used by one thread. It holds buffers for the rows of its largest batch.
 
-    Order of work: constraint; repetition, frequency and presence penalty, logit_bias, bad words; temperature; top_k,
-    top_p and min_p; the draw; the forced token in its place.
+    Order: grammar mask; repetition, frequency and presence penalty, logit_bias, bad words; temperature; top_k, top_p
+    and min_p; the draw; forced tokens.
     """
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
@@ -55,10 +55,10 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, states: Sequence[SamplingState], ties: TieCheck | None = None
     ) -> list[Sampled | RoundhouseError]:
-        """Return a token for each row, or the error of that row. The states do not change. `ties`: is filled.
+        """Return a token for each row, or the error of that row. The states do not change. `ties` is filled in.
 
         `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device; unchanged. A row's result is the same
-        whatever rows are computed with it. If logits are NaN, or no token is allowed, that row alone fails.
+        whatever the other rows are. If logits are NaN, or no token is allowed, that row alone fails.
         """
         with torch.inference_mode(), single_threaded():
             if all([state.is_plain for state in states]):  # noqa: C419 - a list is faster, and most steps get here
@@ -84,8 +84,9 @@ class Sampler:
     def _choose(
         self, values: torch.Tensor, logits_dtype: torch.dtype, states: Sequence[SamplingState], ties: TieCheck | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the token of each row, greedy or drawn, and the highest value, as argmax_rows. Rows with a draft are
-        left greedy. `values`: float32 [rows, vocabulary], after all changes of logits of `logits_dtype`.
+        """Return the token of each row, greedy or drawn, int64 [rows], and the largest logit, float32 [rows].
+
+        Rows with a draft are greedy. `values`: float32 [rows, vocabulary], the changed logits of `logits_dtype`.
         """
         token_ids, maxima = argmax_rows(values)
         if ties is not None:
@@ -101,7 +102,7 @@ class Sampler:
         return token_ids, maxima
 
     def _change(self, logits: torch.Tensor, states: Sequence[SamplingState], constrained: list[int]) -> torch.Tensor:
-        """Return the logits after all changes, float32; the given tensor if nothing changes them."""
+        """Return the changed logits, float32 [rows, vocabulary]; `logits` itself if nothing changes."""
         changes = [
             (row, state.logit_processor.current())
             for row, state in enumerate(states)
@@ -116,8 +117,8 @@ class Sampler:
         if constrained:
             self._masks.add_to(values, constrained)
         if changes:
-            places = np.concatenate([change.ids + row * self._vocabulary_size for row, change in changes])
-            index = torch.from_numpy(places).to(self._device)
+            flat = np.concatenate([change.ids + row * self._vocabulary_size for row, change in changes])
+            index = torch.from_numpy(flat).to(self._device)
             divisors = torch.from_numpy(np.concatenate([change.divisors for _, change in changes])).to(self._device)
             shifts = torch.from_numpy(np.concatenate([change.shifts for _, change in changes])).to(self._device)
             before = values.view(-1).index_select(0, index)
@@ -127,8 +128,9 @@ class Sampler:
         return values
 
     def distribution(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
-        """Return weights in proportion to the probabilities with which rows that are drawn get each token, float32
-        [rows, vocabulary]. No state has a constraint; `logits` as for `sample`.
+        """Return weights in proportion to the sampling probabilities of drawn rows, float32 [rows, vocabulary].
+
+        No state has a constraint; `logits` as for `sample`.
         """
         with torch.inference_mode(), single_threaded():
             values = self._change(logits.to(self._device), states, [])
@@ -157,7 +159,7 @@ class Sampler:
         states: Sequence[SamplingState],
         rows: list[int],
     ) -> torch.Tensor:
-        """Return `token_ids` with those of `rows` accepted from a draft model, or drawn otherwise."""
+        """Return `token_ids`, int64 [rows], with those of `rows` accepted from a draft model, or drawn again."""
         index = torch.tensor(rows, device=self._device)
         of_rows = [states[row] for row in rows]
         weights = self._kept_weights(values.index_select(0, index), maxima.index_select(0, index), of_rows)
@@ -167,7 +169,7 @@ class Sampler:
     def _kept_weights(
         self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
     ) -> torch.Tensor:
-        """Return the weights of all tokens, 0 for those that are no candidates: float32 [rows, vocabulary]."""
+        """Return the weights of all tokens, 0 for removed ones: float32 [rows, vocabulary]."""
         weights, table, cut = self._weigh(values, maxima, states)
         of_tokens = weights[:, : self._vocabulary_size]
         if cut:
@@ -180,8 +182,8 @@ class Sampler:
     def _weigh(
         self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]
     ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """Return the weights as a buffer of the workspace, the parameters of each row, float64 [rows, 5], and the rows
-        whose candidates are limited.
+        """Return the weights, a buffer of the workspace, the parameters of each row, float64 [rows, 5], and the rows
+        with top-k, top-p or min-p.
         """
         asked, cut = [], []
         are_scaled = False
@@ -195,7 +197,7 @@ class Sampler:
         return compute_weights(values, maxima[:, None], temperatures, self._workspace), table, cut
 
     def _truncation(self, table: torch.Tensor, states: Sequence[SamplingState], cut: list[int]) -> Truncation:
-        """`cut`: the rows whose candidates are limited."""
+        """Return the limits of all rows. `cut`: the rows with top-k, top-p or min-p."""
         candidates = num_candidates([states[row].top_k for row in cut], self._vocabulary_size)
         return Truncation(table[:, 1:2].long(), table[:, 2:3], table[:, 3:4], *candidates)
 
@@ -236,7 +238,7 @@ class Sampler:
 def _force(
     results: list[Sampled | RoundhouseError], token_ids: torch.Tensor, states: Sequence[SamplingState]
 ) -> torch.Tensor:
-    """Put forced tokens in the place of sampled ones. Return `token_ids`, int64 [rows], with them."""
+    """Replace sampled tokens by forced ones, also in `results`. Return `token_ids`, int64 [rows], with them."""
     forced: dict[int, int] = {}
     for row, state in enumerate(states):
         if not state.forces_tokens:

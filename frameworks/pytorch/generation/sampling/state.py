@@ -14,7 +14,7 @@ from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 
 _SEED_BITS = 64
 _KEPT_UNIFORMS = 256  # more than the tokens that are ever proposed
-_COLDEST = 1e-5  # a lower temperature is greedy: quotients of float32 logits have no digits left
+_COLDEST = 1e-5  # a lower temperature is greedy: float32 logits divided by it keep no significant digits
 
 
 class SamplingState:
@@ -48,7 +48,7 @@ class SamplingState:
         self.forces_tokens = request.forced_tokens is not NOT_FORCED and bool(request.forced_tokens)
         """Whether `forced_ids` are ever not empty."""
         self._num_prompt_tokens, self._max_tokens = len(request.prompt_ids), request.max_tokens
-        # With a constraint, the constraint also decides whether anything but an end token is allowed.
+        # With a constraint, its grammar decides whether tokens other than end tokens are allowed.
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
         self.logit_processor: LogitProcessor | None = None
         """None if no logit is changed."""
@@ -113,18 +113,18 @@ class SamplingState:
 
 
 class _Uniforms:
-    """The random numbers of one sequence by the number of the token. States ahead of the sequence read them earlier."""
+    """The random numbers of one sequence by token index. States ahead of the sequence read them first."""
 
     def __init__(self, seed: int | None) -> None:
         self._random = np.random.Generator(np.random.PCG64(_bits(seed)))
         self._drawn: list[float] = []
         self._num_dropped = 0
 
-    def of_token(self, number: int) -> float:
-        """Return the random number of a token, at most _KEPT_UNIFORMS before the highest number that was asked for."""
-        while number >= self._num_dropped + len(self._drawn):
+    def of_token(self, index: int) -> float:
+        """Return the random number of a token, at most _KEPT_UNIFORMS before the highest index so far."""
+        while index >= self._num_dropped + len(self._drawn):
             self._drawn.append(self._random.random())
-        uniform = self._drawn[number - self._num_dropped]
+        uniform = self._drawn[index - self._num_dropped]
         if len(self._drawn) > 2 * _KEPT_UNIFORMS:
             self._num_dropped += len(self._drawn) - _KEPT_UNIFORMS
             del self._drawn[:-_KEPT_UNIFORMS]
@@ -145,7 +145,7 @@ class LogitEdits(NamedTuple):
 class LogitProcessor:
     """Penalties, bias, bad words and suppressed tokens of one sequence, updated token by token.
 
-    They concern few tokens of a vocabulary, so they are lists of token ids, never whole rows. The repetition penalty is
+    They change few logits, so they are lists of token ids, never whole rows. The repetition penalty is
     that of CTRL (https://arxiv.org/abs/1909.05858), over prompt and text, as in transformers; frequency and presence
     penalty count the text alone, as OpenAI's API defines them.
     """
@@ -246,5 +246,5 @@ class LogitProcessor:
 
 
 def _bits(seed: int | None) -> int | None:
-    """Convert any whole number, also a negative one, to the unsigned seed that NumPy accepts."""
+    """Convert any integer, also a negative one, to the unsigned seed that NumPy accepts."""
     return None if seed is None else seed & ((1 << _SEED_BITS) - 1)

@@ -1,4 +1,4 @@
-"""Compile constraints on a text to masks over a model's tokens: JSON, a pattern, or one of several choices.
+"""Compile constraints to grammar masks over a model's tokens: JSON, a pattern, or one of several choices.
 
 The work is llguidance's (https://github.com/guidance-ai/llguidance): an Earley parser over lexer states that are made
 when first needed. Its docs/json_schema.md lists the supported JSON Schema; other schemas are refused. Patterns are
@@ -35,7 +35,7 @@ _MAX_TOOLS_BYTES = 512 << 10
 _MAX_CACHED_BYTES = 256 << 20
 _WORD_BITS = 32
 # Below the library's own limits: 1 to 2 KiB are kept for every state, and each mask takes longer the larger a pattern
-# is. These limits leave room for thousands of choices, and masks that mostly take less than 1 ms.
+# is. These limits allow thousands of choices, and masks that mostly take less than 1 ms.
 _MAX_LEXER_STATES = 50_000
 _MAX_PATTERN_FUEL = 100_000
 _MAX_GRAMMAR_SYMBOLS = 100_000
@@ -208,9 +208,9 @@ def _compute_first_masks(matcher: LLMatcher) -> str:
     """Return the error of the first token, or an empty string. Its masks are the hardest, and all copies share their
     states.
     """
-    may_come = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    if not matcher.is_error() and may_come.any():
-        matcher.consume_token(int(may_come.argmax()))
+    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    if not matcher.is_error() and allowed.any():
+        matcher.consume_token(int(allowed.argmax()))
         matcher.compute_bitmask()
     return matcher.get_error()
 

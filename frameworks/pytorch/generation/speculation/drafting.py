@@ -22,13 +22,13 @@ from frameworks.pytorch.generation.sampling.rejection import DraftDraw, draw_by
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
 
-# Tokens that the draft model reads in a step beside the last ones of its texts: at least so many, and otherwise as many
-# as take so many steps of the model.
+# Prefill of the draft model in a step, beside the last tokens of its texts: at least this number of tokens, and
+# otherwise the tokens that take as long as this number of steps of the model.
 _MIN_READ_TOKENS = 64
 _MAX_READ_STEPS = 1.6
-# The last proposed tokens that were right, and the token after them, are no reading.
+# The last accepted tokens, and the token after them, are no prefill.
 _FOLLOWED_TOKENS = 4
-_NEWEST_SHARE, _MAX_OUTLIER = 0.2, 4.0
+_NEWEST_WEIGHT, _MAX_OUTLIER = 0.2, 4.0
 log = structlog.get_logger(__name__)
 
 
@@ -48,7 +48,7 @@ class DraftModel:
 @dataclass(slots=True)
 class _Drafted:
     """Proposed tokens of one text so far. `state`: of the sampling of the next one. `most`: number of tokens.
-    `draws`: how they were drawn; None where the text draws them by its own random numbers.
+    `draws`: of each token; None where the text's own random numbers draw them.
     """
 
     sequence: Sequence
@@ -103,7 +103,7 @@ class DraftProposer:
         self._vocabulary_size = vocabulary_size
         self._step_cost = step_cost
         self._random = np.random.default_rng() if random is None else random
-        self._prices = PromptPrices(_NEWEST_SHARE, _MAX_OUTLIER)
+        self._prices = PromptPrices(_NEWEST_WEIGHT, _MAX_OUTLIER)
         self._has_failed = False
         self.states: Mapping[int, tuple[Sequence, SamplingState]] = {}
         """The sampling of the texts by sequence id, as of this step."""
@@ -189,7 +189,7 @@ class DraftProposer:
         return plan, drafted, num_read
 
     def _compute(self, plan: StepPlan) -> torch.Tensor:
-        """Return the logits of the parts that complete their texts: [texts, vocabulary of the served model]."""
+        """Return the logits of the parts that complete their texts, [texts, vocabulary of the served model]."""
         self._texts.take_copies(plan)
         logits = self._model.runner.logits(plan)
         for part in plan.parts:
@@ -215,9 +215,9 @@ class DraftProposer:
             uniforms = self._random.random((len(free), 3))
             drawn = draw_by(weights, torch.from_numpy(uniforms[:, :1]).to(weights.device)).tolist()
             are_usable = (weights.sum(dim=-1) > 0).tolist()  # not where logits are NaN
-            for place, row in enumerate(free):
-                tokens[row] = drawn[place] if are_usable[place] else None
-                draws[row] = DraftDraw(drawn[place], weights[place], *uniforms[place, 1:].tolist())
+            for index, row in enumerate(free):
+                tokens[row] = drawn[index] if are_usable[index] else None
+                draws[row] = DraftDraw(drawn[index], weights[index], *uniforms[index, 1:].tolist())
         return [each for row, each in enumerate(texts) if each.add(tokens[row], draws.get(row))]
 
     def _num_readable(self, texts: int) -> int:

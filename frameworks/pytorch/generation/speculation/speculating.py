@@ -1,4 +1,4 @@
-"""The part of a step that concerns proposed tokens: add them to a plan, and accept those that are right."""
+"""Speculation in a step: add draft tokens to a plan, and verify them with the sampled ones."""
 
 import copy
 import time
@@ -36,10 +36,10 @@ def states_of(plan: StepPlan, sequences: Sequences, draws: Draws = NO_DRAWS) -> 
 def _states_ahead(state: SamplingState, part: StepPart, draws: Draws) -> list[SamplingState]:
     states = state.ahead(part.proposed)
     of_part = draws.get(part.sequence.sequence_id, ())[: len(part.proposed)]
-    for place, draw in enumerate(of_part):
-        # The first one is that of the sequence, which has to stay as it is.
-        states[place] = copy.copy(states[place])
-        states[place].draft = draw
+    for index, draw in enumerate(of_part):
+        # The first state is that of the sequence, which must not change.
+        states[index] = copy.copy(states[index])
+        states[index].draft = draw
     return states
 
 
@@ -96,27 +96,27 @@ class Speculation:
         take: Callable[[Sampled | RoundhouseError], bool],
     ) -> int:
         """Continue a sequence with the tokens of its part, up to the first one that differs from the proposed one.
-        Return how many proposed tokens were right.
+        Return how many proposed tokens were accepted.
 
         `sampled`: its rows, of which `first` is the first one of the step. `take`: adds a token to the sequence, and
-        returns whether that continues. Each token was drawn from its own distribution by its own random number, as
-        without proposals. So the text is the same, and proposed tokens only decide how far a step gets. A near tie is
-        computed again without proposals, by the kernels that would have decided it.
+        returns whether that continues. Each token was sampled from its own distribution by its own random number, as
+        without proposals. So the text is the same; proposed tokens only decide how many tokens a step yields. A near
+        tie is computed again without proposals, by the kernels of a plain decode.
         """
-        num_right = 0
+        num_accepted = 0
         is_undecided = False
-        for place, chosen in enumerate(sampled):
-            is_undecided = ties is not None and first + place in ties.found
+        for index, chosen in enumerate(sampled):
+            is_undecided = ties is not None and first + index in ties.found
             if is_undecided:
                 break
             self._scheduler.confirm(part.sequence)
             continues = take(chosen)
-            is_right = place < len(part.proposed) and _is_token(chosen, part.proposed[place])
-            num_right += is_right
-            if not (continues and is_right):
+            is_accepted = index < len(part.proposed) and _is_token(chosen, part.proposed[index])
+            num_accepted += is_accepted
+            if not (continues and is_accepted):
                 break
-        self._speculator.learn(part, num_right, is_undecided)
-        return num_right
+        self._speculator.learn(part, num_accepted, is_undecided)
+        return num_accepted
 
     def _allowed(self, proposed: tuple[int, ...], sequence: Sequence, state: SamplingState) -> tuple[int, ...]:
         """Return the first of the proposed tokens, up to one that ends the text or breaks its constraint."""

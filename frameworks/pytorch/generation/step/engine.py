@@ -243,7 +243,7 @@ class GeneratingModel:
         self._empty_cache()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if blocks of the key/value cache are lost or held twice."""
+        """Raise AssertionError if blocks of the KV cache are lost or held twice."""
         if self._parts is not None:
             self._parts.scheduler.check_integrity()
             if self._parts.speculation is not None:

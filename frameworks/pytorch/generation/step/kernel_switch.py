@@ -1,9 +1,9 @@
-"""Put compiled kernels in the place of torch's, in a model that serves.
+"""Replace torch's kernels by compiled ones, in a model that serves.
 
-The first start on a machine compiles for 20 seconds and more. The model serves meanwhile. When its code is there, a
-thread replaces the linear layers one by one: never more than one is in memory twice. Both kinds compute the same but
-for rounding, so a step may run through both, and texts go on. At last the compiled step takes over. The accuracy of
-weights that the load has quantised is then measured again.
+The first start on a machine compiles for 20 seconds and more. The model serves meanwhile. When the code is in the
+cache, a thread replaces the linear layers one by one, so that only one is in memory twice. Both kinds compute the same
+but for rounding, so a step may use both, and sequences continue. Last the compiled step replaces the layers. The
+accuracy of weights that the load has quantized is then measured again.
 """
 
 import threading
@@ -27,7 +27,7 @@ from frameworks.pytorch.generation.decoders.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.step.quantization_report import Reporter, with_products
 from frameworks.pytorch.generation.step.trial import Trial
-from frameworks.pytorch.generation.weights.group_linear import DeferredGroupLinear, RoundedGroupLinear
+from frameworks.pytorch.generation.weights.group_linear import DeferredGroupLinear, QuantizedGroupLinear
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear import Linear, RestorableLinear
 from frameworks.pytorch.generation.weights.linear_makers import LaterLinears, LinearMaker
@@ -39,9 +39,9 @@ from memory.allocator import give_back_freed_memory
 
 log = structlog.get_logger(__name__)
 
-# Relative to the product: both kinds round rows or sums to the dtype.
+# Relative to the result of the matmul: both kinds round activations or sums to the dtype.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-# Compiled products of packed weights round each row, and some weights once more; a wrong product is off by about 1.
+# Compiled GEMMs of packed weights quantize activations, and some weights once more; a wrong result is off by about 1.
 _GROUP_TOLERANCE = 0.1
 _MAX_WAIT_S, _LOOK_S, _MAX_PAUSE_S = 30.0, 0.1, 60.0
 # Of all models of the process, for the memory of one layer.
@@ -55,7 +55,7 @@ class SwitchParts:
     """The parts of a model that a switch changes, and those that it needs.
 
     `name`, `dtype`: of the model. `maker`: made the layers. `packed_tolerance`: as of `Trial.check`. `reporter`: of
-    weights that the load has quantised, `report`: its report with the layers of then; None: it has quantised none.
+    weights that the load has quantized, `report`: its report with the first layers; None: it has quantized none.
     """
 
     name: str
@@ -86,9 +86,10 @@ class KernelSwitch:
         self._lock = threading.Lock()
 
     def start(self, on_switched: OnSwitched) -> None:
-        """Change the kernels when the code is there. `on_switched`: called on another thread, with the kernels of then,
-        once at the end of the change; also if it failed, and the model goes on with torch's kernels. It gets the report
-        of quantised weights, too; None where it is as before.
+        """Change the kernels when the code is in the cache.
+
+        `on_switched`: called once on another thread, with the final kernels and the report of quantized weights; None:
+        the report is unchanged. It is also called if the change failed, and the model keeps torch's kernels.
         """
         self._code.add_done_callback(lambda code: self._begin(code, on_switched))
 
@@ -117,18 +118,18 @@ class KernelSwitch:
         try:
             if parts.packed_tolerance:
                 self._wait_for_pause(parts.pool)
-            with self._turn(), torch.no_grad(), alone_beside_steps():
+            with self._wait_for_others(), torch.no_grad(), alone_beside_steps():
                 later = self._switch_linears(parts)
                 report = self._switch_step(parts, later)
         except _Closed:
             return
-        except Exception as error:  # noqa: BLE001 - the layers that were not replaced serve on
+        except Exception as error:  # noqa: BLE001 - the layers that were not replaced stay in use
             _warn(parts.name, f"{type(error).__name__}: {error}")
         else:
             log_trials(self._products, parts.name, parts.dtype)
             seconds = round(time.monotonic() - started_s, 2)
             has_step = parts.runner.step is not None
-            log.info("the model uses compiled products", model=parts.name, seconds=seconds, compiled_step=has_step)
+            log.info("the model uses compiled kernels", model=parts.name, seconds=seconds, compiled_step=has_step)
         finally:
             with self._lock:
                 self._parts = None
@@ -137,24 +138,23 @@ class KernelSwitch:
 
     def _switch_linears(self, parts: SwitchParts) -> LaterLinears:
         later = parts.maker.later()
-        places = parts.runner.decoder.linear_places
+        targets = parts.runner.decoder.linear_attributes
         with working("compile", parts.name) as work:
-            work.phase("changing the layers", len(places), "layers")
-            for place in places:
+            work.phase("changing the layers", len(targets), "layers")
+            for target in targets:
                 self._check_open()
-                before = base_of(getattr(place.owner, place.attribute))
-                linear = replaced(before, lambda each: _made_later(each, later))
+                before = base_of(getattr(target.owner, target.attribute))
+                linear = replaced(before, lambda each: _remade(each, later))
                 if linear is not before:
-                    parts.adapters.put_linear(place, linear)
+                    parts.adapters.put_linear(target, linear)
                     self._products = later.products
                 work.step()
         return later
 
     def _switch_step(self, parts: SwitchParts, later: LaterLinears) -> QuantizationReport | None:
-        """Use the compiled step, where the decoder allows it. Return the report of quantised weights.
+        """Use the compiled step, where the decoder allows one. Return the report of quantized weights.
 
-        Without the step, the decoder computes with the cache that it serves from: the accuracy is that of before, which
-        has the same arithmetic.
+        Without the step, the decoder keeps its KV cache and its computation, so the accuracy is that of before.
         """
         runner, reporter = parts.runner, parts.reporter
         self._check_open()
@@ -183,7 +183,7 @@ class KernelSwitch:
         return report
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _wait_for_others(self) -> Iterator[None]:
         """Wait for the changes of other models. Raises _Closed."""
         while not _one_at_a_time.acquire(timeout=_LOOK_S):
             self._check_open()
@@ -193,7 +193,7 @@ class KernelSwitch:
             _one_at_a_time.release()
 
     def _wait_for_pause(self, pool: BlockPool) -> None:
-        """Wait at most _MAX_PAUSE_S for a moment without texts: these kernels differ by the rounding of rows.
+        """Wait at most _MAX_PAUSE_S until no sequence runs: these kernels quantize activations in another way.
 
         Raises _Closed.
         """
@@ -207,10 +207,10 @@ class KernelSwitch:
             raise _Closed
 
 
-def _made_later(before: Linear, later: LaterLinears) -> Linear:
-    """Return a layer of the same weights with the kernels of now; `before` itself where it cannot be made again.
+def _remade(before: Linear, later: LaterLinears) -> Linear:
+    """Return a layer of the same weights with compiled kernels; `before` itself where it cannot be made again.
 
-    Raises ValueError where the new one is wrong.
+    Raises ValueError where the new layer computes something else.
     """
     if isinstance(before, DeferredGroupLinear):
         weights = before.groups()
@@ -218,7 +218,7 @@ def _made_later(before: Linear, later: LaterLinears) -> Linear:
         dtype = torch.float32 if before.bias is None else before.bias.dtype
         _check(linear, before, (weights.outputs, weights.inputs), dtype, _GROUP_TOLERANCE)
         return linear
-    if isinstance(before, RoundedGroupLinear):
+    if isinstance(before, QuantizedGroupLinear):
         linear = later.again(before)
         _check(linear, before, before.shape, before.dtype, _TOLERANCE[before.dtype])
         return linear
@@ -233,7 +233,7 @@ def _made_later(before: Linear, later: LaterLinears) -> Linear:
 def _check(linear: Linear, before: Linear, shape: tuple[int, int], dtype: torch.dtype, tolerance: float) -> None:
     """Raise ValueError where the layers differ by more than `tolerance`.
 
-    `shape`: outputs, inputs. `dtype`: of the rows.
+    `shape`: outputs, inputs. `dtype`: of the activations.
     """
     rows = sample_rows(shape[1]).to(dtype)
     expected = before(rows).float()
@@ -253,4 +253,4 @@ def _joined(before: Sequence[ProductTrial], after: Sequence[ProductTrial]) -> tu
 
 
 def _warn(model: str, reason: str) -> None:
-    log.warning("the model goes on with torch's products, not the compiled ones", model=model, reason=reason)
+    log.warning("the model keeps torch's kernels instead of compiled ones", model=model, reason=reason)

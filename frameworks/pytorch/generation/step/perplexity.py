@@ -1,4 +1,4 @@
-"""The perplexity of a text: by a model of transformers, and by a decoder with its quantised weights."""
+"""The perplexity of a text: by a model of transformers, and by a decoder with quantized weights."""
 
 from collections.abc import Callable, Sequence
 from math import exp
@@ -37,7 +37,7 @@ def model_perplexity(model: Any, token_ids: Sequence[int]) -> float | None:
 def decoder_perplexity(compute: Callable[[list[StepPart]], torch.Tensor], token_ids: Sequence[int]) -> float | None:
     """Return the perplexity by a decoder whose cache is free and holds the text; None for fewer than two tokens.
 
-    `compute`: as PagedRunner.compute.
+    `compute`: as PagedRunner.compute, from parts to logits [tokens, vocabulary].
     """
     if len(token_ids) < 2:
         return None

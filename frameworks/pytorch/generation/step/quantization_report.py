@@ -1,4 +1,4 @@
-"""Report how fast and how accurate a generating model with quantised weights is, and warn where it is not."""
+"""Report the speed and accuracy of a language model with quantized weights, and warn where they are low."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ MAX_PERPLEXITY = {"int8": 1.005, "int4": 1.05}
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Compares a model that has quantised weights with its original. `min_cosine`: of the entry. `original_bytes`: of
+    """Compares a model that has quantized weights with its original. `min_cosine`: of the entry. `original_bytes`: of
     the original weights.
     """
 
@@ -72,7 +72,7 @@ def _scheme(bits: Bits, products: Sequence[ProductTrial]) -> str:
 
 
 def _main_kernel(products: Sequence[ProductTrial]) -> tuple[str, str]:
-    """Return the kernel of most weights, and the range that they are rounded to."""
+    """Return the kernel of most weights, and the range that they are quantized to."""
     return (products[0].kernel, products[0].weights) if products else ("torch", "whole")
 
 
@@ -82,7 +82,7 @@ def warn_if_less_accurate(report: QuantizationReport, bits: Bits, model: str) ->
         return
     if report.perplexity > MAX_PERPLEXITY[bits] * report.perplexity_original:
         log.warning(
-            "the quantised model is less accurate than expected, and is served as its entry asks",
+            "the quantized model is less accurate than expected, and is served as its entry asks",
             model=model,
             perplexity=report.perplexity,
             perplexity_original=report.perplexity_original,

@@ -16,10 +16,10 @@ _MAX_KV_BYTES = {"cpu": 1 << 30, "mps": 2 << 30, "cuda": 4 << 30}
 # Context length of a model whose files name none.
 _DEFAULT_CONTEXT = 2048
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "context_length")
-# Frequencies that change with the length of the batch's texts: a text would depend on its neighbours. Up to the length
-# of the training they do not change.
+# RoPE frequencies that change with the lengths of a batch: a sequence would depend on others. Up to the length of the
+# training they do not change.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-# Other kinds of layers have a state of another form, or choose the tokens that they see.
+# Other kinds of layers have a state of another form, or choose the tokens that they attend to.
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -81,7 +81,7 @@ def read_shape(folder: Path, dtype: str, kv_dtype: str = "auto") -> GeneratorSha
 
 
 def kv_bytes(entry: TorchModelEntry, shape: GeneratorShape, max_sequences: int, kind: str) -> int:
-    """Return the bytes of the key/value cache, in whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
+    """Return the bytes of the KV cache, in whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
     block_bytes = shape.cache.token_bytes * BLOCK_TOKENS
     if entry.kv_cache_bytes is not None:
         return entry.kv_cache_bytes // block_bytes * block_bytes

@@ -1,4 +1,4 @@
-"""Check a decoder against its model: one text by transformers' own forward, and by the decoder in parts."""
+"""Check a decoder against its model: one text by transformers' forward pass, and by the decoder in parts."""
 
 import time
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
 # Two parts of a prompt, the second across the border of two blocks, then single tokens.
 _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
-# Root mean square of the logits' errors, relative to their spread. Narrow types are off by their own rounding, by which
-# transformers' attention functions differ too; another kind of attention is off by more than 1.
+# Root mean square of the logits' errors, relative to their spread. 16-bit dtypes are off by their own rounding, as
+# transformers' attention functions are; another kind of attention is off by more than 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-# A token that sees later ones: logits change by more than this part of the tolerance.
-_CAUSAL_SHARE = 0.1
+# If a token attends to later ones, logits change by more than this part of the tolerance.
+_CAUSAL_TOLERANCE = 0.1
 _ROUNDS = 3
 
 Compute = Callable[[list[StepPart]], torch.Tensor]
@@ -83,14 +83,14 @@ class Trial:
         with torch.inference_mode():
             first, second = (logits_of(ids)[:kept].float() for ids in (list(self.token_ids), others))
         changed = float((first - second).square().mean().sqrt()) / max(float(first.std()), 1e-6)
-        if not changed <= _CAUSAL_SHARE * self.tolerance:
+        if not changed <= _CAUSAL_TOLERANCE * self.tolerance:
             raise InvalidModel(
                 f"{self.folder}: expected tokens that see only earlier ones, got logits that depend on later ones; "
                 "check is_decoder in config.json"
             )
 
     def check(self, runner: PagedRunner, kv_dtype: torch.dtype, packed_tolerance: float = 0.0) -> None:
-        """Raise NotPaged if the runner computes something else than the model, OutOfMemory.
+        """Raise NotPaged if the logits of the runner differ from the model's, OutOfMemory.
 
         `kv_dtype`: of its keys and values. `packed_tolerance`: for layers that round more than the dtype does.
         """
@@ -106,9 +106,7 @@ class Trial:
         kv_dtype: torch.dtype,
         packed_tolerance: float = 0.0,
     ) -> None:
-        """As `check`, for what computes the steps of few tokens alone. A model with quantised weights is compared with
-        itself at the last report.
-        """
+        """As `check`, for a compiled step. With quantized weights it is compared with the logits of the last report."""
         own, _ = self._run(compute)
         off = _off(own, self._expected)
         if not off <= max(self.tolerance, _TOLERANCE[kv_dtype], packed_tolerance):
@@ -130,11 +128,11 @@ class Trial:
 
     @property
     def tolerance(self) -> float:
-        """Largest error of a right model."""
+        """Largest error of a correct model."""
         return _TOLERANCE[self._dtype]
 
     def report(self, compute: Compute, scheme: str, bytes_before: int, bytes_after: int) -> QuantizationReport:
-        """Measure how far a decoder with quantised weights is from the model.
+        """Measure the error of a decoder with quantized weights against the model.
 
         `compute`: as PagedRunner.compute, with a cache that is free.
         """

@@ -1,6 +1,6 @@
-"""Linear layers with compiled products, of weights of every dtype.
+"""Linear layers that are compiled GEMMs, of weights of every dtype.
 
-Making the first one of a dtype compiles its product, in a few seconds, unless the code is in the cache.
+Making the first one of a dtype compiles its GEMM, in a few seconds, unless the code is in the cache.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
-from frameworks.pytorch.generation.weights.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, quantize_groups
 from frameworks.pytorch.int8_matmul import quantize_weight
 from frameworks.quantization.ranges import WHOLE
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups"]
 GROUP = 32
-"""Groups of weights have this number of inputs, or a multiple of it."""
+"""Inputs of a quantization group, or a divisor of them."""
 
 
 def packed_format(name: FormatName) -> "PackedFormat":
@@ -40,7 +40,7 @@ def packed_format(name: FormatName) -> "PackedFormat":
 
 
 def compiles(name: FormatName) -> bool:
-    """Return whether products of this format can be compiled for this CPU."""
+    """Return whether a GEMM of this format can be compiled for this CPU."""
     return has_integers() if name in ("int8", "int4", "int8_groups") else lanes() > 0
 
 
@@ -50,7 +50,7 @@ def compiled_bytes(name: FormatName, outputs: int, inputs: int) -> int:
 
 
 def make_float(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights [outputs, inputs]; those of another dtype are rounded to the format's."""
+    """Make a layer of float weights [outputs, inputs], which are rounded to the dtype of the format."""
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     packed = packed_format(name)
@@ -58,8 +58,8 @@ def make_float(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights [outputs, inputs] of any float type. Outputs and rows are rounded, each by its largest
-    number.
+    """Make a layer of weights [outputs, inputs] of any float dtype, quantized to int8 by the absolute maximum of each
+    output. Activations are quantized by row.
     """
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
@@ -69,25 +69,23 @@ def make_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinea
 
 
 def make_int8_groups(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """As `make_int4`, with 8 bits."""
-    return make_groups(round_to_groups(weight, 8, GROUP), bias)
+    """Make a layer of weights [outputs, inputs] of any float dtype, quantized to int8 in groups of GROUP inputs."""
+    return make_groups(quantize_groups(weight, 8, GROUP), bias)
 
 
 def make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights [outputs, inputs] of any float type, rounded in groups; GROUP divides the inputs."""
-    return make_groups(round_to_groups(weight, 4, GROUP), bias)
+    """Make a layer of weights [outputs, inputs] of any float dtype, quantized to int4 in groups of GROUP inputs."""
+    return make_groups(quantize_groups(weight, 4, GROUP), bias)
 
 
 def packs_groups(weights: GroupWeights) -> bool:
-    """Return whether `make_groups` makes a layer of these weights: without rounding but of scales and shifts, to
-    float16.
-    """
+    """Return whether `make_groups` packs these weights: exactly, but for scales and shifts in float16."""
     has_all = weights.bits == 4 or weights.shift is None
     return has_integers() and weights.group % GROUP == 0 and has_all
 
 
 def make_groups(weights: GroupWeights, bias: torch.Tensor | None) -> "CompiledLinear":
-    """Make a layer of weights that `packs_groups` accepts."""
+    """Make a layer of weights that `packs_groups` accepts. `bias`: [outputs]."""
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
     values, scale = weights.values.numpy(), weights.scale.float().numpy()

@@ -1,6 +1,6 @@
-"""The products that a CPU has for the linear layers of a generating model, by the dtype of the weights.
+"""The matmul kernels of a CPU for the linear layers of a language model, by the dtype of the weights.
 
-Which is fastest is measured: see kernel_choice. Each name is a value of the setting `kernels`.
+kernel_choice.py measures which is fastest. Each name is a value of the setting `kernels`.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from frameworks.pytorch.generation.weights.compiled_linears import (
     make_int8_groups,
     packed_format,
 )
-from frameworks.pytorch.generation.weights.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, quantize_groups
 from frameworks.pytorch.generation.weights.linear import (
-    HalfLinear,
+    Float16Linear,
     Linear,
     MakeLinear,
     MklLinear,
@@ -44,24 +44,24 @@ from frameworks.pytorch.int8_matmul import Int8Kernel
 
 ORIGINAL = "original"
 GROUPED = "grouped"
-"""Weights that are rounded in groups of inputs, for `CpuKernel.weights`."""
+"""Weights that are quantized in groups of inputs, for `CpuKernel.weights`."""
 _FBGEMM_BLOCK = 512
-# Layers that are all compiled save the calls between them, which take as long as the products of a small model.
+# Layers that are all compiled save the calls between them, which take as long as the matmuls of a small model.
 _MAX_TIME_OF_CALLS = 0.7
-# Relative to the largest weight: float32 sums of a few hundred products are no more exact.
-_MAX_HALF_ERROR = 1e-6
+# Relative to the largest weight: float32 dot products of a few hundred elements are no more exact.
+_MAX_FLOAT16_ERROR = 1e-6
 # Pieces of the weights stay in the CPU's cache.
 _ELEMENTS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel:
-    """A product. `held_bytes`: of outputs and inputs. `fits`: whether it multiplies these weights, [outputs, inputs],
-    without a loss that the dtype does not have. `weights`: name of the range that int8 weights are rounded to.
-    `shares`: the layer reads the given weights, and holds no copy. `max_rival_time`: another kernel is chosen
-    only if it takes less than this share of the time. `prepare`: what the first layer of all would take time for.
-    `code`: the part of compiling/parts.py that it needs; None for a kernel of torch. `restores`: its layers are
-    RestorableLinear. `of_groups`: makes a layer of weights that are rounded already; None: `make` does.
+    """A matmul kernel. `held_bytes`: by outputs and inputs. `fits`: whether it computes these weights, [outputs,
+    inputs], as exactly as their dtype. `weights`: name of the range that int8 weights are quantized to. `copies`: the
+    layer holds a copy of the given weights. `max_rival_time`: another kernel is chosen only if it takes less than this
+    part of the time. `prepare`: does the one-time work of the first layer. `code`: the part of compiling/parts.py that
+    it needs; None for a kernel of torch. `restores`: its layers are RestorableLinear. `of_groups`: makes a layer of
+    weights that are already quantized; None: `make` does.
     """
 
     name: str
@@ -69,7 +69,7 @@ class CpuKernel:
     held_bytes: Callable[[int, int], int]
     fits: Callable[[torch.Tensor], bool] = lambda _: True
     weights: str = ""
-    shares: bool = False
+    copies: bool = True
     max_rival_time: float = 0.9
     prepare: Callable[[], object] = lambda: None
     code: FormatName | None = None
@@ -78,33 +78,33 @@ class CpuKernel:
 
 
 def float_kernels(dtype: torch.dtype) -> tuple[CpuKernel, ...]:
-    """Return the products of weights of this dtype that are not quantised, the usual one first."""
+    """Return the kernels of float weights of this dtype, the usual one first."""
     size = dtype.itemsize
-    plain = CpuKernel("plain", PlainLinear, partial(_dense_bytes, size), shares=True, restores=True)
+    plain = CpuKernel("plain", PlainLinear, partial(_dense_bytes, size), copies=False, restores=True)
     found = [plain]
     if kernels.packs(dtype):
         found.insert(0, CpuKernel("onednn", PackedLinear, partial(_dense_bytes, size), restores=True))
     if dtype == torch.float32:
         found.append(CpuKernel("mkl", MklLinear, partial(_dense_bytes, size)))
     if dtype in (torch.float32, torch.float16):
-        found.append(HALF)
+        found.append(FLOAT16)
     found = [each for each in found if _works(dtype, each.make)]
     name = _FLOAT_FORMATS.get(dtype)
     if name is not None and compiles(name):
         found.insert(0, _compiled("compiled", name, partial(make_float, name)))
     if dtype == torch.float32 and compiles("float16"):
-        # For many rows nearly as fast as those of float32 weights, for one more than twice as fast.
-        found.insert(0, COMPILED_HALF)
+        # For large batches nearly as fast as float32 weights, for one row more than twice as fast.
+        found.insert(0, COMPILED_FLOAT16)
     return tuple(found)
 
 
 def float_format(dtype: torch.dtype) -> FormatName:
-    """Return the format of compiled products of weights of this dtype."""
+    """Return the format of compiled GEMMs for float weights of this dtype."""
     return _FLOAT_FORMATS[dtype]
 
 
 def int8_kernels() -> tuple[CpuKernel, ...]:
-    """Return the products of int8 weights that this CPU has: the compiled one first, then those of float rows."""
+    """Return the int8 kernels of this CPU: the compiled ones first, then the one with float activations."""
     found = [_int8_kernel(each) for each in exact_kernels()]
     if _works(torch.float32, INT8_WEIGHT_ONLY.make):
         found.insert(0, INT8_WEIGHT_ONLY)
@@ -112,18 +112,18 @@ def int8_kernels() -> tuple[CpuKernel, ...]:
 
 
 def int4_kernels() -> tuple[CpuKernel, ...]:
-    """Return the products of int4 weights that this CPU has."""
+    """Return the int4 kernels of this CPU."""
     found = [COMPILED_INT4] if compiles("int4") else []
     return (*found, INT4_WEIGHT_ONLY) if _works(torch.float32, INT4_WEIGHT_ONLY.make) else tuple(found)
 
 
-def half_is_exact(weight: torch.Tensor) -> bool:
-    """Return whether float16 holds these weights as exactly as float32 sums need it."""
+def float16_is_exact(weight: torch.Tensor) -> bool:
+    """Return whether float16 represents these weights, float [outputs, inputs], to the accuracy of float32 sums."""
     error = largest = 0.0
     for part in torch.split(weight.detach(), max(1, _ELEMENTS_AT_ONCE // weight.shape[1])):
         largest = max(largest, float(part.abs().max()))
         error = max(error, float(part.half().float().sub_(part).abs_().max()))
-    return error <= _MAX_HALF_ERROR * largest  # infinite where a weight is too large for float16
+    return error <= _MAX_FLOAT16_ERROR * largest  # infinite where a weight is too large for float16
 
 
 def _compiled(
@@ -148,6 +148,7 @@ def _compiled(
 
 
 def has_whole_groups(weight: torch.Tensor) -> bool:
+    """Return whether GROUP divides the inputs of weights [outputs, inputs]."""
     return weight.shape[1] % GROUP == 0
 
 
@@ -159,11 +160,11 @@ def _int8_kernel(kernel: Int8Kernel) -> CpuKernel:
 
 
 def _make_int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Int4WeightLinear:
-    return Int4WeightLinear(round_to_groups(weight, 4, GROUP), bias)
+    return Int4WeightLinear(quantize_groups(weight, 4, GROUP), bias)
 
 
 def _works(dtype: torch.dtype, make: MakeLinear) -> bool:
-    """Return whether this build of torch has the product on this CPU."""
+    """Return whether this build of torch has the kernel on this CPU."""
     try:
         return make(torch.ones(64, 64, dtype=dtype), None)(torch.ones(1, 64, dtype=dtype)).shape == (1, 64)
     except (RuntimeError, AttributeError):
@@ -174,7 +175,7 @@ def _dense_bytes(itemsize: int, outputs: int, inputs: int) -> int:
     return outputs * inputs * itemsize
 
 
-def _half_bytes(outputs: int, inputs: int) -> int:
+def _float16_bytes(outputs: int, inputs: int) -> int:
     return outputs * -(-inputs // _FBGEMM_BLOCK) * _FBGEMM_BLOCK * torch.float16.itemsize
 
 
@@ -182,7 +183,7 @@ def _int8_bytes(outputs: int, inputs: int) -> int:
     return outputs * (inputs + torch.float32.itemsize + torch.bfloat16.itemsize)
 
 
-HALF = CpuKernel("fbgemm", HalfLinear, _half_bytes, half_is_exact, restores=True)
+FLOAT16 = CpuKernel("fbgemm", Float16Linear, _float16_bytes, float16_is_exact, restores=True)
 INT8_WEIGHT_ONLY = CpuKernel(
     "weight-only", Int8WeightLinear, _int8_bytes, lambda weight: weight.shape[1] % INT8_INPUTS_MULTIPLE == 0, "whole"
 )
@@ -193,8 +194,8 @@ INT4_WEIGHT_ONLY = CpuKernel(
     lambda weight: packs_int4(weight.shape[0], weight.shape[1], GROUP),
     GROUPED,
 )
-COMPILED_HALF = _compiled("compiled-f16", "float16", partial(make_float, "float16"), half_is_exact)
-# Rows that are rounded as a whole have four times the loss of perplexity, and take 0.8 to 0.9 of the time.
+COMPILED_FLOAT16 = _compiled("compiled-f16", "float16", partial(make_float, "float16"), float16_is_exact)
+# Activations that are quantized by row have four times the loss of perplexity, and take 0.8 to 0.9 of the time.
 COMPILED_INT8 = _compiled("compiled", "int8_groups", make_int8_groups, has_whole_groups, GROUPED)
 COMPILED_INT8_ROWS = _compiled("compiled", "int8", make_int8, lambda weight: not has_whole_groups(weight), "whole")
 COMPILED_INT4 = _compiled("compiled", "int4", make_int4, has_whole_groups, GROUPED)

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits with a scale for each group of inputs, whatever file or rounding they come from."""
+"""int8 and int4 weights with a scale for each group of inputs, from any file or quantization."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ import torch
 from frameworks.quantization.ranges import LARGEST_INT8
 
 _TINY = 1e-12
-# Pieces of the weights stay in the CPU's cache while they are rounded.
+# Pieces of the weights stay in the CPU's cache while they are quantized.
 _ELEMENTS_AT_ONCE = 1 << 17
-# Of the range from the least to the largest number of a group, the shares of which one has the least error.
+# Parts of a group's range, of which the one with the least error is taken.
 _INT4_RANGES = (0.97, 0.85)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """Weights: each is its whole number times the scale of its group, plus the shift of its group.
+    """Quantized weights: each is its integer times the scale of its group, plus the shift of its group.
 
     `values`: int8 [outputs, inputs], from -8 to 7 for 4 bits and from -128 to 127 for 8. `scale`: floats [outputs,
-    inputs // group]. `shift`: the same shape, None for 0. `group`: neighbouring inputs of an output that share a
-    scale; a divisor of the inputs. Numbers from 0 to 15 with a zero point z have values of 8 less, and the shift
+    inputs // group]. `shift`: the same shape, None for 0. `group`: adjacent inputs of an output with one scale; a
+    divisor of the inputs. Integers from 0 to 15 with a zero point z have values of 8 less, and the shift
     (8 - z) * scale; with a minimum m to be subtracted, the shift is 8 * scale - m.
     """
 
@@ -53,7 +53,7 @@ class GroupWeights:
         return GroupWeights(self.values[outputs], self.scale[outputs], shift, self.bits, self.group)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the weights as numbers [outputs, inputs]."""
+        """Return the dequantized weights [outputs, inputs]."""
         groups = self.values.reshape(self.outputs, -1, self.group) * self.scale.float()[..., None]
         if self.shift is not None:
             groups += self.shift.float()[..., None]
@@ -96,7 +96,7 @@ class NibbleWeights:
         return GroupWeights(values, self.scale, self.shift, 4, self.group)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """As GroupWeights.dense."""
+        """As GroupWeights.dense: [outputs, inputs]."""
         return self.whole().dense(dtype)
 
 
@@ -105,21 +105,21 @@ def held_bytes(elements: int, bits: int, group: int) -> int:
     return elements * bits // 8 + elements // group * 8
 
 
-def round_to_groups(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
-    """Round weights [outputs, inputs] of any float type.
+def quantize_groups(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
+    """Quantize weights [outputs, inputs] of any float dtype.
 
-    8 bits are symmetric: each group is rounded by its own largest number. The 16 steps of 4 bits lie where the sum of
-    the squared errors of a group is least, of several ranges within that of its numbers.
+    int8 is symmetric: the scale of a group is its absolute maximum / 127. Of several ranges for the 16 steps of int4,
+    each group has the one with the least squared error.
     """
     outputs, inputs = weight.shape
     at_once = max(1, _ELEMENTS_AT_ONCE // inputs)
-    parts = [_rounded(part, bits, group) for part in torch.split(weight.detach(), at_once)]
+    parts = [_quantized(part, bits, group) for part in torch.split(weight.detach(), at_once)]
     shift = None if parts[0].shift is None else torch.cat([part.shift for part in parts if part.shift is not None])
     values, scale = torch.cat([part.values for part in parts]), torch.cat([part.scale for part in parts])
     return GroupWeights(values.reshape(outputs, inputs), scale, shift, bits, group)
 
 
-def _rounded(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
+def _quantized(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
     groups = weight.float().reshape(len(weight), -1, group)
     if bits == 8:
         scale = (groups.abs().amax(2) / LARGEST_INT8).clamp_(min=_TINY)
@@ -128,14 +128,14 @@ def _rounded(weight: torch.Tensor, bits: int, group: int) -> GroupWeights:
     # Sums over the first dimension are fast, those over a short last one are not.
     values, scale, shift = _nearest_int4(groups.reshape(-1, group).t().contiguous())
     shape = groups.shape[:2]
-    whole = (values - 8).to(torch.int8).t().reshape(weight.shape)
-    return GroupWeights(whole, scale.reshape(shape), shift.reshape(shape), bits, group)
+    signed = (values - 8).to(torch.int8).t().reshape(weight.shape)
+    return GroupWeights(signed, scale.reshape(shape), shift.reshape(shape), bits, group)
 
 
 def _nearest_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return whole numbers from 0 to 15, [group, groups]; scales, and shifts for numbers that are 8 less, [groups].
+    """Return integers from 0 to 15, [group, groups]; scales, and shifts for integers that are 8 less, [groups].
 
-    For each range the numbers are rounded, then scale and shift are those of the least squares. `groups`: [group,
+    For each range the weights are rounded, then scale and shift are fitted by least squares. `groups`: [group,
     groups].
     """
     least, largest = groups.amin(0), groups.amax(0)
@@ -143,14 +143,14 @@ def _nearest_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     centred = groups - mean
     best_error = torch.full_like(mean, torch.inf)
     best_values, best_scale, best_shift = torch.zeros_like(groups), torch.ones_like(mean), torch.zeros_like(mean)
-    for share in _INT4_RANGES:
-        scale = ((largest - least) * (share / 15)).clamp_(min=_TINY)
+    for part in _INT4_RANGES:
+        scale = ((largest - least) * (part / 15)).clamp_(min=_TINY)
         values = ((groups - middle) * scale.reciprocal()).add_(7.5).round_().clamp_(0, 15)
         mean_value = values.mean(0)
         spread = values - mean_value
         squares, products = (spread * spread).sum(0), (spread * centred).sum(0)
         fitted = torch.where(squares > 0, products / squares.clamp(min=_TINY), scale)
-        # Of the squares of what the fitted line leaves.
+        # The sum of squared residuals of the fit.
         error = (centred - spread * fitted).square_().sum(0)
         is_better = error < best_error
         best_error = torch.where(is_better, error, best_error)

@@ -1,8 +1,8 @@
-"""Choose the CPU's product for each shape of a model's linear layers by measurements, when the first layer is made.
+"""Choose the matmul kernel for each shape of a model's linear layers by measurements, when the first layer is made.
 
 Measured with FBGEMM, oneDNN and MKL on one core, with AVX-512 and with the instructions masked to AVX2: no second
-kernel for other numbers of rows is worth its memory. float16 weights take a third of oneDNN's time for one row, and as
-long for 16 and more; int8 products of rounded rows are fastest at every number.
+kernel for other batch sizes is worth its memory. float16 weights take a third of oneDNN's time for one row, and as
+long for 16 and more; int8 matmuls of quantized activations are fastest at every batch size.
 """
 
 import time
@@ -22,18 +22,18 @@ from frameworks.types import KernelTrial, ProductTrial
 log = structlog.get_logger(__name__)
 
 TRIAL_ROWS = (1, 4, 16, 32)
-"""Texts that are generated at once, one row each."""
+"""Batch sizes of decodes, one row for each sequence."""
 MIN_LIMIT_S = 0.5
 LOAD_SHARE = 0.02
-"""The trials take this share of the load, and at least MIN_LIMIT_S."""
-# The outputs of a larger layer are cut.
+"""The trials take this part of the time of the load, and at least MIN_LIMIT_S."""
+# Only the first outputs of a larger layer are timed.
 _MAX_ELEMENTS = 1 << 19
 _OUTPUT_STEP = 64
-# The call takes longer than the product: all kernels are alike, and chance would choose.
+# The call takes longer than the matmul: all kernels are equally fast, so noise would choose.
 _MIN_ELEMENTS = 1 << 15
-# Packed weights are whole blocks of so many outputs.
+# Packed weights are whole blocks of this number of outputs.
 _BLOCK = 32
-# Layers that are multiplied by turns, so that none stays in the cache of a core, as those of a model do not.
+# Copies of a layer that are computed in turn, so that none stays in the cache of a core, as in a model.
 _COPIES = 2
 # A kernel this many times slower than the fastest is not timed with more rows.
 _HOPELESS = 4.0
@@ -41,7 +41,7 @@ _HOPELESS = 4.0
 _SLOWER = 1.03
 
 Times = Mapping[str, Mapping[int, float]]
-"""Seconds of each kernel by the number of rows; fewer numbers for a hopeless one."""
+"""Seconds of each kernel by the number of rows; fewer entries for a hopeless one."""
 
 _measured: dict[tuple[object, ...], Times] = {}
 
@@ -72,10 +72,10 @@ class KernelChooser:
         max_error: Callable[[torch.Tensor], float] | None = None,
         measure: Measure | None = None,
     ) -> None:
-        """`kernels`: in the order of preference; one alone is not measured. `original`: for quantised weights, the
+        """`kernels`: in the order of preference; one alone is not measured. `original`: for quantized weights, the
         kernels of the original, the best last. `max_bytes`: of a weight, in whole blocks,
-        unless no kernel takes fewer. `shared`: addresses of weights that are held in any case. `max_error`: of weights,
-        the largest error of a product that may be chosen. `measure`: None for the clock.
+        unless no kernel takes fewer. `shared`: addresses of weights that are in memory anyway. `max_error`: returns
+        for weights the largest error of a kernel that may be chosen. `measure`: None for the clock.
         """
         self._kernels = kernels
         self._original = original
@@ -88,10 +88,10 @@ class KernelChooser:
         self._choices: dict[tuple[object, ...], _Choice] = {}
         self._counts: dict[tuple[object, ...], int] = {}
         self.held_bytes = 0
-        """Of the layers made so far, less the weights that are held in any case."""
+        """Of the layers made so far, without weights that are in memory anyway."""
 
     def fits(self, weight: torch.Tensor) -> bool:
-        """Return whether a kernel multiplies these weights, [outputs, inputs]."""
+        """Return whether a kernel computes with these weights, [outputs, inputs]."""
         return any(each.fits(weight) for each in self._kernels)
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -99,7 +99,7 @@ class KernelChooser:
         return self._counted(weight).make(weight, bias)
 
     def of_groups(self, weights: GroupWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
-        """Make a layer of weights that are rounded already. `dtype`: of the original's, and of the rows."""
+        """Make a layer of weights that are already quantized. `dtype`: of the original weights, and of the rows."""
         kernel = self._counted(weights.dense(dtype))
         return kernel.make(weights.dense(), bias) if kernel.of_groups is None else kernel.of_groups(weights, bias)
 
@@ -113,7 +113,7 @@ class KernelChooser:
             self._choices[key] = self._choose(weight, usable)
         self._counts[key] = self._counts.get(key, 0) + 1
         kernel = self._choices[key].kernel
-        if not (kernel.shares and weight.data_ptr() in self._shared):
+        if kernel.copies or weight.data_ptr() not in self._shared:
             self.held_bytes += kernel.held_bytes(*weight.shape)
         return kernel
 
@@ -125,7 +125,7 @@ class KernelChooser:
     def _choose(self, weight: torch.Tensor, usable: Sequence[CpuKernel]) -> _Choice:
         weights = {each.name: each.weights for each in usable}
         timed = [*self._original_of(weight), *usable]
-        # A share of the load so far, of which the rest takes longer still.
+        # A part of the load so far; the rest of the load takes longer still.
         limit_s = max(MIN_LIMIT_S, LOAD_SHARE * (time.perf_counter() - self._started_s))
         if len(timed) == 1 or weight.numel() < _MIN_ELEMENTS or self._spent_s >= limit_s:
             return _Choice(self._likely(usable), weights)
@@ -148,7 +148,7 @@ class KernelChooser:
         return [replace(each, name=ORIGINAL) for each in found[-1:]]
 
     def _likely(self, usable: Sequence[CpuKernel]) -> CpuKernel:
-        """Return what was measured as fastest for most other shapes; the first without any."""
+        """Return the kernel that was fastest for most other shapes; the first without measurements."""
         names = [choice.kernel.name for choice in self._choices.values() if choice.times]
         return max(usable, key=lambda each: names.count(each.name))
 
@@ -180,16 +180,16 @@ def fastest(usable: Sequence[CpuKernel], times: Times) -> CpuKernel:
 
 
 def time_layers(layers: Mapping[str, Sequence[Linear]], inputs: int, dtype: torch.dtype, measure: Measure) -> Times:
-    """Return the seconds of each kernel by the number of rows. `layers`: of each kernel, multiplied by turns."""
-    products = dict(layers)
-    times: dict[str, dict[int, float]] = {name: {} for name in products}
+    """Return the seconds of each kernel by the number of rows. `layers`: of each kernel, computed in turn."""
+    timed = dict(layers)
+    times: dict[str, dict[int, float]] = {name: {} for name in timed}
     for count in TRIAL_ROWS:
         rows = torch.ones(count, inputs, dtype=dtype)
-        found = measure({name: _by_turns(copies, rows) for name, copies in products.items()})
+        found = measure({name: _in_turn(copies, rows) for name, copies in timed.items()})
         for name, seconds in found.items():
             times[name][count] = seconds
         slowest = _HOPELESS * min(seconds for name, seconds in found.items() if name != ORIGINAL)
-        products = {name: each for name, each in products.items() if name == ORIGINAL or found[name] <= slowest}
+        timed = {name: each for name, each in timed.items() if name == ORIGINAL or found[name] <= slowest}
     return times
 
 
@@ -208,8 +208,8 @@ def sum_milliseconds(trials: Sequence[ProductTrial]) -> tuple[Mapping[str, float
 
 
 def log_trials(trials: Sequence[ProductTrial], model: str, dtype: str) -> None:
-    """Log the chosen kernels, and warn of quantised ones that are slower than the original's. Does nothing where none
-    was measured.
+    """Log the chosen kernels, and warn of quantized ones that are slower than the original's. Does nothing without
+    measurements.
     """
     if not any(each.trials for each in trials):
         return
@@ -220,7 +220,7 @@ def log_trials(trials: Sequence[ProductTrial], model: str, dtype: str) -> None:
     slower = [rows for rows, spent_ms in quantized_ms.items() if spent_ms > _SLOWER * original_ms[rows]]
     if slower:
         log.warning(
-            "the quantised products are slower than the original's on this CPU, and are served as the entry asks",
+            "the quantized kernels are slower than the original's on this CPU, and are served as the entry asks",
             model=model,
             rows=slower,
             remedy="remove dtype",
@@ -228,7 +228,7 @@ def log_trials(trials: Sequence[ProductTrial], model: str, dtype: str) -> None:
         )
 
 
-def _by_turns(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], object]:
+def _in_turn(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], object]:
     turn = 0
 
     def run() -> object:
@@ -240,12 +240,12 @@ def _by_turns(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], obje
 
 
 def _cut_outputs(inputs: int) -> int:
-    """Return the outputs of a layer that is timed: a number that every kernel multiplies."""
+    """Return the outputs of a layer that is timed, a multiple that every kernel computes."""
     return max(1, _MAX_ELEMENTS // inputs // _OUTPUT_STEP) * _OUTPUT_STEP
 
 
 def _error(layer: Linear, weight: torch.Tensor) -> float:
-    """Return the root mean square of the rows' errors, relative to each row's product."""
+    """Return the root mean square of the rows' errors, relative to the norm of each row's result."""
     rows = sample_rows(weight.shape[1])
     exact = torch.nn.functional.linear(rows, weight.float())
     errors = (layer(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
@@ -256,7 +256,7 @@ def _product(key: tuple[object, ...], layers: int, choice: _Choice) -> ProductTr
     outputs, inputs = key[:2]
     assert isinstance(outputs, int)
     assert isinstance(inputs, int)
-    # A cut layer was timed; the whole takes as much longer as it is larger.
+    # A part of the layer was timed; the time of the layer is in proportion to its size.
     times = max(1.0, outputs / _cut_outputs(inputs))
     trials = tuple(
         KernelTrial(

@@ -1,7 +1,7 @@
-"""Linear layers of a generating model: plain, packed, narrow or int8 weights; cpu_kernels lists them.
+"""Linear layers of a language model: plain, packed, float16 or int8 weights; cpu_kernels lists them.
 
-On a CPU a decode step is its linear layers, and oneDNN multiplies weights in its own blocked order two to three times
-as fast as plain ones (2,048 x 768, 16 rows, two cores with AVX-512: 4.5 ms against 1.4 for eight of them in float32).
+On a CPU linear layers take most of a decode step, and oneDNN's matmul of packed weights is two to three times as fast
+as of plain ones (2,048 x 768, 16 rows, two cores with AVX-512: 4.5 ms against 1.4 for eight of them in float32).
 torch.compile packs weights by the same operators when it freezes a model.
 """
 
@@ -15,17 +15,17 @@ from frameworks.pytorch import kernels
 from frameworks.pytorch.int8_matmul import Int8Kernel, fbgemm_engine
 from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
 
-# Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
+# Decode batches up to this size are not padded; they have one row for each sequence.
 _MAX_EXACT_ROWS = 32
 _ROUNDING_BITS = 4
 _MKL_ROWS_HINT = 16
 
 
 def padded_rows(rows: int, device: torch.device) -> int:
-    """Return how many rows are computed for `rows`: 1 in 25 more on average, 1 in 8 more at most.
+    """Return the number of rows with padding: 1 in 25 more on average, 1 in 8 more at most.
 
-    On a CPU oneDNN makes machine code for each number of rows and each shape of weights, which takes 0.3 ms, and keeps
-    it, which takes 0.6 MB. Of 512 numbers of rows 64 remain.
+    On a CPU oneDNN compiles machine code for each number of rows and each shape of weights, in 0.3 ms, and keeps it,
+    in 0.6 MB. Padding leaves 64 of the first 512 numbers.
     """
     if device.type != "cpu" or rows <= _MAX_EXACT_ROWS:
         return rows
@@ -34,7 +34,7 @@ def padded_rows(rows: int, device: torch.device) -> int:
 
 
 def whole_rows(rows: int, device: torch.device) -> int:
-    """Return the largest number up to `rows` that `padded_rows` leaves as it is."""
+    """Return the largest number up to `rows` that `padded_rows` does not pad."""
     if device.type != "cpu" or rows <= _MAX_EXACT_ROWS:
         return rows
     step = 1 << (rows.bit_length() - _ROUNDING_BITS)
@@ -42,26 +42,26 @@ def whole_rows(rows: int, device: torch.device) -> int:
 
 
 class Linear(Protocol):
-    """Rows [rows, inputs] → [rows, outputs], in the dtype of the rows; with an operation fused into the product."""
+    """Activations [rows, inputs] → [rows, outputs], in the dtype of the activations; also with a fused epilogue."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return silu of the product."""
+        """Return SiLU of the matmul, [rows, outputs]."""
         ...
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """Return the product times `factor` [rows, outputs], element by element."""
+        """Return the matmul times `factor`, element-wise; both [rows, outputs]."""
         ...
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
-        """Return the product plus `summand` [rows, outputs]."""
+        """Return the matmul plus `summand`; both [rows, outputs]."""
         ...
 
 
 @runtime_checkable
 class RestorableLinear(Linear, Protocol):
-    """A Linear that can return the weights that it was made of, so that another one can take its place."""
+    """A Linear that can return the weights that it was made of, so that another one can replace it."""
 
     bias: torch.Tensor | None
 
@@ -71,18 +71,21 @@ class RestorableLinear(Linear, Protocol):
 
 
 class UnfusedLinear(ABC):
-    """A product whose following operation is a second pass over it."""
+    """A matmul whose epilogue is a second pass over its result."""
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_silu, [rows, outputs]."""
         return torch.nn.functional.silu(self(rows), inplace=True)
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_mul, [rows, outputs]."""
         return self(rows).mul_(factor)
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_add, [rows, outputs]."""
         return self(rows).add_(summand)
 
 
@@ -97,11 +100,12 @@ class PlainLinear(UnfusedLinear):
         return torch.nn.functional.linear(rows, self.weight, self.bias)
 
     def dense(self) -> torch.Tensor:
+        """As RestorableLinear.dense, [outputs, inputs]."""
         return self.weight
 
 
 class PackedLinear:
-    """Weights in oneDNN's order; the following operation is applied while the product is written."""
+    """Weights packed by oneDNN; the epilogue is applied while the result is written."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs], float32 or bfloat16 on a CPU."""
@@ -109,6 +113,7 @@ class PackedLinear:
         self.bias = bias
 
     def dense(self) -> torch.Tensor:
+        """As RestorableLinear.dense, [outputs, inputs]."""
         return self.weight.to_dense()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -116,38 +121,39 @@ class PackedLinear:
         return product
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_silu, [rows, outputs]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "swish", [], "")
         return product
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_mul, [rows, outputs]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, factor, self.weight, self.bias, "mul")
         return product
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """As Linear.fused_add, [rows, outputs]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, summand, self.weight, self.bias, "add")
         return product
 
 
 class MklLinear(UnfusedLinear):
-    """float32 weights in MKL's order."""
+    """float32 weights packed by MKL."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs]. Raises RuntimeError where torch has no MKL."""
         self.weight: torch.Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS_HINT)
         self.bias = bias
-        # The operator reads nothing but the shape of the weights in their own order.
+        # The operator reads only the shape of the weights that are not packed.
         self._shape = weight.new_zeros(1).expand(weight.shape)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        # Another number of rows than that of the packing would be multiplied by the weights in their own order.
+        # With another number of rows than that of the packing, the operator would read weights that are not packed.
         product: torch.Tensor = torch.ops.mkl._mkl_linear(rows, self.weight, self._shape, self.bias, len(rows))
         return product
 
 
-class HalfLinear(UnfusedLinear):
-    """Weights of float16 that FBGEMM multiplies in float32: half of the bytes to read, and no instructions needed for
-    narrow products.
-    """
+class Float16Linear(UnfusedLinear):
+    """float16 weights that FBGEMM multiplies in float32: half of the bytes to read, without float16 instructions."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs]. Raises RuntimeError where torch has no FBGEMM."""
@@ -159,6 +165,7 @@ class HalfLinear(UnfusedLinear):
             )
 
     def dense(self) -> torch.Tensor:
+        """As RestorableLinear.dense, [outputs, inputs]."""
         with fbgemm_engine():
             weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
         return weight.to(self._dtype)
@@ -169,7 +176,7 @@ class HalfLinear(UnfusedLinear):
 
 
 class QuantizedLinear(UnfusedLinear):
-    """int8 weights. Each row is rounded to int8 by its own largest number, so it depends on no other row."""
+    """int8 weights. Activations are quantized by the absolute maximum of each row, so no row depends on another."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
         """`weight`: [outputs, inputs]."""
@@ -188,5 +195,5 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 def can_quantize(weight: torch.Tensor) -> bool:
-    """Return whether the device has an int8 product of this size."""
+    """Return whether the device has an int8 matmul for weights [outputs, inputs] of this shape."""
     return weight.device.type != "cuda" or not any(size % INT8_SIZE_MULTIPLE for size in weight.shape)

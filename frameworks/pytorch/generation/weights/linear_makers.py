@@ -1,4 +1,4 @@
-"""Make the linear layers of a generating model as its entry asks: in its dtype, in 8 bits or in 4."""
+"""Make the linear layers of a language model as its entry asks: in its dtype, in int8 or in int4."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from transformers.pytorch_utils import Conv1D
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.generation.weights.cpu_kernels import (
     CpuKernel,
+    float16_is_exact,
     float_kernels,
-    half_is_exact,
     int4_kernels,
     int8_kernels,
 )
 from frameworks.pytorch.generation.weights.group_linear import (
     DeferredGroupLinear,
+    QuantizedGroupLinear,
     ReadGroups,
-    RoundedGroupLinear,
     int8_chooser,
     make_group_linear,
-    rounding_kernels,
+    quantizing_kernels,
 )
 from frameworks.pytorch.generation.weights.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.weights.kernel_choice import KernelChooser, packed_bytes
@@ -38,7 +38,7 @@ Bits = Literal["int8", "int4"]
 class LinearMaker:
     """Makes the layers of one model, and counts their bytes. Used by one thread.
 
-    The head of a model of 4 bits has 8: its errors are those of the logits.
+    The head of an int4 model is int8: its errors are those of the logits.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LinearMaker:
         head = model.get_output_embeddings()
         # A packed head has no weight of its own.
         self._head = head.weight.data_ptr() if hasattr(head, "weight") else None
-        products = product_weights(model)
+        products = linear_weights(model)
         tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         replaced = {id(each): each for each in products if each.data_ptr() not in tables}
         # Transposed weights of GPT-2's layers are views.
@@ -72,10 +72,10 @@ class LinearMaker:
         self._itemsize: int = model.dtype.itemsize
         self._is_deferred = defers_compiled
         self._later_bytes = 0
-        self._has_halves: bool | None = None
+        self._fits_float16: bool | None = None
         if defers_compiled and bits is None:
             usual = [each for each in usual if each.code is None and each.restores]
-        self._is_tied_copied = bool(usual) and not usual[0].shares
+        self._is_tied_copied = bool(usual) and usual[0].copies
         self._choosers: list[KernelChooser] = []
         if self._is_on_cpu:
             *narrower, last = _lists(bits, usual, kernels, folder, defers_compiled=defers_compiled)
@@ -89,14 +89,14 @@ class LinearMaker:
             return self._make_on_accelerator(weight, bias)
         if self._is_deferred and self._bits is None:
             self._later_bytes += packed_bytes(weight, self._itemsize)
-        if self._is_deferred and self._has_halves is None:
-            self._has_halves = half_is_exact(weight)
+        if self._is_deferred and self._fits_float16 is None:
+            self._fits_float16 = float16_is_exact(weight)
         is_head = weight.data_ptr() == self._head and self._bits == "int4"
         choosers = self._choosers[-1:] if is_head else self._choosers
         return next(each for each in choosers if each.fits(weight))(weight, bias)
 
     def make_group(self, read: ReadGroups, bias: torch.Tensor | None) -> Linear:
-        """Make a layer of weights that a file holds in 8 or 4 bits."""
+        """Make a layer of weights that a file holds as int8 or int4. `bias`: [outputs]."""
         if self._is_deferred:
             deferred = DeferredGroupLinear(read, bias)
             self._group_bytes += deferred.held_bytes
@@ -109,28 +109,28 @@ class LinearMaker:
         return linear
 
     def later(self) -> "LaterLinears":
-        """Return what makes the layers again, with all kernels, that were made without the compiled ones."""
+        """Return the maker of the layers with all kernels, for layers that were made without the compiled ones."""
         chooser = KernelChooser(
             self._all_kernels, max_bytes=self._itemsize, shared=self._tables, measure=shortest_seconds_beside_steps
         )
         return LaterLinears(
-            chooser, int8_chooser(shortest_seconds_beside_steps), self._later_rounded(4), self._later_rounded(8)
+            chooser, int8_chooser(shortest_seconds_beside_steps), self._later_quantized(4), self._later_quantized(8)
         )
 
-    def _later_rounded(self, bits: int) -> KernelChooser:
-        """Return what makes compiled layers of weights that the load has rounded: they keep their numbers. Beside the
-        compiled kernel only the original's is timed.
+    def _later_quantized(self, bits: int) -> KernelChooser:
+        """Return the maker of compiled layers of weights that the load has quantized. Beside the compiled kernel only
+        the original's is timed.
         """
         kernels = [each for each in (int4_kernels() if bits == 4 else int8_kernels()) if each.code is not None]
-        halves = [replace(each, fits=lambda _: True) for each in self._all_kernels if each.fits is half_is_exact]
-        original = [*[each for each in self._all_kernels if each.fits is not half_is_exact][:1], *halves[:1]]
-        if not self._has_halves:
+        halves = [replace(each, fits=lambda _: True) for each in self._all_kernels if each.fits is float16_is_exact]
+        original = [*[each for each in self._all_kernels if each.fits is not float16_is_exact][:1], *halves[:1]]
+        if not self._fits_float16:
             original = original[:1]
         return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, measure=shortest_seconds_beside_steps)
 
     def held_bytes_with(self, later: "LaterLinears") -> int:
-        """Return the bytes of a model whose layers are all rounded, and made by `later`."""
-        return self._kept_bytes + later.int4.held_bytes + later.rounded.held_bytes
+        """Return the bytes of a model whose layers are all quantized, and made by `later`."""
+        return self._kept_bytes + later.int4.held_bytes + later.quantized.held_bytes
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
@@ -160,7 +160,7 @@ class LinearMaker:
         """`max_error`: of int8. A kernel that is forced, and int4, have no such bound."""
         if self._bits is None:
             return KernelChooser(kernels, max_bytes=itemsize, shared=self._tables)
-        halves = [each for each in usual if each.fits is half_is_exact]
+        halves = [each for each in usual if each.fits is float16_is_exact]
         original = [*[each for each in usual if each not in halves][:1], *halves[:1]]
         if self._is_deferred:
             # `later` times it.
@@ -178,29 +178,29 @@ class LinearMaker:
 
 @dataclass(frozen=True, slots=True)
 class LaterLinears:
-    """Makes layers with the kernels that are fastest beside steps. `floats`: of weights that are not quantised.
-    `int8`: of those of a file that are rounded again to 8 bits. `int4`, `rounded`: of those of 4 and of 8 bits that the
-    load has rounded. Used by one thread.
+    """Makes layers with the kernels that are fastest beside steps. `floats`: of float weights. `int8`: of weights of a
+    file that are quantized again to int8. `int4`, `quantized`: of int4 and int8 weights that the load has quantized.
+    Used by one thread.
     """
 
     floats: KernelChooser
     int8: KernelChooser
     int4: KernelChooser
-    rounded: KernelChooser
+    quantized: KernelChooser
 
     def group(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
-        """Make a layer of weights that a file holds in 8 or 4 bits."""
+        """Make a layer of weights that a file holds as int8 or int4. `bias`: [outputs]."""
         return make_group_linear(weights, bias, self.int8)
 
-    def again(self, before: RoundedGroupLinear) -> Linear:
+    def again(self, before: QuantizedGroupLinear) -> Linear:
         """Make a layer of the same weights."""
-        chooser = self.int4 if before.bits == 4 else self.rounded
+        chooser = self.int4 if before.bits == 4 else self.quantized
         return chooser.of_groups(before.groups(), before.bias, before.dtype)
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
         """As LinearMaker.products, of the layers made so far."""
-        return _by_weights((self.floats, self.int8, self.int4, self.rounded))
+        return _by_weights((self.floats, self.int8, self.int4, self.quantized))
 
 
 def _by_weights(choosers: Sequence[KernelChooser]) -> tuple[ProductTrial, ...]:
@@ -218,7 +218,7 @@ def _lists(
     not among the first kernels.
     """
     if bits is not None and defers_compiled:
-        return [rounding_kernels(4), rounding_kernels(8)] if bits == "int4" else [rounding_kernels(8)]
+        return [quantizing_kernels(4), quantizing_kernels(8)] if bits == "int4" else [quantizing_kernels(8)]
     found: list[Sequence[CpuKernel]] = [usual] if bits is None else [int8_kernels()]
     if bits == "int4":
         found.insert(0, int4_kernels())
@@ -234,14 +234,14 @@ def _lists(
     return found
 
 
-def product_weights(model: Any) -> list[torch.Tensor]:
-    """Return the weights of all products, [outputs, inputs]."""
+def linear_weights(model: Any) -> list[torch.Tensor]:
+    """Return the weights of all linear layers, [outputs, inputs]."""
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
     return [module.weight for module in linears]
 
 
-def product_inputs(model: Any) -> set[int]:
-    """Return the numbers of inputs that products have."""
+def linear_inputs(model: Any) -> set[int]:
+    """Return the numbers of inputs that linear layers have."""
     modules = list(model.modules())
     found = {module.in_features for module in modules if isinstance(module, torch.nn.Linear)}
     return found | {module.nx for module in modules if isinstance(module, Conv1D)}

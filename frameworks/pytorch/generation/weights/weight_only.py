@@ -1,7 +1,7 @@
-"""Linear layers of int8 and int4 weights whose rows stay floats: they are rounded to bfloat16, not to integers.
+"""Weight-only quantization: linear layers of int8 and int4 weights with bfloat16 activations.
 
-torch has fast products of these weights for rows of bfloat16 alone, in vector instructions of AVX2 and AVX-512. With
-rows of float32 they take three to a hundred times as long.
+torch has fast matmuls of these weights for bfloat16 activations alone, in vector instructions of AVX2 and AVX-512. With
+float32 activations they take three to a hundred times as long.
 """
 
 import torch
@@ -12,7 +12,7 @@ from frameworks.pytorch.int8_matmul import quantize_weight
 from frameworks.quantization.ranges import WHOLE
 
 INT8_INPUTS_MULTIPLE = 32
-"""torch's int8 product reads beyond other rows."""
+"""torch's int8 matmul reads beyond rows of other lengths."""
 INT4_OUTPUTS_MULTIPLE = 16
 INT4_GROUPS = (32, 64, 128, 256)
 
@@ -25,7 +25,7 @@ class Int8WeightLinear(UnfusedLinear):
         values, scale = quantize_weight(weight, WHOLE)
         self._values = values
         self._scale = scale.bfloat16()
-        # The operator's scale is rounded to bfloat16; what that loses is multiplied here, and the bias added.
+        # The operator's scale is rounded to bfloat16; its relative error is corrected here, and the bias added.
         self._correction = scale / self._scale.float()
         self._bias = None if bias is None else bias.detach().float()
 
@@ -57,7 +57,7 @@ class Int4WeightLinear(UnfusedLinear):
 
 
 def packs_int4(outputs: int, inputs: int, group: int) -> bool:
-    """Return whether torch has a product of int4 weights of this size on a CPU."""
+    """Return whether torch has a matmul of int4 weights of this shape on a CPU."""
     return group in INT4_GROUPS and inputs % group == 0 and outputs % INT4_OUTPUTS_MULTIPLE == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from frameworks.pytorch.compiled.cpu_features import has_vnni
 from frameworks.pytorch.generation.weights.compiled_linears import make_groups, packs_groups
-from frameworks.pytorch.generation.weights.group_weights import GroupWeights, round_to_groups
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, quantize_groups
 from frameworks.pytorch.int8_matmul import quantize_activations, quantize_weight
 from frameworks.quantization.ranges import LARGEST_INT8, WHOLE
 from tests.frameworks.pytorch.compiled.layers import make, needs_integers, random
@@ -81,7 +81,7 @@ def test_groups_keep_their_values(bits: int, outputs: int, groups: int, wide: in
 @given(outputs=st.integers(1, 70), groups=st.integers(1, 6), rows=st.integers(1, 20), magnitude=st.integers(-30, 30))
 @settings(max_examples=EXAMPLES)
 def test_int4_has_shifts_of_any_size(outputs: int, groups: int, rows: int, magnitude: int) -> None:
-    weights = round_to_groups(2.0**magnitude * (random(outputs, 32 * groups, seed=1) + 1), 4, 32)
+    weights = quantize_groups(2.0**magnitude * (random(outputs, 32 * groups, seed=1) + 1), 4, 32)
     assert weights.shift is not None
     given = random(rows, 32 * groups, seed=2)
     found, expected = make_groups(weights, None)(given).double(), group_reference(given, weights)

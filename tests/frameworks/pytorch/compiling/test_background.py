@@ -149,7 +149,7 @@ def test_last_line_is_the_reason(held: Path, monkeypatch: pytest.MonkeyPatch) ->
     words = ["import sys; print('trace\\n\\nno LLVM\\n', file=sys.stderr); sys.exit(1)"]
     with capture_logs() as logs:
         assert fails_with(words, monkeypatch) == "no LLVM"
-    assert [each["event"] for each in logs] == ["compiling products for this CPU"]
+    assert [each["event"] for each in logs] == ["compiling kernels for this CPU"]
 
 
 def test_slow_process_is_ended(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frameworks.pytorch.generation.decoders.adapters.batches import Batch, Run, batches_of, runs_of
-from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, Pair, StepProducts, stacks_of
+from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, Pair, StepAdapters, stacks_of
 from frameworks.pytorch.generation.weights.linear import padded_rows
 
 CPU = torch.device("cpu")
@@ -37,10 +37,10 @@ def test_unequal_rows_are_filled_up() -> None:
     """Adapter 2 has no rows, and lies between."""
     [batch] = batches_of([Run(1, 1, 4), Run(3, 4, 6), Run(4, 6, 9)], (1, 2, 3, 4), CPU)
     assert batch[:4] == (1, 8, 0, 4)
-    assert batch.taken is not None
-    assert batch.places is not None
-    assert batch.taken.tolist() == [1, 2, 3, 1, 1, 1, 4, 5, 1, 6, 7, 8]
-    assert batch.taken[batch.places].tolist() == list(range(1, 9))
+    assert batch.gather is not None
+    assert batch.scatter is not None
+    assert batch.gather.tolist() == [1, 2, 3, 1, 1, 1, 4, 5, 1, 6, 7, 8]
+    assert batch.gather[batch.scatter].tolist() == list(range(1, 9))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_products_of_any_rows_match_each_row(dtype: torch.dtype, tolerance: floa
                 first += outputs
         stacks = stacks_of(AdaptableLayer(None, "linear", modules, 5), adapters)
         numbers, counts = zip(*texts, strict=True)
-        StepProducts([stacks], runs_of(numbers, counts, CPU), [], CPU).add_to(product, rows, 0, is_selected=False)
+        StepAdapters([stacks], runs_of(numbers, counts, CPU), [], CPU).add_to(product, rows, 0, is_selected=False)
         product[infinite] = expected[infinite] = 0
         torch.testing.assert_close(product.float(), expected, atol=4 * tolerance, rtol=tolerance)
 
@@ -116,7 +116,7 @@ def test_large_and_small_products_match() -> None:
     def added(counts: tuple[int, ...]) -> torch.Tensor:
         runs = runs_of((1, 2, 3), counts, CPU)
         product = torch.zeros(sum(counts), 512)
-        StepProducts([stacks], runs, [], CPU).add_to(product, rows, 0, is_selected=False)
+        StepAdapters([stacks], runs, [], CPU).add_to(product, rows, 0, is_selected=False)
         return product
 
     large, small = added((300, 300, 300)), added((4, 4, 4))

@@ -82,7 +82,7 @@ def test_texts_of_compiled_steps_match_merged(
         raise AssertionError("expected compiled steps alone")
 
     folder = made_once(save_causal_model)
-    monkeypatch.setattr("frameworks.pytorch.generation.decoders.adapters.layers.StepProducts.add_to", fail)
+    monkeypatch.setattr("frameworks.pytorch.generation.decoders.adapters.layers.StepAdapters.add_to", fail)
     check(folder, tmp_path, "llama", FOUR, 6, **sizes)
 
 

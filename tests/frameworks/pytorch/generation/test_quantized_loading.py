@@ -24,14 +24,14 @@ def test_perplexity_is_near_original(made_once: FolderMaker, dtype: str) -> None
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_quantisation_counts_its_layers(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+def test_quantization_counts_its_layers(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     ended = ended_phases(monkeypatch)
     with working("load", "m"):
         load_generating(made_once(save_causal_model, model_type=family), dtype="int8", min_cosine=0.5)
     [layers] = [each for each in ended if each.kind == "quantize"]
     assert (layers.name, layers.what, layers.unit) == ("m", "layers", "layers")
     assert layers.done == layers.total > 0
-    assert [each.what for each in ended if each.kind == "load"] == ["checking the numbers"]
+    assert [each.what for each in ended if each.kind == "load"] == ["checking the logits"]
 
 
 def test_int4_holds_less_than_int8(made_once: FolderMaker) -> None:

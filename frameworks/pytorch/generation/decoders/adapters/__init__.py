@@ -1,1 +1,1 @@
-"""LoRA adapters of a generating model: their files, and their products beside those of the base."""
+"""LoRA adapters of a generating model: their files, and their matmuls beside those of the base."""

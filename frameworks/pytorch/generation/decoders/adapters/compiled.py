@@ -1,4 +1,4 @@
-"""The adapters of a compiled step: their weights in its order, and which of its rows they change."""
+"""The LoRA adapters of a compiled step: their packed weights, and the rows that they change."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,28 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CompiledAdapter(NamedTuple):
-    """One adapter. `numbers`: int64 [products, gemm_table.GEMM_FIELDS]. `columns`: the most of a product.
-    `kept`: what the numbers have addresses of.
+    """One adapter. `fields`: int64 [GEMMs, gemm_table.GEMM_FIELDS]. `columns`: the most of a GEMM. `kept`: the owners
+    of the addresses in `fields`.
     """
 
-    numbers: Table
+    fields: Table
     columns: int
     kept: list[Any]
 
 
 class CompiledAdapters:
-    """The adapters of one compiled step, by number. One thread computes the steps, any thread adds and removes."""
+    """The adapters of one compiled step, by id. One thread computes the steps, any thread adds and removes."""
 
-    def __init__(self, products: Table, layers: Sequence[AdaptableLayer], max_rows: int) -> None:
-        """`products`: the step's table, [products, gemm_table.GEMM_COLUMNS]. `layers`: of its products but the
-        head, in their order. `max_rows`: of a step.
+    def __init__(self, gemms: Table, layers: Sequence[AdaptableLayer], max_rows: int) -> None:
+        """`gemms`: the step's table, [GEMMs, gemm_table.GEMM_COLUMNS]. `layers`: of its GEMMs but the head, in their
+        order. `max_rows`: of a step.
         """
         from frameworks.pytorch.compiled.matmul import gemm as arguments
         from frameworks.pytorch.compiled.matmul import gemm_table
         from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 
         self._arguments, self._columns, self._block = arguments, gemm_table, BLOCK
-        self._products = own = products[: len(layers)]
+        self._gemms = own = gemms[: len(layers)]
         self._layers = layers
         self._max_rows = max_rows
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class CompiledAdapters:
         """The adapters whose weights the table has, of the last step; the next one replaces them."""
         self._low = np.empty((0, 0, 0), dtype=np.float32)
         self._runs: list[Table] = []
-        # Of all rows, and of the rows with logits: behind the attention of the last layer no others are left.
+        # Of all rows, and of the rows with logits: after the attention of the last layer only these are computed.
         self._changes = np.zeros((2, max_rows), dtype=np.int64)
         self._of_selected = np.array([layer.selects_rows for layer in layers])
         # Gate and up have the same rows, so they are computed together.
@@ -59,7 +59,7 @@ class CompiledAdapters:
         widest = -(-int(own[:, arguments.OUTPUTS].max()) // BLOCK) * BLOCK
         self._deltas = np.empty((2, max_rows, widest), dtype=np.float32)
 
-    def add(self, number: int, pairs: Mapping[str, Pair]) -> None:
+    def add(self, adapter_id: int, pairs: Mapping[str, Pair]) -> None:
         """Add an adapter; all have one dtype. `pairs`: of the modules. Compiles, unless the code is in the cache."""
         from frameworks.pytorch.compiled.matmul.lora import region_address
 
@@ -67,40 +67,40 @@ class CompiledAdapters:
         address = region_address(next(iter(pairs.values())).a.dtype)
         with self._lock:
             self._address = address
-            self._adapters = {**self._adapters, number: packed}
+            self._adapters = {**self._adapters, adapter_id: packed}
 
-    def remove(self, number: int) -> None:
+    def remove(self, adapter_id: int) -> None:
         """Forget an adapter, which no sequence has."""
         with self._lock:
-            self._adapters = {each: packed for each, packed in self._adapters.items() if each != number}
+            self._adapters = {each: packed for each, packed in self._adapters.items() if each != adapter_id}
 
     def prepare(
-        self, numbers: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
+        self, adapter_ids: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
     ) -> list[CompiledAdapter]:
-        """Write to the step's table what the adapters of its parts add. `numbers`: of each part's adapter, 0 for none.
-        `counts`: of its rows. `logit_counts`: of those with logits.
+        """Write the adapters of a step's parts to its table. `adapter_ids`: of each part, 0 for none. `counts`: its
+        rows. `logit_counts`: its rows with logits.
 
         Returns the adapters: their weights have to be kept until the step has been computed.
         """
-        present = sorted({number for number in numbers if number})
-        adapters = [self._adapters[number] for number in present]
+        present = sorted({each for each in adapter_ids if each})
+        adapters = [self._adapters[each] for each in present]
         if present != self.present:
             self._set_adapters(adapters)
             self.present = present
         if present:
-            by_number = dict(zip(present, adapters, strict=True))
-            of_products = ((~self._of_selected, counts), (self._of_selected, logit_counts))
+            by_id = dict(zip(present, adapters, strict=True))
+            of_gemms = ((~self._of_selected, counts), (self._of_selected, logit_counts))
             self._runs = [
-                self._set_rows(each, changes, numbers, of_parts, by_number)
-                for (each, of_parts), changes in zip(of_products, self._changes, strict=True)
+                self._set_rows(each, changes, adapter_ids, of_parts, by_id)
+                for (each, of_parts), changes in zip(of_gemms, self._changes, strict=True)
             ]
         return adapters
 
     def _set_adapters(self, adapters: Sequence[CompiledAdapter]) -> None:
-        columns, own = self._columns, self._products
+        columns, own = self._columns, self._gemms
         has = np.zeros(len(own), dtype=np.bool_)
         for adapter in adapters:
-            has |= adapter.numbers[:, columns.A] != 0
+            has |= adapter.fields[:, columns.A] != 0
         gate, up = (slice(each, None, columns.GEMMS_OF_LAYER) for each in (columns.GATE, columns.UP))
         has[gate] |= has[up]
         own[:, columns.ADAPTING] = np.where(has, self._address, 0)
@@ -115,38 +115,38 @@ class CompiledAdapters:
         self,
         which: "np.ndarray[Any, np.dtype[np.bool_]]",
         changes: Table,
-        numbers: Sequence[int],
+        adapter_ids: Sequence[int],
         counts: Sequence[int],
         adapters: Mapping[int, CompiledAdapter],
     ) -> Table:
-        """Write the rows of each adapter for some products, and return the runs. `changes`: of the rows."""
-        columns, own = self._columns, self._products
-        changed = np.repeat(np.array(numbers, dtype=np.int64), counts)
+        """Write the rows of each adapter for some GEMMs; return the runs, int64 [runs, 3]. `changes`: of the rows."""
+        columns, own = self._columns, self._gemms
+        changed = np.repeat(np.array(adapter_ids, dtype=np.int64), counts)
         changes[: len(changed)] = changed
         found, end = [], 0
-        for number, texts in groupby(zip(numbers, counts, strict=True), key=lambda text: text[0]):
-            start, end = end, end + sum(count for _, count in texts)
-            if number and end > start:
-                found.append((start, end, adapters[number].numbers.ctypes.data))
+        for adapter_id, parts in groupby(zip(adapter_ids, counts, strict=True), key=lambda part: part[0]):
+            start, end = end, end + sum(count for _, count in parts)
+            if adapter_id and end > start:
+                found.append((start, end, adapters[adapter_id].fields.ctypes.data))
         runs = np.array(found, dtype=np.int64)
         own[which, columns.RUNS], own[which, columns.NUM_RUNS] = runs.ctypes.data, len(found)
         return runs
 
     def _packed(self, pairs: Mapping[str, Pair]) -> CompiledAdapter:
         columns = self._columns
-        numbers = np.zeros((len(self._layers), columns.GEMM_FIELDS), dtype=np.int64)
+        fields = np.zeros((len(self._layers), columns.GEMM_FIELDS), dtype=np.int64)
         kept: list[Any] = []
-        for own, layer in zip(numbers, self._layers, strict=True):
+        for own, layer in zip(fields, self._layers, strict=True):
             found = [(pairs.get(name), outputs) for name, outputs in layer.modules]
             if not any(pair is not None for pair, _ in found):
                 continue
-            a, pieces, b = self._packed_product(found)
+            a, pieces, b = self._packed_matrices(found)
             kept += [a, pieces, b]
             own[columns.A], own[columns.A_COLUMNS], own[columns.PIECES] = a.data_ptr(), len(a), pieces.ctypes.data
-        return CompiledAdapter(numbers, int(numbers[:, columns.A_COLUMNS].max()), kept)
+        return CompiledAdapter(fields, int(fields[:, columns.A_COLUMNS].max()), kept)
 
-    def _packed_product(self, modules: Sequence[tuple[Pair | None, int]]) -> tuple[torch.Tensor, Table, torch.Tensor]:
-        """Return A, the pieces and B of one product. `modules`: with their outputs."""
+    def _packed_matrices(self, modules: Sequence[tuple[Pair | None, int]]) -> tuple[torch.Tensor, Table, torch.Tensor]:
+        """Return A [columns, inputs], the pieces and the blocks of B of one GEMM. `modules`: with their outputs."""
         at_once = self._columns.COLUMNS_AT_ONCE
         some = [pair for pair, _ in modules if pair is not None]
         ranks = sum(pair.a.shape[1] for pair in some)
@@ -156,7 +156,7 @@ class CompiledAdapters:
         return a, pieces, b
 
     def _packed_b(self, modules: Sequence[tuple[Pair | None, int]]) -> tuple[torch.Tensor, Table]:
-        """Return the blocks of B one behind the other, and the pieces. A block has the columns of its modules."""
+        """Return the blocks of B one after the other, and the pieces. A block has the columns of its modules."""
         columns, block = self._columns, self._block
         spans = _spans(modules)
         pieces = np.zeros((-(-sum(outputs for _, outputs in modules) // block), columns.PIECE_FIELDS), dtype=np.int64)
@@ -181,9 +181,7 @@ class CompiledAdapters:
 
 
 class _Span(NamedTuple):
-    """Outputs of a product from `first` to before `end`, which depend on `b` [rank, outputs] and the columns of A from
-    `column` on.
-    """
+    """Outputs of a GEMM from `first` to before `end`: of `b` [rank, outputs] and the columns of A from `column` on."""
 
     first: int
     end: int

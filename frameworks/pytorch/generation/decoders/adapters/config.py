@@ -18,7 +18,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 1024
 
 _ALL_LINEAR = "all-linear"
-# Keys that change the arithmetic in a way that is not computed here, while they have another value than this one.
+# Keys that change the computation in a way that is not served, unless they have one of these values.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
     "bias": (None, "none"),
@@ -51,7 +51,7 @@ _FIRST_INDEX = r".*?\.[^.]*\.(?P<index>\d+)\."
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The options that the arithmetic depends on. `file`: for messages. `target_modules`: a pattern, "all-linear", or
+    """The options that the computation depends on. `file`: for messages. `target_modules`: a pattern, "all-linear", or
     the ends of names.
     """
 

@@ -79,7 +79,10 @@ def read_adapter(folder: Path) -> AdapterFiles:
 
 
 def read_tensors(files: AdapterFiles) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A and B of each module as the file has them, on the CPU. Raises InvalidModel."""
+    """Return A [rank, inputs] and B [outputs, rank] of each module, as the file has them, on the CPU.
+
+    Raises InvalidModel.
+    """
     file = files.folder / WEIGHTS_FILE
     read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     try:

@@ -26,10 +26,10 @@ from frameworks.pytorch.generation.decoders.adapters.layers import (
     AdaptedLinear,
     Pair,
     Stack,
-    StepProducts,
+    StepAdapters,
     stacks_of,
 )
-from frameworks.pytorch.generation.decoders.decoder import Decoder, LinearPlace
+from frameworks.pytorch.generation.decoders.decoder import Decoder, LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear
 
@@ -44,7 +44,7 @@ class _Module:
 
 
 class AdapterSet:
-    """Adapters by number; a number is used once. One thread computes the steps, any thread may attach and detach."""
+    """Adapters by id; an id is used once. One thread computes the steps, any thread may attach and detach."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class AdapterSet:
         self._dtype = dtype
         self._base = base
         self._compiled = compiled
-        # The compiled step has them in an order of its own; long prompts are computed without it.
+        # The compiled step packs them in an order of its own; long prompts are computed without it.
         self._copies = 2 if awaits_compiled or compiled is not None else 1
-        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
         self._lock = threading.Lock()
         # Of each layer; empty without adapters. Never changed, so a step that runs keeps those that it began with.
         self._stacks: list[list[Stack]] = []
-        self._products: StepProducts | None = None
+        self._in_step: StepAdapters | None = None
 
     def needed_bytes(self, folder: Path) -> int:
         """Check an adapter against the base, and return the bytes of its weights. Raises InvalidModel."""
@@ -93,41 +93,41 @@ class AdapterSet:
         try:
             pairs = self._pairs(files)
             with self._lock:
-                number = next(self._numbers)
-                self._use(self._pairs_by_number() | {number: pairs})
+                adapter_id = next(self._ids)
+                self._use(self._pairs_by_id() | {adapter_id: pairs})
                 if self._compiled is not None:
-                    self._compiled.add(number, pairs)
+                    self._compiled.add(adapter_id, pairs)
         except RuntimeError as error:
             ours = map_device_error(error, f"{folder}: the weights of the adapter", self._device)
             if isinstance(ours, OutOfMemory):
                 raise ours from error
             raise
         warn_of_text_files(name, folder, self._base)
-        return AdapterSpec(name, number, files.rank, self._held_bytes(files))
+        return AdapterSpec(name, adapter_id, files.rank, self._held_bytes(files))
 
-    def detach(self, number: int) -> None:
+    def detach(self, adapter_id: int) -> None:
         """Forget an adapter, which no sequence has."""
         with self._lock:
-            known = self._pairs_by_number()
-            known.pop(number, None)
+            known = self._pairs_by_id()
+            known.pop(adapter_id, None)
             self._use(known)
             if self._compiled is not None:
-                self._compiled.remove(number)
+                self._compiled.remove(adapter_id)
 
-    def put_linear(self, place: LinearPlace, linear: Linear) -> None:
+    def put_linear(self, target: LinearAttribute, linear: Linear) -> None:
         """Replace a linear layer of the decoder, below its adapters."""
         with self._lock:
-            found = getattr(place.owner, place.attribute)
+            found = getattr(target.owner, target.attribute)
             if isinstance(found, AdaptedLinear):
                 found.base = linear
             else:
-                setattr(place.owner, place.attribute, linear)
+                setattr(target.owner, target.attribute, linear)
 
     def use_compiled(self, compiled: CompiledAdapters) -> None:
-        """Give the compiled step the adapters, of now and later. Compiles, unless the code is in the cache."""
+        """Add all adapters, of now and later, to the compiled step. Compiles, unless the code is in the cache."""
         with self._lock:
-            for number, pairs in self._pairs_by_number().items():
-                compiled.add(number, pairs)
+            for adapter_id, pairs in self._pairs_by_id().items():
+                compiled.add(adapter_id, pairs)
             self._compiled = compiled
 
     @contextmanager
@@ -141,25 +141,25 @@ class AdapterSet:
         runs = selected = runs_of(adapters, [part.num_tokens for part in parts], self._device)
         if layout.selected_rows is not None:
             selected = runs_of(adapters, [part.num_logits for part in parts], self._device)
-        self._products = StepProducts(stacks, runs, selected, self._device)
+        self._in_step = StepAdapters(stacks, runs, selected, self._device)
         try:
             yield
         finally:
-            self._products = None
+            self._in_step = None
 
     def _held_bytes(self, files: AdapterFiles) -> int:
         return self._copies * files.elements * self._dtype.itemsize
 
-    def _pairs_by_number(self) -> dict[int, dict[str, Pair]]:
-        """Return the pairs of each adapter by module, as views, by ascending number."""
+    def _pairs_by_id(self) -> dict[int, dict[str, Pair]]:
+        """Return the pairs of each adapter by module, as views, by ascending id."""
         found: dict[int, dict[str, Pair]] = {}
         for stack in itertools.chain.from_iterable(self._stacks):
-            for number in stack.numbers:
-                found.setdefault(number, {}).update(stack.pairs_of(number))
+            for adapter_id in stack.adapter_ids:
+                found.setdefault(adapter_id, {}).update(stack.pairs_of(adapter_id))
         return dict(sorted(found.items()))
 
     def _use(self, adapters: Mapping[int, Mapping[str, Pair]]) -> None:
-        """Replace the stacks, and the layers of the decoder where the first adapter begins or the last one ends."""
+        """Replace the stacks; wrap the decoder's layers for the first adapter, and unwrap them after the last one."""
         had = bool(self._stacks)
         self._stacks = [stacks_of(layer, adapters) for layer in self._layers] if adapters else []
         if had == bool(adapters):
@@ -167,13 +167,13 @@ class AdapterSet:
         for index, layer in enumerate(self._layers):
             linear = getattr(layer.owner, layer.attribute)
             if adapters:
-                linear = AdaptedLinear(linear, index, layer.selects_rows, lambda: self._products)
+                linear = AdaptedLinear(linear, index, layer.selects_rows, lambda: self._in_step)
             else:
                 linear = linear.base
             setattr(layer.owner, layer.attribute, linear)
 
     def _check(self, files: AdapterFiles) -> None:
-        """Raise InvalidModel unless the adapter has exactly the modules that its config targets, in their sizes."""
+        """Raise InvalidModel unless the adapter has exactly the modules that its config targets, in their shapes."""
         file = files.config.file
         if not self._modules:
             raise InvalidModel(f"{self._base}: adapters: expected none, as this architecture is served without them")

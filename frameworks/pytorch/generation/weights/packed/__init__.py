@@ -1,1 +1,1 @@
-"""Weights that their files hold in 8 or 4 bits: GGUF, GPTQ, AWQ and compressed-tensors."""
+"""Read quantized weights of files, int8 or int4: GGUF, GPTQ, AWQ and compressed-tensors."""

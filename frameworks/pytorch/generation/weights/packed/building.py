@@ -1,4 +1,4 @@
-"""Build a language model of transformers around weights that are not in a Hugging Face folder of plain numbers."""
+"""Build a language model of transformers around quantized weights of a file or folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ _WEIGHT = ".weight"
 def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: Device) -> Any:
     """Build the model of a folder's config.json with the weights of `source`, in eval mode on `device`.
 
-    On a CPU packed weights stay packed. Other devices get them as numbers of `dtype`, one weight after the other.
+    On a CPU packed weights stay packed. For other devices they are dequantized to `dtype`, one after the other.
     Raises InvalidModel for missing weights and wrong shapes, OutOfMemory.
     """
     try:
@@ -112,7 +112,7 @@ class _Builder:
         name = f"{path}.bias"
         bias = self._value(name, (packed.outputs,)) if getattr(module, "bias", None) is not None else None
         if bias is None and getattr(module, "bias", None) is not None:
-            raise InvalidModel(f"{self._source.name}: {name}: expected {packed.outputs} numbers, got none")
+            raise InvalidModel(f"{self._source.name}: {name}: expected {packed.outputs} values, got none")
         self._model.set_submodule(path, PackedModule(packed, bias, self._device))
 
     def _value(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:

@@ -52,7 +52,7 @@ class FolderWeights:
             raise InvalidModel(f"{self._folder}: {module}: {error}; is the copy complete?") from error
 
     def plain(self, parameter: str) -> torch.Tensor | None:
-        """As WeightSource.plain."""
+        """As WeightSource.plain, in the shape and dtype of the file."""
         found = self._tensor(parameter)
         return found if found is not None and found.is_floating_point() and found.itemsize > 1 else None
 

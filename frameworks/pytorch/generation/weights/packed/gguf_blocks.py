@@ -1,4 +1,4 @@
-"""The blocks of quantised tensors in GGUF files as weights with a scale for each group.
+"""Unpack the blocks of quantized tensors in GGUF files to weights with a scale for each group.
 
 The layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/llama.cpp.
 """
@@ -32,13 +32,13 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Return numbers of 4 bits, uint8: of each `run` bytes first the low halves, then the high ones."""
+    """Return 4-bit integers, uint8 [blocks, elements]: of each `run` bytes first the low halves, then the high ones."""
     runs = packed.reshape(packed.shape[0], -1, 1, run)
     return torch.cat((runs & 15, runs >> 4), 2).reshape(packed.shape[0], -1)
 
 
 def _bits(packed: torch.Tensor, bits: int, run: int) -> torch.Tensor:
-    """Return numbers of this many bits, uint8: of each `run` bytes first all lowest bits, and so on."""
+    """Return integers of `bits` bits, uint8 [blocks, elements]: of each `run` bytes the lowest bits first."""
     runs = packed.reshape(packed.shape[0], -1, 1, run)
     mask = (1 << bits) - 1
     return torch.cat([(runs >> shift) & mask for shift in range(0, 8, bits)], 2).reshape(packed.shape[0], -1)
@@ -111,7 +111,7 @@ _READERS: dict[str, Callable[[torch.Tensor], Groups]] = {
 
 
 def read_blocks(raw: torch.Tensor, block_type: BlockType) -> GroupWeights:
-    """Return the weights of rows of blocks, uint8 [outputs, bytes of a row], of a type that is not plain."""
+    """Return the weights of rows of blocks. `raw`: uint8 [outputs, bytes of a row], of a quantized type."""
     outputs = raw.shape[0]
     found = _READERS[block_type.name](raw.reshape(-1, block_type.size_bytes))
     return GroupWeights(

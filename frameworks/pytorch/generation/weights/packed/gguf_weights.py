@@ -49,7 +49,7 @@ class GgufWeights:
         return GgufWeight(self._raw(tensor).view(tensor.shape[0], -1), tensor, self._rows(parameter, tensor))
 
     def plain(self, parameter: str) -> torch.Tensor | None:
-        """As WeightSource.plain."""
+        """As WeightSource.plain, in the shape and dtype of the file."""
         tensor = tensor_of_parameter(self._file, parameter)
         if tensor is None or not tensor.block_type.is_plain:
             return None

@@ -1,4 +1,4 @@
-"""Numbers of 4 and 8 bits in integers of 32: the layouts of GPTQ, AWQ and compressed-tensors folders."""
+"""Unpack int4 and int8 weights from int32: the layouts of GPTQ, AWQ and compressed-tensors folders."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import torch
 from frameworks.pytorch.generation.weights.group_weights import GroupWeights, held_bytes
 from frameworks.pytorch.generation.weights.packed.weight import Selection
 
-# AutoAWQ's order of eight outputs in an integer, lowest bits first, inverted: where each output is.
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+# AutoAWQ's order of eight outputs in an int32, lowest bits first, inverted: the position of each output.
+_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def unpack_columns(packed: torch.Tensor, bits: int, columns: torch.Tensor | None = None) -> torch.Tensor:
-    """Return numbers that are packed along the last dimension, lowest bits first, int32.
+    """Unpack integers along the last dimension, lowest bits first: int32 [rows, columns].
 
-    `packed`: int32 [rows, integers]. `columns`: only these numbers of each row, int64.
+    `packed`: int32 [rows, int32 of a row]. `columns`: only these of each row, int64.
     """
     per_integer = 32 // bits
     mask = (1 << bits) - 1
@@ -25,7 +25,7 @@ def unpack_columns(packed: torch.Tensor, bits: int, columns: torch.Tensor | None
     return (packed[:, columns // per_integer] >> shifts) & mask
 
 
-def _numbers(selection: Selection, count: int) -> torch.Tensor:
+def _indices(selection: Selection, count: int) -> torch.Tensor:
     return torch.arange(count)[selection] if isinstance(selection, slice) else selection
 
 
@@ -51,10 +51,10 @@ class _Weight:
         self.order = order
         self.held_bytes = held_bytes(outputs * inputs, bits, group)
 
-    def _groups(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> GroupWeights:
-        """Return weights (number - zero) * scale. `numbers`: from 0, [outputs, inputs]. `zero`: None for the middle."""
+    def _groups(self, integers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> GroupWeights:
+        """Return (integer - zero) * scale. `integers`: [outputs, inputs], from 0. `zero`: None for the middle."""
         middle = 1 << (self.bits - 1)
-        values = (numbers - middle).to(torch.int8)
+        values = (integers - middle).to(torch.int8)
         if self.order is not None:
             values = values.index_select(1, self.order)
         scale = scale.float()
@@ -64,8 +64,8 @@ class _Weight:
 
 @dataclass(frozen=True, slots=True)
 class ColumnTensors:
-    """The tensors of a layer in a GPTQ or AWQ folder. `zeros`: int32 [groups, outputs / numbers per integer];
-    `scales`: [groups, outputs]; `group_of_input`: int32 [inputs], None where neighbours form the groups.
+    """The tensors of a layer in a GPTQ or AWQ folder. `zeros`: int32 [groups, outputs / values per int32];
+    `scales`: [groups, outputs]; `group_of_input`: int32 [inputs], None where adjacent inputs form the groups.
     """
 
     weight: torch.Tensor
@@ -75,7 +75,7 @@ class ColumnTensors:
 
 
 class GptqWeight(_Weight):
-    """A PackedWeight. `weight`: int32 [inputs / numbers per integer, outputs]."""
+    """A PackedWeight. `weight`: int32 [inputs / values per int32, outputs]."""
 
     def __init__(self, tensors: ColumnTensors, bits: int, stored_zero_is_less: bool) -> None:
         """`stored_zero_is_less`: whether the zero points are 1 more than the file states, as in the first version.
@@ -98,10 +98,10 @@ class GptqWeight(_Weight):
 
     def read(self, selection: Selection) -> GroupWeights:
         """As PackedWeight.read."""
-        chosen = _numbers(selection, self.outputs)
-        numbers = unpack_columns(self._tensors.weight[:, chosen].t(), self.bits)
+        chosen = _indices(selection, self.outputs)
+        integers = unpack_columns(self._tensors.weight[:, chosen].t(), self.bits)
         zeros = unpack_columns(self._tensors.zeros, self.bits, chosen).t() + self._more if self._has_zero else None
-        return self._groups(numbers, self._tensors.scales[:, chosen].t(), zeros)
+        return self._groups(integers, self._tensors.scales[:, chosen].t(), zeros)
 
 
 class AwqWeight(_Weight):
@@ -118,11 +118,11 @@ class AwqWeight(_Weight):
 
     def read(self, selection: Selection) -> GroupWeights:
         """As PackedWeight.read."""
-        chosen = _numbers(selection, self.outputs)
-        places = chosen // 8 * 8 + torch.tensor(_AWQ_PLACES)[chosen % 8]
-        numbers = unpack_columns(self._tensors.weight, 4, places).t()
-        zeros = unpack_columns(self._tensors.zeros, 4, places).t() if self._has_zero else None
-        return self._groups(numbers, self._tensors.scales[:, chosen].t(), zeros)
+        chosen = _indices(selection, self.outputs)
+        columns = chosen // 8 * 8 + torch.tensor(_AWQ_POSITIONS)[chosen % 8]
+        integers = unpack_columns(self._tensors.weight, 4, columns).t()
+        zeros = unpack_columns(self._tensors.zeros, 4, columns).t() if self._has_zero else None
+        return self._groups(integers, self._tensors.scales[:, chosen].t(), zeros)
 
 
 class RowWeight(_Weight):
@@ -162,11 +162,11 @@ class RowWeight(_Weight):
         middle = 1 << (self.bits - 1)
         rows = self._weight[selection]
         if rows.dtype == torch.int8:
-            numbers = rows.to(torch.int32) + middle
+            integers = rows.to(torch.int32) + middle
         else:
-            numbers = unpack_columns(rows, self.bits)[:, : self.inputs]
+            integers = unpack_columns(rows, self.bits)[:, : self.inputs]
         zero = None if self._zero is None else self._zero[selection] + middle
-        return self._groups(numbers, self._scale[selection], zero)
+        return self._groups(integers, self._scale[selection], zero)
 
     def _signed_zero(self, zero: torch.Tensor) -> torch.Tensor | None:
         """Return the zero points, int32 [outputs, groups]; None if all are 0."""

@@ -21,12 +21,12 @@ from frameworks.pytorch.generation.weights.packed.weight import (
 MakeGroup = Callable[[ReadGroups, torch.Tensor | None], Linear]
 """A function that reads weights in groups, and a bias → the layer."""
 LARGEST_DENSE_TABLE = 64 << 20
-"""Bytes of an embedding table up to which it is held as numbers."""
+"""Bytes of an embedding table up to which it is dequantized at load."""
 
 
 class PackedModule(torch.nn.Module):
-    """In the place of a Linear layer. By itself it computes with the weights of one piece after the other in the dtype
-    of its input: slow, and a reference for the layers that `linear_of` makes of it.
+    """Replaces a torch.nn.Linear. By itself it dequantizes the weights piece by piece to the dtype of its input: slow,
+    and a reference for the layers that `linear_of` makes of it.
     """
 
     bias: torch.Tensor | None
@@ -64,15 +64,15 @@ class PackedModule(torch.nn.Module):
         return GroupWeights(found.values.to(self.device), found.scale.to(self.device), shift, found.bits, found.group)
 
     def joins(self, other: "PackedModule") -> bool:
-        """Whether one product can compute both: they have the same bits, groups and order of inputs."""
+        """Whether one matmul can compute both: they have the same bits, groups and order of inputs."""
         mine, its = (module.packed.read(slice(0, 1)) for module in (self, other))
         return (mine.bits, mine.group) == (its.bits, its.group) and _are_equal(self.packed.order, other.packed.order)
 
 
 class PackedEmbedding(torch.nn.Module):
-    """In the place of an embedding table: the rows of the tokens are read from the file's own weights.
+    """Replaces an embedding table: the rows of tokens are dequantized from the file's weights.
 
-    A small table is read once instead: a step of a small model is faster than the reading.
+    A small table is dequantized at load instead: rows would take longer than the step of a small model.
     """
 
     def __init__(self, packed: PackedWeight, dtype: torch.dtype, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class PackedEmbedding(torch.nn.Module):
 
 
 class JoinedLinear(UnfusedLinear):
-    """Several products of the same rows, their outputs side by side."""
+    """Several linear layers of the same activations, their outputs side by side."""
 
     def __init__(self, linears: list[Linear]) -> None:
         self.linears = linears
@@ -108,10 +108,10 @@ class JoinedLinear(UnfusedLinear):
 
 
 class ReorderedLinear(UnfusedLinear):
-    """A product whose weights have their inputs in another order than the rows."""
+    """A linear layer whose weights have their inputs in another order than the activations."""
 
     def __init__(self, linear: Linear, order: torch.Tensor) -> None:
-        """`order`: the element of a row for each input of the weights, int64."""
+        """`order`: the input of the activations for each column of the weights, int64 [inputs]."""
         self.linear = linear
         self.order = order
 
@@ -125,7 +125,7 @@ def linear_of(module: torch.nn.Module, make_linear: MakeLinear) -> Linear:
 
 
 def joined_linear_of(modules: list[torch.nn.Module], make_linear: MakeLinear) -> Linear:
-    """Return one layer for modules of the same rows: one product where their weights allow it.
+    """Return one layer for modules of the same activations: one matmul where their weights allow it.
 
     Counts the modules as steps of the current work.
     """
@@ -162,7 +162,7 @@ def _make_now(read: ReadGroups, bias: torch.Tensor | None) -> Linear:
 
 
 def replaced(linear: Linear, replace: Callable[[Linear], Linear]) -> Linear:
-    """Return a layer whose products are replaced, each by what `replace` returns for it; itself if none changes."""
+    """Return a layer with `replace` applied to each layer within it; itself if none changes."""
     if isinstance(linear, JoinedLinear):
         made = [replaced(each, replace) for each in linear.linears]
         return linear if all(map(operator.is_, made, linear.linears)) else JoinedLinear(made)

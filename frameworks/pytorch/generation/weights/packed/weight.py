@@ -1,4 +1,4 @@
-"""A weight whose file holds it in few bits: read in pieces, so that none is in memory as a whole in a wide type."""
+"""A quantized weight of a file, which is dequantized in pieces, never as a whole."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -69,7 +69,7 @@ def join_groups(parts: list[GroupWeights]) -> GroupWeights:
 
 
 def dense_rows(weight: PackedWeight, selection: Selection, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights of some outputs as numbers [selected, inputs], the inputs in order."""
+    """Return the dequantized weights of some outputs [selected, inputs], the inputs in order."""
     found = weight.read(selection).dense(torch.float32)
     if weight.order is not None:
         found = torch.empty_like(found).index_copy_(1, weight.order, found)
@@ -77,7 +77,7 @@ def dense_rows(weight: PackedWeight, selection: Selection, dtype: torch.dtype) -
 
 
 def dense(weight: PackedWeight, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the whole weight as numbers [outputs, inputs] on a device."""
+    """Return the dequantized weight [outputs, inputs] on a device."""
     made = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=device)
     for piece in pieces(weight):
         made[piece] = dense_rows(weight, piece, dtype).to(device)
@@ -93,13 +93,13 @@ class WeightSource(Protocol):
         ...
 
     def packed(self, parameter: str) -> PackedWeight | None:
-        """Return a weight that the file holds in few bits; None for others. Raises InvalidModel for a damaged one."""
+        """Return a weight that the file holds as int8 or int4; None for others. Raises InvalidModel if damaged."""
         ...
 
     def plain(self, parameter: str) -> torch.Tensor | None:
-        """Return a weight that the file holds as numbers, in the file's dtype; None for others."""
+        """Return a weight that the file holds as floats, in its shape and the dtype of the file; None for others."""
         ...
 
     def adjust(self, model: torch.nn.Module) -> None:
-        """Change what the parameters of a model do not describe, once they have their values."""
+        """Change buffers of a model that no parameter describes. Called after the parameters have their values."""
         ...

@@ -49,7 +49,7 @@ class Form:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     softcap: float | None = None
-    is_turned: bool = True
+    is_transposed: bool = True
 
 
 class Case:
@@ -60,7 +60,7 @@ class Case:
         self.form = form
         self._numbers = torch.Generator().manual_seed(seed)
         shape = CacheShape(LAYERS, form.heads, form.head_size, form.dtype)
-        self.cache = KeyValueCache(shape, BLOCKS, CPU, is_turned=form.is_turned)
+        self.cache = KeyValueCache(shape, BLOCKS, CPU, is_transposed=form.is_transposed)
         for keys, values in self.cache.layers:
             keys.fill_(30)
             values.fill_(1000)
@@ -168,7 +168,7 @@ class TestForms:
     def test_keys_in_rows_match_reference(self, softcap: float | None) -> None:
         """As on a GPU."""
         for order in (IN_ROW, SCATTERED):
-            check(Case(MIXED, Form(softcap=softcap, is_turned=False), order))
+            check(Case(MIXED, Form(softcap=softcap, is_transposed=False), order))
 
     @pytest.mark.parametrize("window", [None, 40])
     @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])

@@ -76,7 +76,7 @@ def test_row_does_not_depend_on_others(runner: Any, sizes: list[tuple[int, int]]
 @pytest.mark.extended
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_step_of_pieces_equals_that_by_layers(runner: Any, is_scored: bool) -> None:
-    sizes = [(3, 1), (20, 1), (0, runner.step.most_rows + 2), (10, 20)]
+    sizes = [(3, 1), (20, 1), (0, runner.step.max_rows + 2), (10, 20)]
     parts = plan_of(sizes, range(BLOCKS), is_scored=is_scored)
     expected, expected_cache = computed(runner, parts, runner.compute_by_layers)
     found, cache = computed(runner, parts, runner.step.logits, threads=2)
@@ -102,7 +102,7 @@ def check_parts(runner: Any, whole: StepPart, ends: list[int]) -> None:
 @given(st.lists(st.integers(1, LONG_PROMPT), min_size=1, max_size=6), st.permutations(range(BLOCKS)))
 def test_prompt_does_not_depend_on_its_parts(runner: Any, ends: list[int], blocks: list[int]) -> None:
     """A prompt in parts, of one token too, has the same bits as at once."""
-    assert runner.step.most_rows < LONG_PROMPT
+    assert runner.step.max_rows < LONG_PROMPT
     [whole] = plan_of([(0, LONG_PROMPT)], blocks)
     check_parts(runner, whole, sorted({*ends, whole.num_tokens}))
 

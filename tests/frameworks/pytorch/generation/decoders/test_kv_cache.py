@@ -21,12 +21,12 @@ def test_bytes_per_token_match_tensor() -> None:
     assert all(not keys.any() and not values.any() for keys, values in cache.layers)
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_written_rows_are_read_at_their_places(is_turned: bool) -> None:
-    cache = KeyValueCache(SHAPE, 5, CPU, is_turned=is_turned)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_written_rows_are_read_at_their_places(is_transposed: bool) -> None:
+    cache = KeyValueCache(SHAPE, 5, CPU, is_transposed=is_transposed)
     blocks, positions = [4, 1, 1, 0], [BLOCK_TOKENS + 3, 0, 1, 5]
     states = torch.randn(4, 2 * SHAPE.heads, SHAPE.head_size)
-    cache.write(1, cache.places(blocks, positions), states)
+    cache.write(1, cache.slots(blocks, positions), states)
     keys, values = cache.layers[1]
     for index, (block, position) in enumerate(zip(blocks, positions, strict=True)):
         at = position % BLOCK_TOKENS
@@ -35,7 +35,7 @@ def test_written_rows_are_read_at_their_places(is_turned: bool) -> None:
     assert int(keys.count_nonzero()) + int(values.count_nonzero()) == states.numel()
     assert not any(each.any() for each in cache.layers[0])
     first_key = keys[4, 0]
-    assert first_key.stride() == ((1, BLOCK_TOKENS) if is_turned else (SHAPE.head_size, 1))
+    assert first_key.stride() == ((1, BLOCK_TOKENS) if is_transposed else (SHAPE.head_size, 1))
 
 
 copies = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda pair: pair[0] != pair[1]), max_size=12)

@@ -158,7 +158,7 @@ class TestDtypes:
         with capture_logs() as logs:
             [model] = registry.load(entry, folder, FakeProbe().host())
         assert model.spec.dtype == "float32"
-        assert [log["event"] for log in logs] == ["not quantised: performance.enable_quantization is false"]
+        assert [log["event"] for log in logs] == ["not quantized: performance.enable_quantization is false"]
 
     @pytest.mark.parametrize(("has_instructions", "of_bf16"), [(True, "bfloat16"), (False, "float32")])
     def test_default_dtype_keeps_precision_of_file(

@@ -21,7 +21,7 @@ from frameworks.pytorch.generation.loading import generator as loading
 from frameworks.pytorch.generation.step import kernel_switch
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import NotPaged
-from frameworks.pytorch.generation.weights.group_linear import RoundedGroupLinear
+from frameworks.pytorch.generation.weights.group_linear import QuantizedGroupLinear
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.decoders.test_adapters import FOUR, entries_of, numbers_of
 from tests.frameworks.pytorch.generation.generating import alone, ids_of, load_generating, request, run_out, stepped
@@ -167,7 +167,7 @@ def test_failed_process_leaves_torch_kernels(made_once: FolderMaker, gate: CodeG
         kernels, report = kernels_of(model), model.spec.quantization
         gate.open("no compiler here")
         wait_until(lambda: not model.spec.awaits_kernels)
-    [warning] = [each for each in logs if each["event"].startswith("the model goes on with torch's products")]
+    [warning] = [each for each in logs if each["event"].startswith("the model keeps torch's kernels")]
     assert warning["reason"] == "no compiler here"
     assert kernels_of(model) == kernels
     assert model.spec.quantization == report
@@ -299,7 +299,7 @@ def test_memory_of_quantized_weights_is_counted(made_once: FolderMaker, gate: Co
     decoder = runner_of(model).decoder
     table_bytes = decoder.embedding.nbytes
     for _ in range(2):
-        linears = [getattr(each.owner, each.attribute) for each in decoder.linear_places]
+        linears = [getattr(each.owner, each.attribute) for each in decoder.linear_attributes]
         actual = table_bytes + sum(held_bytes_of(each) for each in linears)
         counted = model.spec.quantization.bytes_after
         assert actual <= counted <= 1.4 * actual
@@ -330,9 +330,9 @@ def test_close_ends_measurement(made_once: FolderMaker, gate: CodeGate, monkeypa
 
 def held_bytes_of(linear: Any) -> int:
     """Return the bytes of the weights, scales and shifts."""
-    if not isinstance(linear, RoundedGroupLinear):
+    if not isinstance(linear, QuantizedGroupLinear):
         return int(linear.weights.nbytes)
-    weights = linear._product.weights
+    weights = linear._linear.weights
     tensors = [getattr(weights, each.name) for each in fields(weights)]
     return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
 

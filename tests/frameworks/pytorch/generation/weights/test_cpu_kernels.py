@@ -8,12 +8,12 @@ from frameworks.pytorch.compiled.cpu_features import has_integers
 from frameworks.pytorch.generation.weights.cpu_kernels import (
     COMPILED_INT4,
     COMPILED_INT8,
-    HALF,
+    FLOAT16,
     INT4_WEIGHT_ONLY,
     INT8_WEIGHT_ONLY,
     CpuKernel,
+    float16_is_exact,
     float_kernels,
-    half_is_exact,
     int4_kernels,
     int8_kernels,
 )
@@ -59,7 +59,7 @@ def test_float_kernels_match_double_precision(dtype: torch.dtype, has_bias: bool
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_quantised_kernels_are_near(has_bias: bool, rows: int) -> None:
+def test_quantized_kernels_are_near(has_bias: bool, rows: int) -> None:
     weight = random(OUTPUTS, INPUTS, seed=1)
     assert "float32" in {each.name for each in int8_kernels()}
     for each in int8_kernels():
@@ -77,7 +77,7 @@ def test_x86_has_every_weight_only_kernel() -> None:
         pytest.skip("no MKL in this build: another architecture")
     assert INT8_WEIGHT_ONLY in int8_kernels()
     assert INT4_WEIGHT_ONLY in int4_kernels()
-    assert HALF in float_kernels(torch.float32)
+    assert FLOAT16 in float_kernels(torch.float32)
 
 
 @pytest.mark.skipif(not has_integers(), reason="nothing is compiled for this CPU")
@@ -101,11 +101,11 @@ def test_compiled_kernels_come_first() -> None:
     ids=["of float16", "of bfloat16", "of float32", "too large", "too small", "zeros"],
 )
 def test_half_weights_only_where_exact(weight: torch.Tensor, is_exact: bool) -> None:
-    assert half_is_exact(weight) == is_exact
+    assert float16_is_exact(weight) == is_exact
 
 
 def test_half_bytes_fill_up_blocks() -> None:
-    assert HALF.held_bytes(10, 768) == 10 * 1024 * 2
+    assert FLOAT16.held_bytes(10, 768) == 10 * 1024 * 2
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from frameworks.pytorch.generation.weights.compiled_linears import compiles
 from frameworks.pytorch.generation.weights.cpu_kernels import int4_kernels, int8_kernels
 from frameworks.pytorch.generation.weights.group_linear import (
     DeferredGroupLinear,
-    WidenedGroupLinear,
+    DequantizingLinear,
     make_group_linear,
-    rounding_kernels,
+    quantizing_kernels,
 )
-from frameworks.pytorch.generation.weights.group_weights import GroupWeights, NibbleWeights, round_to_groups
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, NibbleWeights, quantize_groups
 from frameworks.pytorch.generation.weights.linear import PlainLinear
 from frameworks.pytorch.generation.weights.packed.modules import JoinedLinear, ReorderedLinear, replaced
 
@@ -27,7 +27,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 def test_eight_bits_within_half_a_step() -> None:
     weight = random(OUTPUTS, INPUTS, seed=1)
-    rounded = round_to_groups(weight, 8, 32)
+    rounded = quantize_groups(weight, 8, 32)
     error = (rounded.dense() - weight).abs().reshape(OUTPUTS, 2, 32).amax(2)
     assert bool((error <= rounded.scale / 2 * (1 + 1e-4)).all())
     assert float(error.max()) > 0
@@ -44,7 +44,7 @@ def test_four_bits_better_than_whole_range() -> None:
     groups = weight.reshape(OUTPUTS, 2, 32)
     least, step = groups.amin(2, keepdim=True), (groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)) / 15
     spread = (((groups - least) / step).round() * step + least).reshape(OUTPUTS, INPUTS)
-    rounded = round_to_groups(weight, 4, 32)
+    rounded = quantize_groups(weight, 4, 32)
     assert (int(rounded.values.min()), int(rounded.values.max())) == (-8, 7)
     ours = squared_errors(weight, rounded.dense())
     assert float(ours.min()) > 0
@@ -53,16 +53,16 @@ def test_four_bits_better_than_whole_range() -> None:
 
 def test_four_bits_keep_sixteen_numbers_exactly() -> None:
     steps = torch.arange(16.0).repeat(OUTPUTS, INPUTS // 16) * 0.25 - 1.5
-    assert torch.allclose(round_to_groups(steps, 4, 32).dense(), steps, atol=0.06)
+    assert torch.allclose(quantize_groups(steps, 4, 32).dense(), steps, atol=0.06)
 
 
 def test_equal_numbers_are_kept() -> None:
     constant = torch.full((OUTPUTS, INPUTS), 0.3)
-    assert torch.allclose(round_to_groups(constant, 4, 32).dense(), constant, atol=1e-6)
+    assert torch.allclose(quantize_groups(constant, 4, 32).dense(), constant, atol=1e-6)
 
 
 def test_nibbles_keep_numbers_of_parts() -> None:
-    rounded = round_to_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32)
+    rounded = quantize_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32)
     nibbles, part = NibbleWeights.of(rounded), slice(3, 7)
     assert nibbles.nibbles.nbytes == OUTPUTS * INPUTS // 2
     assert torch.equal(nibbles.whole().values, rounded.values)
@@ -77,7 +77,7 @@ def test_rounded_product_equals_compiled(bits: int, tolerance: float, inputs: in
     weight, rows = random(OUTPUTS, inputs, seed=1), random(9, inputs, seed=2)
     bias = random(OUTPUTS, seed=3)
     rows[::2, 0] *= 30
-    found = [each for each in rounding_kernels(bits) if each.fits(weight)]
+    found = [each for each in quantizing_kernels(bits) if each.fits(weight)]
     if bits == 4 and inputs % 32:
         assert not found
         return
@@ -100,7 +100,7 @@ def test_scale_of_other_shape_is_refused() -> None:
 )
 def test_group_product_near_double_precision(bits: int, group: int, outputs: int, rows: int) -> None:
     """Rows and scales are rounded to bfloat16, and where torch has no product of the groups, weights to 8 bits."""
-    weights, bias = round_to_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
+    weights, bias = quantize_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
     given = random(rows, INPUTS, seed=3)
     expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
     found = make_group_linear(weights, bias)(given).double()
@@ -110,10 +110,10 @@ def test_group_product_near_double_precision(bits: int, group: int, outputs: int
 @pytest.mark.parametrize("elements", [1 << 18, 5 * INPUTS])
 def test_widened_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     monkeypatch.setattr(group_linear, "_PIECE_ELEMENTS", elements)
-    weights, bias = round_to_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32), random(OUTPUTS, seed=2)
+    weights, bias = quantize_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32), random(OUTPUTS, seed=2)
     given = random(3, INPUTS, seed=3)
     expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())
-    found = WidenedGroupLinear(weights, bias)(given).double()
+    found = DequantizingLinear(weights, bias)(given).double()
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
@@ -121,7 +121,7 @@ def test_widened_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, 
     ("bits", "group", "outputs"), [(4, 32, 48), (4, 16, 48), (4, 32, 24), (8, 32, 48), (8, 16, 48)]
 )
 def test_deferred_product_returns_its_weights(bits: int, group: int, outputs: int) -> None:
-    weights, bias = round_to_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
+    weights, bias = quantize_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
     linear = DeferredGroupLinear(lambda: weights, bias)
     given = random(3, INPUTS, seed=3)
     expected = torch.nn.functional.linear(given.double(), weights.dense(torch.float64), bias.double())

@@ -123,7 +123,7 @@ def test_trials_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shared_weights_are_not_counted_twice() -> None:
     table, own = torch.ones(16, 16), torch.ones(16, 16)
-    chooser = KernelChooser([kernel("plain", shares=True)], max_bytes=4, shared=frozenset({table.data_ptr()}))
+    chooser = KernelChooser([kernel("plain", copies=False)], max_bytes=4, shared=frozenset({table.data_ptr()}))
     chooser(table, None)
     assert chooser.held_bytes == 0
     chooser(own, None)

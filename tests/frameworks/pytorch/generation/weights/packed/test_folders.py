@@ -88,7 +88,7 @@ def test_scales_of_wrong_shape_are_refused(copied: FolderMaker) -> None:
         load_generating(folder)
 
 
-def test_dtype_of_quantised_folder_is_refused(copied: FolderMaker) -> None:
+def test_dtype_of_quantized_folder_is_refused(copied: FolderMaker) -> None:
     folder = copied(save_causal_model)
     save_packed(folder, awq, AWQ)
     with pytest.raises(InvalidModel, match='dtype: expected "f32", "f16" or "bf16", got "int8"'):

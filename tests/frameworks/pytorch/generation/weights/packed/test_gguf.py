@@ -24,7 +24,7 @@ from tests.support.models.causal_folders import END_ID, VOCABULARY_SIZE, causal_
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = ("F32", "F16", "BF16")
 IDS = [3, 250, 77, 12, 99, 256, 41, 42, 7]
-# Root mean square relative to the spread of the logits. The layers of quantised weights round rows, and some round
+# Root mean square relative to the spread of the logits. The layers of quantized weights round rows, and some round
 # weights again; a misread weight is off by about 1. The numbers that are read have no tolerance.
 PLAIN_TOLERANCE, QUANTISED_TOLERANCE = 1e-4, 0.1
 # Rows of super-blocks are multiples of 256. transformers' loading does not read the size of Qwen3's heads.
@@ -76,7 +76,7 @@ def test_logits_are_those_of_transformers(made_once: FolderMaker, tmp_path: Path
 def test_numbers_are_exactly_those_of_llama_cpp(
     made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """As the package of llama.cpp dequantises them, whole and in pieces."""
+    """As the package of llama.cpp dequantizes them, whole and in pieces."""
     file = made_once(save_gguf, kind=kind, **SIZES["llama"]) / "model.gguf"
     expected = reference_model(file).state_dict()
     source = GgufWeights(read_gguf(file))
@@ -133,13 +133,13 @@ def test_weights_are_widened_for_accelerators(
     assert error_of(load(file, tmp_path), reference_model(file)) < PLAIN_TOLERANCE
 
 
-def test_plain_file_is_quantised_on_demand(made_once: FolderMaker, tmp_path: Path) -> None:
+def test_plain_file_is_quantized_on_demand(made_once: FolderMaker, tmp_path: Path) -> None:
     file = made_once(save_gguf, kind="F16", **SIZES["llama"]) / "model.gguf"
     model = load(file, tmp_path, dtype="int8", min_cosine=0.5)
     assert model.spec.quantization is not None
-    quantised = made_once(save_gguf, kind="Q8_0", **SIZES["llama"]) / "model.gguf"
+    quantized = made_once(save_gguf, kind="Q8_0", **SIZES["llama"]) / "model.gguf"
     with pytest.raises(InvalidModel, match='dtype: expected "f32", "f16" or "bf16", got "int8"'):
-        load(quantised, tmp_path, dtype="int8")
+        load(quantized, tmp_path, dtype="int8")
 
 
 def test_rope_factors_divide_frequencies(made_once: FolderMaker, tmp_path: Path) -> None:
