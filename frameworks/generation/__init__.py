@@ -1,1 +1,1 @@
-"""Text generation without torch: requests and responses, tokens to text, tool calls, speculation, the scheduler."""
+"""Text generation without torch: types of requests and responses, tokens to text, tool calls."""

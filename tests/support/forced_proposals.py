@@ -10,6 +10,6 @@ def force_proposals_if_asked() -> None:
     """Let proposed tokens save time even if they are wrong, if the environment asks for it."""
     if not ENVIRON.items() <= os.environ.items():
         return
-    from frameworks.generation.speculation.gain import ProposalCost
+    from frameworks.scheduling.speculation.gain import ProposalCost
 
     ProposalCost.of_token = lambda self, texts, proposed: -0.1 / proposed  # type: ignore[method-assign]

@@ -1,4 +1,9 @@
-"""Step scheduling for language models: dispatcher, worker thread and token feed.
+"""Schedule the steps of language models: sequences in, tokens in a feed for each request out.
 
-In: sequences. Out: tokens, in the feed of each request. Begin with `dispatcher`, then `worker`, which runs the steps.
+Begin with `scheduler.py`.
+
+- `scheduler.py` decides the batch of a step, which sequences start and which are preempted. It is pure. `step_cost.py`
+  bounds the prefill beside decodes, `blocks.py` and `running.py` allocate the KV cache.
+- `tenant_queues.py` and `fair_step.py` divide the steps of a model among tenants, `tenant_accounting.py` a device.
+- `dispatcher.py` chooses the instance of a sequence. `worker.py` runs the steps of an instance on a thread.
 """

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from frameworks.core.tenants import Tenant
-from frameworks.generation.scheduling.blocks import BlockPool
-from frameworks.generation.scheduling.scheduler import StepScheduler
-from frameworks.generation.scheduling.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation.loading import generator as loading
-from tests.frameworks.generation.one_tenant import OneTenantScheduler
+from frameworks.scheduling.steps.blocks import BlockPool
+from frameworks.scheduling.steps.scheduler import StepScheduler
+from frameworks.scheduling.steps.step_cost import StepCost
+from tests.frameworks.scheduling.steps.one_tenant import OneTenantScheduler
 from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
 from tools.bench.shared.language_models import SMALL, save_llama
 from tools.bench.shared.rounds import in_turn, ratio

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.generation.scheduling.sequence import Sequence as TextInProgress
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
+from frameworks.scheduling.steps.sequence import Sequence as TextInProgress
+from frameworks.scheduling.steps.sequence import StepPart
 
 # As compiled/attention/cache_rows.py numbers the dtypes; importing it would compile.
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from frameworks.generation.scheduling.blocks import Copy
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.pytorch.large_pages import zeros
+from frameworks.scheduling.steps.blocks import Copy
+from frameworks.scheduling.steps.sequence import StepPart
 
 BLOCK_TOKENS = 32
 """Tokens per block: prefixes are matched in such steps, and half a block per sequence is unused on average."""

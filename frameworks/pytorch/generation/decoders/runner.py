@@ -4,12 +4,12 @@ from typing import Protocol
 
 import torch
 
-from frameworks.generation.scheduling.sequence import StepPart, StepPlan
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.compiled_step import CompiledStep
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
+from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 
 
 class StepRunner(Protocol):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheSlots, KeyValueCache, masked_bias
 from frameworks.pytorch.generation.weights.linear import padded_rows
+from frameworks.scheduling.steps.sequence import StepPart
 
 # Blocks of other sequences are read along as idle rows, up to this part of all rows.
 _MAX_IDLE_ROWS = 0.5

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.generation.scheduling.cache_blocks import CacheSize
 from frameworks.pytorch.generation.loading.cached_model import CachedModel, SequenceCache, cache_bytes
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.scheduling.steps.cache_blocks import CacheSize
 
 # A model that forgets its cache at the start of a part is off by more than its own rounding.
 _MAX_PARTS_ERROR = 4.0

@@ -3,7 +3,6 @@
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.generation.scheduling.cache_blocks import CacheBlocks
 from frameworks.pytorch.generation.loading.cache_trial import check_caches
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.cached_runner import CachedRunner
@@ -12,6 +11,7 @@ from frameworks.pytorch.generation.loading.model_loading import load_model, pack
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.step.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.scheduling.steps.cache_blocks import CacheBlocks
 from memory.sizes import format_size
 
 

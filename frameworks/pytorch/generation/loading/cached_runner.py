@@ -2,8 +2,8 @@
 
 import torch
 
-from frameworks.generation.scheduling.sequence import StepPart, StepPlan
 from frameworks.pytorch.generation.loading.cached_model import CachedModel, SequenceCache
+from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 
 
 class CachedRunner:

@@ -8,7 +8,6 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
-from frameworks.generation.speculation.draft_texts import DraftTexts
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.loading.paged_loading import load_paged
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
@@ -16,6 +15,7 @@ from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.speculation.drafting import DraftModel
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, read_limits, read_shape
+from frameworks.scheduling.speculation.draft_texts import DraftTexts
 
 # Tokens that the draft model reads in one step.
 _MAX_READ_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}

@@ -8,10 +8,6 @@ import torch
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
-from frameworks.generation.scheduling.scheduler import StepScheduler
-from frameworks.generation.scheduling.step_cost import StepCost
-from frameworks.generation.speculation.proposals import PromptLookup
-from frameworks.generation.speculation.speculator import Speculator
 from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.loading.cached_loading import load_cached
@@ -28,6 +24,10 @@ from frameworks.pytorch.generation.step.engine import EngineParts, GeneratingMod
 from frameworks.pytorch.generation.step.shape import NotPaged, read_limits
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.quantization.texts import HELD_OUT_TEXT
+from frameworks.scheduling.speculation.proposals import PromptLookup
+from frameworks.scheduling.speculation.speculator import Speculator
+from frameworks.scheduling.steps.scheduler import StepScheduler
+from frameworks.scheduling.steps.step_cost import StepCost
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
 _MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}

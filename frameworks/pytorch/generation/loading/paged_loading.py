@@ -7,7 +7,6 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.progress import phase, working
-from frameworks.generation.scheduling.blocks import BlockPool
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
@@ -30,6 +29,7 @@ from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights
 from frameworks.pytorch.generation.weights.packed.building import packed_modules
 from frameworks.pytorch.loader import DTYPES
+from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
-from frameworks.generation.scheduling.blocks import BlockPool
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
+from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import ProductTrial, QuantizationReport
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.scheduling.sequence import StepPart
-from frameworks.generation.scheduling.step_cost import MIN_PROMPT_TOKENS
 from frameworks.generation.types import SequenceRequest
 from frameworks.pytorch.generation.sampling.top_k import argmax_rows, top_positions
+from frameworks.scheduling.steps.sequence import StepPart
+from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
 
 # Logits of one step, over all prompts: 64 MiB of float32.
 _MAX_STEP_LOGITS = 1 << 24

@@ -10,17 +10,17 @@ import numpy as np
 import structlog
 import torch
 
-from frameworks.generation.scheduling.prompt_prices import PromptPrices
-from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.scheduling.step_cost import StepCost
-from frameworks.generation.speculation.draft_texts import DraftTexts
-from frameworks.generation.speculation.proposals import Wish
 from frameworks.generation.types import SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw, draw_by
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
+from frameworks.scheduling.speculation.draft_texts import DraftTexts
+from frameworks.scheduling.speculation.proposals import Wish
+from frameworks.scheduling.steps.prompt_prices import PromptPrices
+from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
+from frameworks.scheduling.steps.step_cost import StepCost
 
 # Prefill of the draft model in a step, beside the last tokens of its texts: at least this number of tokens, and
 # otherwise the tokens that take as long as this number of steps of the model.

@@ -7,14 +7,14 @@ from collections.abc import Sequence as Rows
 from types import MappingProxyType
 
 from frameworks.core.errors import RoundhouseError
-from frameworks.generation.scheduling.scheduler import StepScheduler
-from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.speculation.speculator import Speculator
 from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 from frameworks.pytorch.generation.sampling.sampler import Sampled
 from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.pytorch.generation.speculation.drafting import DraftProposer
+from frameworks.scheduling.speculation.speculator import Speculator
+from frameworks.scheduling.steps.scheduler import StepScheduler
+from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 
 Draws = Mapping[int, Rows[DraftDraw]]
 """The tokens that a draft model drew, by sequence id."""

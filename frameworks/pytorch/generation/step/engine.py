@@ -12,8 +12,6 @@ import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.scheduling.scheduler import StepScheduler
-from frameworks.generation.scheduling.sequence import Sequence, StepPlan
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import (
     AdapterSpec,
@@ -37,6 +35,8 @@ from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.speculation.speculating import Speculation, states_of
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.openmp import release_threads
+from frameworks.scheduling.steps.scheduler import StepScheduler
+from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, QuantizationReport
 
 # Two prompts, prefilled together in parts, and a few decodes.

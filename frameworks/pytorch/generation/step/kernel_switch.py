@@ -18,8 +18,6 @@ import structlog
 import torch
 
 from frameworks.core.progress import working
-from frameworks.generation.scheduling.blocks import BlockPool
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.pytorch.generation.decoders.adapters.layers import base_of
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
@@ -34,6 +32,8 @@ from frameworks.pytorch.generation.weights.linear_makers import LaterLinears, Li
 from frameworks.pytorch.generation.weights.packed.modules import replaced
 from frameworks.pytorch.int8_choice import sample_rows
 from frameworks.pytorch.openmp import alone_beside_steps
+from frameworks.scheduling.steps.blocks import BlockPool
+from frameworks.scheduling.steps.sequence import StepPart
 from frameworks.types import ProductTrial, QuantizationReport
 from memory.allocator import give_back_freed_memory
 

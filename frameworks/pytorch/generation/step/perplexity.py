@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from frameworks.generation.scheduling.sequence import Sequence as TextSequence
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.scheduling.steps.sequence import Sequence as TextSequence
+from frameworks.scheduling.steps.sequence import StepPart
 from frameworks.types import DEFAULT_PRIORITY
 
 _MAX_TOKENS = 384

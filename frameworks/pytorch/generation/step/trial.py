@@ -10,8 +10,6 @@ import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.generation.scheduling.sequence import Sequence as TextSequence
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
@@ -19,6 +17,8 @@ from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.step.perplexity import decoder_perplexity, max_text_tokens, model_perplexity
 from frameworks.pytorch.generation.step.shape import NotPaged
 from frameworks.quantization.comparison import row_cosines
+from frameworks.scheduling.steps.sequence import Sequence as TextSequence
+from frameworks.scheduling.steps.sequence import StepPart
 from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
 # Two parts of a prompt, the second across the border of two blocks, then single tokens.

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from frameworks.generation.scheduling.blocks import BlockPool
-from frameworks.generation.scheduling.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.speculation.draft_texts import DraftTexts
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.scheduling.speculation.draft_texts import DraftTexts
+from frameworks.scheduling.steps.blocks import BlockPool
+from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 
 BLOCK_TOKENS = 4
 

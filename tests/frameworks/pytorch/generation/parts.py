@@ -1,7 +1,7 @@
 """Create parts of sequences in a step with blocks chosen by the test."""
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 
 
 def part_of(blocks: list[int], start: int, count: int, *, is_last: bool = True) -> StepPart:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 from tests.frameworks.pytorch.generation.generating import request
 from tests.support.models.causal_folders import VOCABULARY_SIZE
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from frameworks.core.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.step.engine import GeneratingModel
+from frameworks.scheduling.steps.sequence import StepPart
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     alone,

@@ -7,9 +7,9 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import NO_COPIES
 from tests.frameworks.pytorch.generation.generating import load_generating, request

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
-from frameworks.generation.scheduling.step_cost import StepCost
-from frameworks.generation.speculation.proposals import PromptLookup
-from frameworks.generation.speculation.speculator import Speculator
 from frameworks.generation.types import Constraint, GeneratedToken, Sampling, SequenceRequest
 from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.step.engine import GeneratingModel
+from frameworks.scheduling.speculation.proposals import PromptLookup
+from frameworks.scheduling.speculation.speculator import Speculator
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
+from frameworks.scheduling.steps.step_cost import StepCost
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     GREEDY,

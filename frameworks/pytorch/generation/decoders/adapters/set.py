@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.generation.scheduling.sequence import StepPart
 from frameworks.generation.types import AdapterSpec
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.adapters.batches import runs_of
@@ -32,6 +31,7 @@ from frameworks.pytorch.generation.decoders.adapters.layers import (
 from frameworks.pytorch.generation.decoders.decoder import Decoder, LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear
+from frameworks.scheduling.steps.sequence import StepPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.decoders import attention
@@ -17,6 +16,7 @@ from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
 from frameworks.pytorch.generation.decoders.prefill_attention import attend_in_blocks
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, StepLayout
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 from tests.support.axes import one_axis_at_a_time
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request
 from tests.frameworks.pytorch.generation.step_parts import BLOCKS, TOLERANCE, computed, plan_of, runner_of, sizes

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.generation.scheduling.blocks import Copy
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
+from frameworks.scheduling.steps.blocks import Copy
 from tests.frameworks.pytorch.generation.parts import part_of
 
 CPU = torch.device("cpu")

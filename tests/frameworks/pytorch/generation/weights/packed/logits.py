@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from frameworks.generation.scheduling.sequence import Sequence, StepPart
 from frameworks.pytorch.generation.step.engine import GeneratingModel
+from frameworks.scheduling.steps.sequence import Sequence, StepPart
 from tests.frameworks.pytorch.generation.generating import GREEDY, request
 
 

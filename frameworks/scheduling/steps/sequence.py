@@ -1,0 +1,134 @@
+"""A sequence in progress, and the part of it that a step computes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from frameworks.core.fairness import TenantShare
+from frameworks.generation.types import SequenceRequest
+from frameworks.scheduling.steps.blocks import Chain, Copy
+from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
+
+# Bound of a part's tokens times the tokens that they attend to: so many scores and mask elements are in memory.
+_MAX_ATTENTION_PAIRS = 1 << 22
+
+
+class Sequence:
+    """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
+    first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
+    of a runner for the sequence, outside its blocks; it is dropped with them. `num_to_score`: tokens of the
+    prompt whose logits are requested, and `num_scored` of them were computed.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cache",
+        "chain",
+        "has_begun",
+        "num_computed_tokens",
+        "num_scored",
+        "num_to_score",
+        "order",
+        "request",
+        "sequence_id",
+        "token_ids",
+        "was_displaced",
+    )
+
+    def __init__(self, request: SequenceRequest, order: float) -> None:
+        self.request = request
+        self.sequence_id = request.sequence_id
+        self.order = order
+        self.token_ids = list(request.prompt_ids)
+        self.num_computed_tokens = 0
+        self.blocks: list[int] = []
+        self.cache: Any = None
+        self.chain = Chain(request.cache_scope)
+        self.has_begun = False
+        self.was_displaced = False
+        # The logits after the last token of the prompt belong to the next one.
+        self.num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_ids) - 1
+        self.num_scored = 0
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Number of tokens to compute before the next one can be sampled; never 0."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def __lt__(self, other: "Sequence") -> bool:
+        return (self.order, self.sequence_id) < (other.order, other.sequence_id)
+
+
+@dataclass(slots=True)
+class StepPart:
+    """The part of one sequence in a step: `num_tokens` tokens from `start` on. `is_scored`: logits are computed of all
+    of them, for the log probabilities of the prompt. `proposed`: the last of the tokens, which are no part of the
+    sequence yet. A part does not change: what follows from its fields is computed once, before the step adds a token.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    is_scored: bool = False
+    proposed: tuple[int, ...] = ()
+    completes: bool = field(init=False, compare=False)
+    """Whether the next token can be sampled after this part."""
+    num_sampled: int = field(init=False, compare=False)
+    """Number of its last tokens after each of which a token is sampled."""
+    num_logits: int = field(init=False, compare=False)
+    """Number of its last tokens whose logits are computed."""
+
+    def __post_init__(self) -> None:
+        num_proposed = len(self.proposed)
+        self.completes = self.start + self.num_tokens - num_proposed == len(self.sequence.token_ids)
+        self.num_sampled = 1 + num_proposed if self.completes else 0
+        self.num_logits = self.num_tokens if self.is_scored else self.num_sampled
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute."""
+        own = self.sequence.token_ids[self.start : self.start + self.num_tokens - len(self.proposed)]
+        return [*own, *self.proposed] if self.proposed else own
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first. They and the
+    others, prompts and decodes with proposed tokens, are each sorted by adapter, so that its rows are adjacent.
+
+    `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
+    `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.
+    `scorable`: number of tokens that may yet be scored; `is_scored`: some are.
+    """
+
+    copies: list[Copy] = field(default_factory=list)
+    parts: list[StepPart] = field(default_factory=list)
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    costs: dict[TenantShare, float] = field(default_factory=dict)
+    splits_prompts: bool = True
+    scorable: int = MIN_PROMPT_TOKENS
+    is_scored: bool = False
+
+    def can_score(self, sequence: Sequence) -> bool:
+        """Return False for a prompt that has to be scored if no further tokens may be scored in this step."""
+        return self.scorable > 0 or sequence.num_scored == sequence.num_to_score
+
+    def add_part(self, sequence: Sequence, budget: int) -> int:
+        """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
+
+        The sequence is one that `can_score` accepts.
+        """
+        count = sequence.num_uncomputed_tokens
+        if self.splits_prompts:
+            most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
+            count = min(count, budget, most)
+        is_scored = sequence.num_scored < sequence.num_to_score
+        if is_scored:
+            count = min(count, self.scorable)
+            self.scorable -= count
+            self.is_scored = True
+        self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count, is_scored))
+        return count

@@ -1,0 +1,99 @@
+"""The waiting sequences of each tenant, and the virtual clock that divides a model's steps among tenants. Pure."""
+
+from collections.abc import Collection, Mapping
+
+from frameworks.core.fairness import FairClock, TenantShare
+from frameworks.scheduling.steps.sequence import Sequence
+from frameworks.scheduling.steps.waiting import WaitingQueue
+
+
+class TenantQueue:
+    """The sequences of one tenant at one model. `share`: its virtual time; queued there are all its sequences.
+
+    `blocked`: the waiting sequence that found too few free blocks, if any. `start_by`: from this virtual time on, no
+    other tenant starts a sequence before it.
+    """
+
+    __slots__ = ("blocked", "share", "start_by", "waiting")
+
+    def __init__(self, share: TenantShare) -> None:
+        self.share = share
+        self.waiting: WaitingQueue[Sequence] = WaitingQueue()
+        self.blocked: Sequence | None = None
+        self.start_by = 0.0
+
+    @property
+    def weight(self) -> float:
+        return self.share.tenant.weight
+
+    def block(self, sequence: Sequence) -> None:
+        """Note that the sequence waits for blocks. Sets `start_by` to its virtual end time if it started now."""
+        if self.blocked is not sequence:
+            self.blocked = sequence
+            self.start_by = self.share.time + len(sequence.token_ids) / self.weight
+
+
+class TenantQueues:
+    """The queues of the tenants that have sequences; the others are dropped."""
+
+    def __init__(self) -> None:
+        self._clock = FairClock()
+        self._by_name: dict[str, TenantQueue] = {}
+        self.num_sequences = 0
+        """Number of waiting and running sequences."""
+
+    @property
+    def only(self) -> TenantQueue | None:
+        """The queue of the only tenant; None if there are several."""
+        return next(iter(self._by_name.values())) if len(self._by_name) == 1 else None
+
+    def all(self) -> list[TenantQueue]:
+        """Return the queues of all tenants that have sequences."""
+        return list(self._by_name.values())
+
+    def of(self, sequence: Sequence) -> TenantQueue:
+        """Return the queue of a sequence that was added."""
+        return self._by_name[sequence.request.tenant.name]
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a new sequence."""
+        tenant = sequence.request.tenant
+        queue = self._by_name.get(tenant.name)
+        if queue is None:
+            queue = self._by_name[tenant.name] = TenantQueue(self._clock.share(tenant))
+        self._clock.queue(queue.share)
+        queue.waiting.add(sequence)
+        self.num_sequences += 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """Remove a sequence that has ended and is in no waiting queue."""
+        queue = self.of(sequence)
+        if queue.blocked is sequence:
+            queue.blocked = None
+        self._clock.unqueue(queue.share)
+        self.num_sequences -= 1
+        if not queue.share.queued:
+            del self._by_name[sequence.request.tenant.name]
+
+    def charge(self, costs: Mapping[TenantShare, float]) -> None:
+        """Charge the tenants of a step."""
+        self._clock.ran(costs)
+
+    def level(self, limited: Collection[TenantShare]) -> None:
+        """Raise the tenants that were fully served to the least time of the `limited` ones, after a charge.
+
+        A tenant that received all that it can use keeps no credit for later. Without limited tenants all times become
+        equal.
+        """
+        all_tenants = [queue.share for queue in self._by_name.values()]
+        least = min((share.time for share in limited), default=max((share.time for share in all_tenants), default=0.0))
+        for share in all_tenants:
+            if share not in limited and share.time < least:
+                self._clock.charge(share, (least - share.time) * share.tenant.weight)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where a waiting sequence holds blocks, or a tenant without sequences is kept."""
+        for queue in self._by_name.values():
+            waiting = queue.waiting.sequences()
+            assert all(not sequence.blocks for sequence in waiting), "a waiting sequence holds blocks"
+            assert 0 < queue.share.queued >= len(waiting), "a tenant has no sequences"
