@@ -2,7 +2,7 @@
 
 from frameworks.scheduling.steps.blocks import BlockPool, Chain, Copy, PrefixMatch
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
-from frameworks.scheduling.steps.waiting import WaitingQueue
+from frameworks.scheduling.steps.tenant_queues import WaitingQueue
 
 
 class RunningSequences:
@@ -97,7 +97,7 @@ class RunningSequences:
         sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
         sequence.cache = None
 
-    def preempt(self, sequence: Sequence, waiting: WaitingQueue[Sequence]) -> None:
+    def preempt(self, sequence: Sequence, waiting: WaitingQueue) -> None:
         """Release a sequence's blocks before its end; it waits again."""
         self.preemptions += 1
         self.remove(sequence)

@@ -1,16 +1,58 @@
 """Estimate the seconds of a step, to bound the prompt tokens that are computed beside decodes. Pure."""
 
-from frameworks.scheduling.steps.prompt_prices import PromptPrices
-
 # A step with prompt tokens may take this many times as long as the decodes alone.
 _MAX_SLOWDOWN = 2.6
 # Decodes may pause for the time of this many steps, for a prompt that is then complete.
 _MAX_PAUSE = 3.0
 # Minimum of prompt tokens in a step: without any, a prompt would never be measured, nor start.
 MIN_PROMPT_TOKENS = 16
+# Of the newest step in the means.
 _NEWEST_WEIGHT = 0.2
 # A step that the machine delayed does not predict the next one.
 _MAX_OUTLIER = 4.0
+# Ridge penalty of part_s. Steps with parts of equal lengths do not determine both prices; then token_s has the cost.
+_RIDGE = 0.02
+
+
+class PromptPrices:
+    """Learn the seconds of prefill in a step: of each part of a prompt, and of each token.
+
+    Fits seconds = parts · part_s + tokens · token_s by least squares, with exponentially falling weights.
+    """
+
+    def __init__(self) -> None:
+        # Means over the steps, all relative to the tokens: parts², parts, parts · seconds, seconds.
+        self._means = [0.0] * 4
+        self.part_s = 0.0
+        """Seconds of a part without its tokens."""
+        self.token_s: float | None = None
+        """Seconds of each token; None before the first measurement."""
+
+    def learn(self, parts: int, tokens: int, seconds: float) -> None:
+        """Record `tokens` of `parts` prompts that added `seconds` to a step; all are above 0."""
+        if self.token_s is not None:
+            seconds = min(seconds, _MAX_OUTLIER * (parts * self.part_s + tokens * self.token_s))
+        # Relative to the tokens, so that a long step does not outweigh short ones.
+        part, second = parts / tokens, seconds / tokens
+        weight = 1.0 if self.token_s is None else _NEWEST_WEIGHT
+        for index, value in enumerate((part * part, part, part * second, second)):
+            self._means[index] += weight * (value - self._means[index])
+        self._solve()
+
+    def fitting_tokens(self, seconds: float) -> int:
+        """Return how many tokens of one prompt are computed in `seconds`; 0 before measurements."""
+        if self.token_s is None:
+            return 0
+        return max(0, int((seconds - self.part_s) / self.token_s))
+
+    def _solve(self) -> None:
+        squares, parts, part_seconds, seconds = self._means
+        determinant = (1 + _RIDGE) * squares - parts * parts
+        part_s = (part_seconds - parts * seconds) / determinant if determinant > 0 else 0.0
+        token_s = seconds - parts * part_s
+        if part_s <= 0 or token_s <= 0:
+            part_s, token_s = 0.0, seconds
+        self.part_s, self.token_s = part_s, token_s
 
 
 class StepCost:
@@ -20,7 +62,7 @@ class StepCost:
         """`max_prompt_tokens`: upper bound for one step, whatever it costs."""
         self._max_prompt_tokens = max_prompt_tokens
         self._decode_s: dict[int, float] = {}
-        self._prompts = PromptPrices(_NEWEST_WEIGHT, _MAX_OUTLIER)
+        self._prompts = PromptPrices()
 
     def max_prompt_tokens(self, decodes: int) -> int:
         """Return how many prompt tokens may be computed beside so many decodes."""

@@ -1,10 +1,66 @@
 """The waiting sequences of each tenant, and the virtual clock that divides a model's steps among tenants. Pure."""
 
+import heapq
 from collections.abc import Collection, Mapping
 
 from frameworks.core.fairness import FairClock, TenantShare
 from frameworks.scheduling.steps.sequence import Sequence
-from frameworks.scheduling.steps.waiting import WaitingQueue
+
+
+class WaitingQueue:
+    """Waiting sequences by `order`, then by id: a heap with lazy deletion. Changes take O(log n) comparisons, amortised.
+
+    A removed sequence stays in the heap until it is first, or until most entries of the heap are removed ones.
+    """
+
+    def __init__(self) -> None:
+        # The heap names removed sequences by their id only, so they can be freed.
+        self._by_order: list[tuple[float, int]] = []
+        self._by_id: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in self._by_id
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence. One that was removed is not added again; one that was taken may be."""
+        self._by_id[sequence.sequence_id] = sequence
+        heapq.heappush(self._by_order, (sequence.order, sequence.sequence_id))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a queued sequence, which was cancelled."""
+        del self._by_id[sequence.sequence_id]
+        self._drop_removed()
+
+    def take(self) -> Sequence | None:
+        """Remove and return the first sequence; None if the queue is empty."""
+        while self._by_order:
+            sequence = self._by_id.pop(heapq.heappop(self._by_order)[1], None)
+            if sequence is not None:
+                self._drop_removed()
+                return sequence
+        return None
+
+    @property
+    def first(self) -> Sequence | None:
+        """The first sequence, which stays; None if the queue is empty."""
+        while self._by_order:
+            sequence = self._by_id.get(self._by_order[0][1])
+            if sequence is not None:
+                return sequence
+            heapq.heappop(self._by_order)
+        return None
+
+    def sequences(self) -> list[Sequence]:
+        """Return the queued sequences, in no order."""
+        return list(self._by_id.values())
+
+    def _drop_removed(self) -> None:
+        if len(self._by_order) > 2 * len(self._by_id):
+            self._by_order = [key for key in self._by_order if key[1] in self._by_id]
+            heapq.heapify(self._by_order)
 
 
 class TenantQueue:
@@ -18,7 +74,7 @@ class TenantQueue:
 
     def __init__(self, share: TenantShare) -> None:
         self.share = share
-        self.waiting: WaitingQueue[Sequence] = WaitingQueue()
+        self.waiting = WaitingQueue()
         self.blocked: Sequence | None = None
         self.start_by = 0.0
 

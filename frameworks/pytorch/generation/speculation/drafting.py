@@ -18,9 +18,8 @@ from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.scheduling.speculation.draft_texts import DraftTexts
 from frameworks.scheduling.speculation.proposals import Wish
-from frameworks.scheduling.steps.prompt_prices import PromptPrices
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
-from frameworks.scheduling.steps.step_cost import StepCost
+from frameworks.scheduling.steps.step_cost import PromptPrices, StepCost
 
 # Prefill of the draft model in a step, beside the last tokens of its texts: at least this number of tokens, and
 # otherwise the tokens that take as long as this number of steps of the model.
@@ -28,7 +27,6 @@ _MIN_READ_TOKENS = 64
 _MAX_READ_STEPS = 1.6
 # The last accepted tokens, and the token after them, are no prefill.
 _FOLLOWED_TOKENS = 4
-_NEWEST_WEIGHT, _MAX_OUTLIER = 0.2, 4.0
 log = structlog.get_logger(__name__)
 
 
@@ -103,7 +101,7 @@ class DraftProposer:
         self._vocabulary_size = vocabulary_size
         self._step_cost = step_cost
         self._random = np.random.default_rng() if random is None else random
-        self._prices = PromptPrices(_NEWEST_WEIGHT, _MAX_OUTLIER)
+        self._prices = PromptPrices()
         self._has_failed = False
         self.states: Mapping[int, tuple[Sequence, SamplingState]] = {}
         """The sampling of the texts by sequence id, as of this step."""

@@ -6,7 +6,7 @@ from frameworks.generation.types import SequenceRequest
 from frameworks.scheduling.steps.blocks import BlockPool, Chain, Copy
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS, StepCost
-from frameworks.scheduling.steps.waiting import WaitingQueue
+from frameworks.scheduling.steps.tenant_queues import WaitingQueue
 
 _MAX_ATTENTION_PAIRS = 1 << 22
 
@@ -30,7 +30,7 @@ class OneTenantScheduler:
         self._ageing_s = ageing_s
         self.running: list[Sequence] = []
         """The oldest first."""
-        self._waiting: WaitingQueue[Sequence] = WaitingQueue()
+        self._waiting = WaitingQueue()
         self._copies: list[Copy] = []
         self.preemptions = 0
         self.prompt_tokens = 0

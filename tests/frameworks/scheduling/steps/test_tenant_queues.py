@@ -1,32 +1,30 @@
 """The queue of sequences compared with a plain list, and its comparisons counted."""
 
-from dataclasses import dataclass
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from frameworks.scheduling.steps.waiting import WaitingQueue
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.scheduling.steps.sequence import Sequence
+from frameworks.scheduling.steps.tenant_queues import WaitingQueue
 
 AGEING_S = 0.5
 
 
-@dataclass(eq=False)
-class Waiter:
-    order: float
-    sequence_id: int
+def waiter_of(order: float, sequence_id: int) -> Sequence:
+    return Sequence(SequenceRequest(sequence_id, (1,), 1, Sampling(), priority=5), order)
 
 
 class QueueMachine(RuleBasedStateMachine):
     """Add, cancel, take and return in any order with a monotonic clock."""
 
-    added: "Bundle[Waiter]" = Bundle("added")
-    taken: "Bundle[Waiter]" = Bundle("taken")
+    added: "Bundle[Sequence]" = Bundle("added")
+    taken: "Bundle[Sequence]" = Bundle("taken")
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: WaitingQueue[Waiter] = WaitingQueue()
-        self.model: list[Waiter] = []
+        self.queue = WaitingQueue()
+        self.model: list[Sequence] = []
         self.cancelled: set[int] = set()
         self.now_s = 0.0
         self.next_id = 0
@@ -37,18 +35,18 @@ class QueueMachine(RuleBasedStateMachine):
         later_s=st.sampled_from([0.0, 0.25, 0.5, 3.0]),
         times=st.sampled_from([1, 1, 2, 100]),
     )
-    def add(self, priority: int, later_s: float, times: int) -> MultipleResults[Waiter]:
+    def add(self, priority: int, later_s: float, times: int) -> MultipleResults[Sequence]:
         self.now_s += later_s
         new = []
         for _ in range(times):
             self.next_id += 1
-            new.append(Waiter(self.now_s + priority * AGEING_S, self.next_id))
+            new.append(waiter_of(self.now_s + priority * AGEING_S, self.next_id))
             self.queue.add(new[-1])
         self.model += new
         return multiple(*new)
 
     @rule(waiter=consumes(added))
-    def cancel(self, waiter: Waiter) -> None:
+    def cancel(self, waiter: Sequence) -> None:
         if waiter in self.model:
             self.model.remove(waiter)
             self.queue.remove(waiter)
@@ -60,7 +58,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.cancel(waiter)
 
     @rule(target=taken)
-    def take(self) -> MultipleResults[Waiter]:
+    def take(self) -> MultipleResults[Sequence]:
         first = min(self.model, key=lambda each: (each.order, each.sequence_id), default=None)
         assert self.queue.take() is first
         if first is None:
@@ -70,7 +68,7 @@ class QueueMachine(RuleBasedStateMachine):
         return multiple(first)
 
     @rule(waiter=consumes(taken))
-    def give_back(self, waiter: Waiter) -> None:
+    def give_back(self, waiter: Sequence) -> None:
         """A sequence that was preempted waits again."""
         self.queue.add(waiter)
         self.model.append(waiter)
@@ -114,8 +112,8 @@ class CountedOrder(float):
 def test_cancelled_sequences_cost_few_comparisons() -> None:
     """2,048 sequences are cancelled in two orders; searching or sorting for each would take millions."""
     for step in (1, -1):
-        queue: WaitingQueue[Waiter] = WaitingQueue()
-        waiting = [Waiter(CountedOrder(i // 128), i) for i in range(2048)]
+        queue = WaitingQueue()
+        waiting = [waiter_of(CountedOrder(i // 128), i) for i in range(2048)]
         CountedOrder.compared = 0
         for waiter in waiting:
             queue.add(waiter)
