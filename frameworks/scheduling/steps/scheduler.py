@@ -53,22 +53,6 @@ class StepScheduler:
         """The sequences that hold blocks, the oldest first. A step may pause some of them."""
         self._queues = TenantQueues()
 
-    @property
-    def num_waiting(self) -> int:
-        return self._queues.num_sequences - len(self.running)
-
-    @property
-    def preemptions(self) -> int:
-        return self._running.preemptions
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._running.prompt_tokens
-
-    @property
-    def prefix_hit_tokens(self) -> int:
-        return self._running.prefix_hit_tokens
-
     def stats(self, block_bytes: int) -> StepStats:
         """Return the state after a step. `block_bytes`: of a block of the pool."""
         pool, totals = self.pool, self._running

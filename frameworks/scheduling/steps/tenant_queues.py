@@ -8,7 +8,7 @@ from frameworks.scheduling.steps.sequence import Sequence
 
 
 class WaitingQueue:
-    """Waiting sequences by `order`, then by id: a heap with lazy deletion. Changes take O(log n) comparisons, amortised.
+    """Waiting sequences by `order`, then by id: a heap with lazy deletion. A change takes O(log n), amortised.
 
     A removed sequence stays in the heap until it is first, or until most entries of the heap are removed ones.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.types import SequenceRequest, StepStats
 from frameworks.scheduling.steps.blocks import BlockPool, Chain, Copy
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS, StepCost
@@ -36,9 +36,14 @@ class OneTenantScheduler:
         self.prompt_tokens = 0
         self.prefix_hit_tokens = 0
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def stats(self, _block_bytes: int) -> StepStats:
+        """Return the counts that both schedulers have."""
+        return StepStats(
+            waiting=len(self._waiting),
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            prompt_tokens=self.prompt_tokens,
+            preemptions=self.preemptions,
+        )
 
     def add(self, request: SequenceRequest) -> Sequence:
         sequence = Sequence(request, request.arrived_s + request.priority * self._ageing_s)

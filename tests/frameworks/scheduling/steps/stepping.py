@@ -85,5 +85,5 @@ def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: 
 
 
 def run_out(scheduler: StepScheduler) -> None:
-    while scheduler.running or scheduler.num_waiting:
+    while scheduler.running or scheduler.stats(0).waiting:
         step(scheduler)

@@ -41,7 +41,7 @@ def test_constant_cache_takes_one_block() -> None:
     scheduler.plan()
     assert len(scheduler.running) == 3
     assert all(len(sequence.blocks) == 1 for sequence in scheduler.running)
-    assert scheduler.num_waiting == 1
+    assert scheduler.stats(0).waiting == 1
 
 
 def test_memory_below_one_sequence_has_no_tokens() -> None:

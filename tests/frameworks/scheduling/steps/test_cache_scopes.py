@@ -23,9 +23,9 @@ def test_prefix_is_found_only_in_own_scope(script: list[tuple[Tenant, tuple[int,
     for number, (tenant, prompt, is_awaited) in enumerate(script):
         scheduler.add(SequenceRequest(number, prompt, 1, Sampling(), priority=5, tenant=tenant))
         asked.append((tenant, prompt))
-        while is_awaited and (scheduler.running or scheduler.num_waiting):
+        while is_awaited and (scheduler.running or scheduler.stats(0).waiting):
             check(asked, step(scheduler, memory).begun)
-    while scheduler.running or scheduler.num_waiting:
+    while scheduler.running or scheduler.stats(0).waiting:
         check(asked, step(scheduler, memory).begun)
 
 

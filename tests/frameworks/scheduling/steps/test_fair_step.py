@@ -105,7 +105,7 @@ class TestShares:
             assert len(plan.parts) <= 2
             paused += 1 not in [number for number, _, _ in parts(plan)] and 1 in running(scheduler)
         assert paused == 3
-        assert scheduler.preemptions == 0
+        assert scheduler.stats(0).preemptions == 0
 
     def test_priority_orders_inside_one_tenant_only(self) -> None:
         scheduler = scheduler_of(max_sequences=2)
@@ -141,7 +141,7 @@ class TestNewcomer:
         assert running(scheduler) == [0, 1, 9]
         while scheduler.running:
             step(scheduler, memory)
-        assert scheduler.preemptions <= 3
+        assert scheduler.stats(0).preemptions <= 3
 
     def test_sequence_is_displaced_once_only(self) -> None:
         scheduler = scheduler_of(blocks=10, max_sequences=4)
@@ -149,7 +149,7 @@ class TestNewcomer:
         step(scheduler)
         add(scheduler, 1, 8, max_tokens=1, tenant=THIRD)
         step(scheduler)
-        assert scheduler.num_waiting == 1
+        assert scheduler.stats(0).waiting == 1
         step(scheduler)
         add(scheduler, 2, 8, max_tokens=1, tenant=THIRD)
         step(scheduler)
@@ -169,7 +169,7 @@ class TestState:
         scheduler = scheduler_of()
         for i in range(5):
             add(scheduler, i, 2, max_tokens=1, tenant=Tenant(f"t{i}"))
-        while scheduler.running or scheduler.num_waiting:
+        while scheduler.running or scheduler.stats(0).waiting:
             step(scheduler)
         assert scheduler._queues.all() == []
 
@@ -177,6 +177,6 @@ class TestState:
         scheduler = scheduler_of(blocks=8, max_sequences=4)
         add(scheduler, 0, 11, max_tokens=20, arrived_s=1, tenant=HEAVY)
         add(scheduler, 1, 11, max_tokens=20, arrived_s=0, tenant=LIGHT)
-        while not scheduler.preemptions:
+        while not scheduler.stats(0).preemptions:
             step(scheduler)
         assert running(scheduler) == [0]

@@ -64,7 +64,8 @@ def _step(scheduler: AnyScheduler, active: list[Sequence], numbers: list[int]) -
                 active.remove(part.sequence)
     texts = sum(count == 1 for _, _, count in parts)
     scheduler.cost.learn(texts, sum(count for _, _, count in parts) - texts, numbers[1] / 1000)
-    counts = scheduler.preemptions, scheduler.prompt_tokens, scheduler.prefix_hit_tokens, scheduler.num_waiting
+    stats = scheduler.stats(0)
+    counts = stats.preemptions, stats.prompt_tokens, stats.prefix_hit_tokens, stats.waiting
     return parts, blocks, plan.copies, plan.begun, [one.sequence_id for one in scheduler.running], counts
 
 

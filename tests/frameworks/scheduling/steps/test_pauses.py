@@ -50,7 +50,7 @@ def test_cached_prefix_counts_as_computed() -> None:
     scheduler = scheduler_with_prices()
     prompt = tuple(range(5000, 5120))
     add(scheduler, 8, prompt, max_tokens=1)
-    while len(scheduler.running) > 1 or scheduler.num_waiting:
+    while len(scheduler.running) > 1 or scheduler.stats(0).waiting:
         step(scheduler)
     add(scheduler, 9, (*prompt, 1, 2, 3))
     assert len(parts(step(scheduler))) == 2, "three tokens fit beside the decode"

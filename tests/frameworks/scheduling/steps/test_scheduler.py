@@ -13,7 +13,7 @@ class TestStart:
         add(scheduler, 0, 6, max_tokens=3)
         assert [parts(step(scheduler)) for _ in range(3)] == [[(0, 0, 6)], [(0, 6, 1)], [(0, 7, 1)]]
         assert not scheduler.running
-        assert not scheduler.num_waiting
+        assert not scheduler.stats(0).waiting
         assert parts(scheduler.plan()) == []
 
     def test_plan_decodes_before_new_prompt(self) -> None:
@@ -38,7 +38,7 @@ class TestStart:
         first = add(scheduler, 0, 5)
         add(scheduler, 1, 5)
         step(scheduler)
-        assert (running(scheduler), scheduler.num_waiting) == ([0], 1)
+        assert (running(scheduler), scheduler.stats(0).waiting) == ([0], 1)
         scheduler.remove(first)
         assert parts(step(scheduler)) == [(1, 0, 5)]
 
@@ -52,7 +52,7 @@ class TestStart:
         order = []
         while scheduler.running:
             scheduler.remove(scheduler.running[0])
-            if scheduler.num_waiting:
+            if scheduler.stats(0).waiting:
                 step(scheduler)
                 order += running(scheduler)
         assert order == [2, 3, 5]
@@ -64,7 +64,7 @@ class TestStart:
         add(scheduler, 1, (*range(9), 77), max_tokens=2)
         assert step(scheduler).begun == [(1, 8)]
         assert step(scheduler).begun == []
-        assert (scheduler.prompt_tokens, scheduler.prefix_hit_tokens) == (20, 8)
+        assert (scheduler.stats(0).prompt_tokens, scheduler.stats(0).prefix_hit_tokens) == (20, 8)
 
     def test_sequences_start_in_arrival_order(self) -> None:
         scheduler = scheduler_of(max_sequences=1)
@@ -155,7 +155,7 @@ class TestPrefillParts:
         scheduler = scheduler_of(max_num_batched_tokens=2, max_sequences=4)
         for i in range(4):
             add(scheduler, i, 1)
-        while scheduler.num_waiting:
+        while scheduler.stats(0).waiting:
             step(scheduler)
         assert len(step(scheduler).parts) == 4
 

@@ -135,7 +135,7 @@ class StepsMachine(RuleBasedStateMachine):
         assert {share.tenant.name for share in plan.costs} == {one.request.tenant.name for one in planned}
 
     def propose(self, plan: StepPlan) -> None:
-        preemptions = self.scheduler.preemptions
+        preemptions = self.scheduler.stats(0).preemptions
         proposals: dict[int, tuple[int, ...]] = {}
         for place, part in enumerate(plan.parts):
             sequence = part.sequence
@@ -144,7 +144,7 @@ class StepsMachine(RuleBasedStateMachine):
             tokens = self.proposed[(self.num_steps + place) % len(self.proposed)] if is_decode else ()
             proposals[sequence.sequence_id] = tokens[:room]
         self.scheduler.add_proposals(plan, proposals)
-        assert self.scheduler.preemptions == preemptions, "proposals preempt nothing"
+        assert self.scheduler.stats(0).preemptions == preemptions, "proposals preempt nothing"
         assert sum(part.num_tokens for part in plan.parts) <= self.max_tokens
 
     def append_tokens(self, part: StepPart) -> None:
@@ -174,7 +174,7 @@ class StepsMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert not self.active, "the sequences never complete"
-        assert self.scheduler.num_waiting == len(self.scheduler.running) == 0
+        assert self.scheduler.stats(0).waiting == len(self.scheduler.running) == 0
         assert len(self.begun) == len(set(self.begun)), "each begins once"
         pool = self.scheduler.pool
         assert pool.num_used == 0
@@ -205,6 +205,6 @@ def test_equal_priority_starts_in_arrival_order(
         length = min(length, room)  # noqa: PLW2901
         add(scheduler, number, length, min(most, room - length + 1), arrived_s=float(number))
     begun = []
-    while scheduler.running or scheduler.num_waiting:
+    while scheduler.running or scheduler.stats(0).waiting:
         begun += [number for number, _ in step(scheduler).begun]
     assert begun == list(range(len(lengths)))

@@ -11,7 +11,7 @@ class TestPreemption:
         scheduler, memory = scheduler_of(blocks=6), BlockMemory(6, BLOCK)
         old = add(scheduler, 0, 8, max_tokens=16)
         young = add(scheduler, 1, 6, max_tokens=10, arrived_s=1.0)
-        while scheduler.preemptions == 0:
+        while scheduler.stats(0).preemptions == 0:
             step(scheduler, memory)
         assert running(scheduler) == [0]
         assert young.blocks == []
@@ -31,7 +31,7 @@ class TestPreemption:
         scheduler = scheduler_of(blocks=6)
         add(scheduler, 0, 8, max_tokens=16)
         young = add(scheduler, 1, 8, max_tokens=16, arrived_s=1.0)
-        while scheduler.preemptions == 0:
+        while scheduler.stats(0).preemptions == 0:
             step(scheduler)
         late = add(scheduler, 2, 2, max_tokens=1, arrived_s=2.0)
         while young not in scheduler.running:
@@ -44,7 +44,7 @@ class TestPreemption:
         scheduler, memory = scheduler_of(blocks=12), BlockMemory(12, BLOCK)
         add(scheduler, 0, 24, max_tokens=24)
         young = add(scheduler, 1, 16, max_tokens=8, arrived_s=1.0)
-        while scheduler.preemptions == 0:
+        while scheduler.stats(0).preemptions == 0:
             step(scheduler, memory)
         assert scheduler.pool.num_cached
         while young.num_generated_tokens < 8:
@@ -55,14 +55,14 @@ class TestPreemption:
         add(scheduler, 0, 8, max_tokens=16)
         add(scheduler, 1, 6, max_tokens=10, arrived_s=1.0)
         run_out(scheduler)
-        assert scheduler.preemptions > 0
-        assert scheduler.prompt_tokens == 14
+        assert scheduler.stats(0).preemptions > 0
+        assert scheduler.stats(0).prompt_tokens == 14
 
     def test_sequence_needing_block_preempts_itself(self) -> None:
         scheduler = scheduler_of(blocks=5)
         add(scheduler, 0, 8, max_tokens=12)
         add(scheduler, 1, 7, max_tokens=6, arrived_s=1.0)
-        while scheduler.preemptions == 0:
+        while scheduler.stats(0).preemptions == 0:
             plan = step(scheduler)
         assert parts(plan) == [(0, 9, 1)]
         assert running(scheduler) == [0]
@@ -74,7 +74,7 @@ class TestPreemption:
         add(scheduler, 0, 8, max_tokens=16, priority=9)
         step(scheduler)
         add(scheduler, 1, 8, max_tokens=16, priority=1, arrived_s=1.0)
-        while scheduler.preemptions == 0:
+        while scheduler.stats(0).preemptions == 0:
             step(scheduler)
         assert running(scheduler) == [1]
 
@@ -88,7 +88,7 @@ class TestPrefixes:
         assert parts(step(scheduler, memory)) == [(0, 0, 11)]
         plan = step(scheduler, memory)
         assert sorted(parts(plan)) == [(0, 11, 1), (1, 8, 3), (2, 8, 3), (3, 8, 3)]
-        assert scheduler.prefix_hit_tokens == 24
+        assert scheduler.stats(0).prefix_hit_tokens == 24
 
     def test_unrelated_prompt_overtakes_sequences_awaiting_prefix(self) -> None:
         scheduler = scheduler_of()

@@ -19,7 +19,7 @@ def test_scored_tokens_of_step_are_bounded(others: Tenant) -> None:
         add(scheduler, number, 17, 2, prompt_logprobs=1, tenant=DEFAULT_TENANT if number % 2 else others)
     memory = BlockMemory(64, BLOCK)
     scored = []
-    while scheduler.running or scheduler.num_waiting:
+    while scheduler.running or scheduler.stats(0).waiting:
         plan = step(scheduler, memory)
         assert num_scored(plan) <= 10
         assert all(part.num_tokens for part in plan.parts)
