@@ -90,10 +90,10 @@ class StepScheduler:
         queue = self._queues.only
         if queue is not None:
             self._plan_of_one_tenant(plan, queue)
-            self._queues.charge(plan.costs)
+            self._queues.clock.ran(plan.costs)
         else:
             limited = self._fair_step(plan).schedule(held)
-            self._queues.charge(plan.costs)
+            self._queues.clock.ran(plan.costs)
             self._queues.level(limited)
         if len(plan.parts) > 1:
             _sort(plan)
@@ -121,7 +121,7 @@ class StepScheduler:
                 share = self._queues.of(sequence).share
                 costs[share] = costs.get(share, 0.0) + count * each
         if costs:
-            self._queues.charge(costs)
+            self._queues.clock.ran(costs)
             for share, cost in costs.items():
                 plan.costs[share] = plan.costs.get(share, 0.0) + cost
             _sort(plan)

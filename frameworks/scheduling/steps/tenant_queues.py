@@ -1,7 +1,7 @@
 """The waiting sequences of each tenant, and the virtual clock that divides a model's steps among tenants. Pure."""
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from frameworks.core.fairness import FairClock, TenantShare
 from frameworks.scheduling.steps.sequence import Sequence
@@ -93,7 +93,8 @@ class TenantQueues:
     """The queues of the tenants that have sequences; the others are dropped."""
 
     def __init__(self) -> None:
-        self._clock = FairClock()
+        self.clock = FairClock()
+        """Of the model: each step is charged to its tenants."""
         self._by_name: dict[str, TenantQueue] = {}
         self.num_sequences = 0
         """Number of waiting and running sequences."""
@@ -116,8 +117,8 @@ class TenantQueues:
         tenant = sequence.request.tenant
         queue = self._by_name.get(tenant.name)
         if queue is None:
-            queue = self._by_name[tenant.name] = TenantQueue(self._clock.share(tenant))
-        self._clock.queue(queue.share)
+            queue = self._by_name[tenant.name] = TenantQueue(self.clock.share(tenant))
+        self.clock.queue(queue.share)
         queue.waiting.add(sequence)
         self.num_sequences += 1
 
@@ -126,14 +127,10 @@ class TenantQueues:
         queue = self.of(sequence)
         if queue.blocked is sequence:
             queue.blocked = None
-        self._clock.unqueue(queue.share)
+        self.clock.unqueue(queue.share)
         self.num_sequences -= 1
         if not queue.share.queued:
             del self._by_name[sequence.request.tenant.name]
-
-    def charge(self, costs: Mapping[TenantShare, float]) -> None:
-        """Charge the tenants of a step."""
-        self._clock.ran(costs)
 
     def level(self, limited: Collection[TenantShare]) -> None:
         """Raise the tenants that were fully served to the least time of the `limited` ones, after a charge.
@@ -145,7 +142,7 @@ class TenantQueues:
         least = min((share.time for share in limited), default=max((share.time for share in all_tenants), default=0.0))
         for share in all_tenants:
             if share not in limited and share.time < least:
-                self._clock.charge(share, (least - share.time) * share.tenant.weight)
+                self.clock.charge(share, (least - share.time) * share.tenant.weight)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where a waiting sequence holds blocks, or a tenant without sequences is kept."""
