@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.settings.entries import CompositeModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.generation.sequences import SequenceRequest, StepResult, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
-from frameworks.generation.types import AdapterSpec, Constraint, SequenceRequest, StepResult, TokenMatcher
+from frameworks.generation.types import AdapterSpec, Constraint
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
 

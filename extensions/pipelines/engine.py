@@ -17,7 +17,8 @@ from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
 from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run, TokenTimes
-from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import Permit, RequestLimit

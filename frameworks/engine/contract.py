@@ -7,7 +7,8 @@ from typing import Protocol
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
-from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits

@@ -17,20 +17,14 @@ from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt
 from frameworks.generation.forced_tokens import NOT_FORCED
+from frameworks.generation.sequences import SequenceRequest, TokenMatcher
 from frameworks.generation.text.bad_words import TokenIds, bad_sequences
 from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
 from frameworks.generation.text.tokenizer import GenerationTokenizer, TokenStream
 from frameworks.generation.tools.formats import THINK
-from frameworks.generation.types import (
-    Conversation,
-    GenerateRequest,
-    GenerationSpec,
-    Prompt,
-    SequenceRequest,
-    TokenMatcher,
-)
+from frameworks.generation.types import Conversation, GenerateRequest, GenerationSpec, Prompt
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 

@@ -14,7 +14,8 @@ from frameworks.engine.group_queue import Choose, GroupMember, GroupQueue, Job
 from frameworks.engine.process.client.calls import InferCall
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
-from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs

@@ -13,7 +13,8 @@ from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
-from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation, StepStats
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import AdapterSpec, GenerateRequest, Generation
 from frameworks.images.spec import ImageRequest
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.batch.dispatcher import Dispatcher

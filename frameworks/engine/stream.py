@@ -10,15 +10,9 @@ from frameworks.core.errors import DeadlineExceeded
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import TokenTimes
 from frameworks.engine.prompt_echo import ShownPrompt
+from frameworks.generation.sequences import NO_TOKEN
 from frameworks.generation.text.text_stream import ChoiceText
-from frameworks.generation.types import (
-    NO_TOKEN,
-    Choice,
-    GenerateAnswer,
-    Generation,
-    TextDelta,
-    Usage,
-)
+from frameworks.generation.types import Choice, GenerateAnswer, Generation, TextDelta, Usage
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 

@@ -14,19 +14,8 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLimit
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
-from frameworks.generation.types import (
-    AdapterSpec,
-    Constraint,
-    Conversation,
-    FinishReason,
-    GeneratedToken,
-    GenerationSpec,
-    Prompt,
-    SequenceRequest,
-    StepResult,
-    StepStats,
-    TokenMatcher,
-)
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, StepStats, TokenMatcher
+from frameworks.generation.types import AdapterSpec, Constraint, Conversation, FinishReason, GenerationSpec, Prompt
 from frameworks.runtime import LoadedModel, ModelEntry
 from frameworks.types import ModelSpec
 from tests.support.loops import HANGS_AFTER_S

@@ -21,6 +21,7 @@ from frameworks.engine.process.wire.serialization import (
     tenant_to_plain,
 )
 from frameworks.generation.forced_tokens import ForcedTokens
+from frameworks.generation.sequences import StepStats
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (
     Constraint,
@@ -30,7 +31,6 @@ from frameworks.generation.types import (
     Message,
     MessageCall,
     Sampling,
-    StepStats,
     Stopping,
     TextDelta,
     TokenText,

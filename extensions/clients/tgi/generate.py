@@ -16,15 +16,7 @@ from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.json.output import list_to_json
 from extensions.clients.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
-from frameworks.generation.types import (
-    Choice,
-    Constraint,
-    GenerateAnswer,
-    GenerateRequest,
-    TextDelta,
-    TokenText,
-    Usage,
-)
+from frameworks.generation.types import Choice, Constraint, GenerateAnswer, GenerateRequest, TextDelta, TokenText, Usage
 from frameworks.types import ModelSpec
 
 PARAMETERS = FieldPolicy(

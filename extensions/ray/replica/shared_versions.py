@@ -10,7 +10,7 @@ from extensions.ray.replica.metered_engine import MeteredEngine
 from frameworks.engine.local import LocalEngine
 from frameworks.engine.process.wire.messages import Leave, VersionReport
 from frameworks.engine.threads import EngineThreads
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.version import ModelVersion
 
 HOLD_S = 1.0

@@ -2,10 +2,11 @@
 
 from collections import deque
 
+from frameworks.generation.sequences import NO_TOKEN, GeneratedToken
 from frameworks.generation.text.marked_stream import ReasoningCount
 from frameworks.generation.text.stop_strings import StopMatch, StopStrings
 from frameworks.generation.text.tokenizer import TokenStream, TokenTexts, partial_bytes
-from frameworks.generation.types import NO_TOKEN, GeneratedToken, TextDelta, TokenText
+from frameworks.generation.types import TextDelta, TokenText
 
 
 class ChoiceText:

@@ -14,7 +14,7 @@ from frameworks.engine.contract import Engine
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.models.replicas.changes import Changes
 from frameworks.models.replicas.messages import (
     Abandon,

@@ -9,7 +9,7 @@ from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import VersionNotFound
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import Isolation
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.traffic import Share
 from frameworks.models.versions.version import ModelState, ModelVersion

@@ -13,7 +13,7 @@ import structlog
 from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.engine.contract import Engine
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.holders import Holders
 from frameworks.models.versions.identity import ModelIdentity, new_serving_id
 from frameworks.models.versions.load_failures import LoadFailures

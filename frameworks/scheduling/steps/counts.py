@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from frameworks.generation.types import StepResult, StepStats
+from frameworks.generation.sequences import StepResult, StepStats
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens
 

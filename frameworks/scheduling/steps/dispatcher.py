@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from frameworks.core.errors import Draining, ModelFailed
-from frameworks.generation.types import SequenceRequest, StepStats
+from frameworks.generation.sequences import SequenceRequest, StepStats
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepWorker
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from frameworks.core.fairness import TenantShare
-from frameworks.generation.types import SequenceRequest, StepStats
+from frameworks.generation.sequences import SequenceRequest, StepStats
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.fair_step import FairStep
 from frameworks.scheduling.steps.running import RunningSequences

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frameworks.core.fairness import TenantShare
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
 from frameworks.scheduling.steps.blocks import Chain, Copy
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from frameworks.core.errors import Overloaded
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.types import GeneratedToken
+from frameworks.generation.sequences import GeneratedToken
 
 MAX_UNREAD_TOKENS = 1024
 """Per sequence; a reader that falls further behind loses its request."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 
 from frameworks.core.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
-from frameworks.generation.types import NO_TOKEN, GeneratedToken, SequenceRequest, StepResult, StepStats
+from frameworks.generation.sequences import NO_TOKEN, GeneratedToken, SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.worker import for_callers, without_frames
 from frameworks.scheduling.device_clock import DeviceClock

@@ -8,9 +8,9 @@ import pytest
 from app.observability.tallies import GenerationMetrics
 from frameworks.core.timings import Timings
 from frameworks.engine.stream import GenerationStream
+from frameworks.generation.sequences import GeneratedToken
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
-from frameworks.generation.types import GeneratedToken
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from tests.support.loops import in_loop
 from tests.support.step_models import ByteStream, ByteTokenizer

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import Draining, ModelUnloaded
-from frameworks.generation.types import GeneratedToken
+from frameworks.generation.sequences import GeneratedToken
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.version import ModelState, ModelVersion
 from tests.frameworks.models.test_generating_versions import generate, request

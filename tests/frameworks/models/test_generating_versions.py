@@ -10,7 +10,8 @@ from app.observability.tallies import GenerationMetrics
 from frameworks.core.errors import Draining, InvalidInput, InvalidModel, ModelFailed
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
-from frameworks.generation.types import GeneratedToken, GenerateRequest, SequenceRequest
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest
+from frameworks.generation.types import GenerateRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.version import ModelState
 from frameworks.scheduling.steps.counts import StepCounts

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from frameworks.core.tenants import Tenant
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.loading import generator as loading
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.scheduler import StepScheduler

@@ -33,7 +33,8 @@ from frameworks.engine.process.wire.messages import (
     Waiting,
 )
 from frameworks.engine.process.wire.serialization import spec_from_plain
-from frameworks.generation.types import GenerateRequest, StepStats
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import GenerateRequest
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec

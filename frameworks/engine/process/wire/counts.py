@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.wire.messages import BatchDeltas, Counts, StepDeltas
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens

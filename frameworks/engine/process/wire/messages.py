@@ -12,7 +12,8 @@ from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.timings import MAX_LINKS, BatchRun
 from frameworks.engine.contract import EngineSettings
-from frameworks.generation.types import StepStats, TextDelta, Usage
+from frameworks.generation.sequences import StepStats
+from frameworks.generation.types import TextDelta, Usage
 
 MAX_PHASE_CHARACTERS = 100
 

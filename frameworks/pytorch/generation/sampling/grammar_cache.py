@@ -6,7 +6,8 @@ from collections import OrderedDict
 from typing import Protocol
 
 from frameworks.core.errors import Overloaded
-from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.generation.sequences import TokenMatcher
+from frameworks.generation.types import Constraint
 from memory.sizes import format_size
 
 # A mask adds the states that it meets first. Measured for patterns that never stop to add: 2 KiB on average.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
 from frameworks.pytorch.generation.sampling.top_k import argmax_rows, top_positions
 from frameworks.scheduling.steps.sequence import StepPart
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS

@@ -15,9 +15,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.sequences import TokenMatcher
 from frameworks.generation.tools.definition import ToolsDefinition
 from frameworks.generation.tools.grammar import ToolSchemaError, after_thinking, grammar_of
-from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.generation.types import Constraint
 from frameworks.pytorch.generation.sampling.constraint_grammar import (
     FIELD,
     WHITESPACE,

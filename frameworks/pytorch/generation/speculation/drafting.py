@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 import torch
 
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw, draw_by

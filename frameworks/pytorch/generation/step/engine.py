@@ -12,17 +12,9 @@ import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
 from frameworks.generation.prompt_scores import PromptScores
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
-from frameworks.generation.types import (
-    AdapterSpec,
-    Constraint,
-    FinishReason,
-    GeneratedToken,
-    Sampling,
-    SequenceRequest,
-    StepResult,
-    TokenMatcher,
-)
+from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, Sampling
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.scheduling.steps.sequence import Sequence as TextSequence
 from frameworks.scheduling.steps.sequence import StepPart

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import PagedRunner

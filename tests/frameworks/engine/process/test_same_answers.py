@@ -11,14 +11,7 @@ from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Engine, Run, RunCounts
-from frameworks.generation.types import (
-    Constraint,
-    Conversation,
-    GenerateRequest,
-    Message,
-    Sampling,
-    Stopping,
-)
+from frameworks.generation.types import Constraint, Conversation, GenerateRequest, Message, Sampling, Stopping
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from frameworks.generation.sequences import GeneratedToken
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
-from frameworks.generation.types import FinishReason, GeneratedToken, TextDelta
+from frameworks.generation.types import FinishReason, TextDelta
 
 SEQUENCE_ID = 7
 # Few letters, so that stop strings occur, overlap and restart within themselves; some of several bytes.

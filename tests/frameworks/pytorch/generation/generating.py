@@ -9,7 +9,8 @@ import torch
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
-from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest, StepResult
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult
+from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.generation.step.shape import read_shape

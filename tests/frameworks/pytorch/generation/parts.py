@@ -1,6 +1,7 @@
 """Create parts of sequences in a step with blocks chosen by the test."""
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.sequence import Sequence, StepPart
 
 

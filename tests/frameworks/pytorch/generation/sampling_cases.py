@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from frameworks.generation.types import Constraint, Sampling, SequenceRequest, TokenMatcher
+from frameworks.generation.sequences import SequenceRequest, TokenMatcher
+from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.generation.sampling.masking import MaskWords
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState

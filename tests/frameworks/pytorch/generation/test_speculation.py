@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from frameworks.generation.types import Constraint, GeneratedToken, Sampling, SequenceRequest
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest
+from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.speculation.speculating import Speculation

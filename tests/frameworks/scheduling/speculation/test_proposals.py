@@ -5,7 +5,8 @@ from collections.abc import Sequence as Rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.speculation.proposals import PromptLookup, Wish
 from frameworks.scheduling.steps.sequence import Sequence
 

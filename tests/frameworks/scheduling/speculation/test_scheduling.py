@@ -1,7 +1,8 @@
 """Proposed tokens are charged to their tenants, and take only room that no other text needs."""
 
 from frameworks.core.tenants import Tenant
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence as Rows
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.speculation.proposals import Wish
 from frameworks.scheduling.speculation.speculator import Speculator
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TokenFeed

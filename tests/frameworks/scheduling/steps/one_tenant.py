@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from frameworks.generation.types import SequenceRequest, StepStats
+from frameworks.generation.sequences import SequenceRequest, StepStats
 from frameworks.scheduling.steps.blocks import BlockPool, Chain, Copy
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS, StepCost

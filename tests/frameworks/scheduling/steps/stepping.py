@@ -1,7 +1,8 @@
 """A scheduler with small blocks, and helpers to add sequences and run steps."""
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan

@@ -2,7 +2,8 @@
 
 import pytest
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.blocks import Chain
 from frameworks.scheduling.steps.cache_blocks import CacheBlocks, CacheSize
 from frameworks.scheduling.steps.scheduler import StepScheduler

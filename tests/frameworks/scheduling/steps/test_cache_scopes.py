@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.core.tenants import Tenant
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from tests.frameworks.scheduling.steps.block_memory import BlockMemory
 from tests.frameworks.scheduling.steps.stepping import BLOCK, scheduler_of, step
 

@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import Draining, ModelFailed
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.core.tenants import Tenant
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan

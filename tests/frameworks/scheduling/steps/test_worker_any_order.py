@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory, Overloaded
-from frameworks.generation.types import GeneratedToken
+from frameworks.generation.sequences import GeneratedToken
 from frameworks.scheduling.steps import token_feed
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.dispatcher import StepDispatcher

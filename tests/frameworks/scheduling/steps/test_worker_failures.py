@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
-from frameworks.generation.types import SequenceRequest, StepResult, StepStats
+from frameworks.generation.sequences import SequenceRequest, StepResult, StepStats
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.worker import StepWorker
 from tests.frameworks.scheduling.steps.harness import WorkerHarness, read_all, running_worker, text_of, wait_for_arrival

@@ -35,7 +35,7 @@ from frameworks.engine.process.wire.messages import (
     StepDeltas,
 )
 from frameworks.engine.process.wire.serialization import answer_to_plain, error_to_plain
-from frameworks.generation.types import StepStats
+from frameworks.generation.sequences import StepStats
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import TensorBatch, TextRequest
 from tests.frameworks.engine.process.fake_link import SPEC, Harness, is_failed, outcomes

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks.generation.types import GeneratedToken, Sampling
+from frameworks.generation.sequences import GeneratedToken
+from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.loading import paged_loading
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Sampling
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.decoders import attention
 from frameworks.pytorch.generation.decoders.attention import BlockAttention

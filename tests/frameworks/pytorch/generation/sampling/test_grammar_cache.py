@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from frameworks.core.errors import InvalidInput, Overloaded
-from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.generation.sequences import TokenMatcher
+from frameworks.generation.types import Constraint
 from frameworks.pytorch.generation.sampling import token_masks
 from frameworks.pytorch.generation.sampling.grammar_cache import Grammar, GrammarCache
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks

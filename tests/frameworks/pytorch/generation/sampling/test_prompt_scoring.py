@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.types import SequenceRequest, StepResult
+from frameworks.generation.sequences import SequenceRequest, StepResult
 from frameworks.pytorch.generation.loading import generator as loading
 from frameworks.pytorch.generation.sampling.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.step.engine import GeneratingModel

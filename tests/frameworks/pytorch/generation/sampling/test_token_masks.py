@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.generation.sequences import TokenMatcher
+from frameworks.generation.types import Constraint
 from frameworks.pytorch.generation.sampling.sampler import Sampler
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from tests.frameworks.pytorch.generation.sampling_cases import (

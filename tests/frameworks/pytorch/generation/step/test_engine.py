@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, OutOfMemory
-from frameworks.generation.types import Constraint, Sampling, SequenceRequest
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.generation.sampling import token_masks
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
