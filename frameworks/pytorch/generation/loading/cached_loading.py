@@ -1,18 +1,28 @@
-"""Load a model that paged attention does not serve: transformers' modules and caches compute it."""
+"""Load a model that paged attention does not serve: transformers' modules and caches compute it.
 
+The model is checked against its pass without a cache, and its caches are measured.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.pytorch.generation.loading.cache_trial import check_caches
-from frameworks.pytorch.generation.loading.cached_model import CachedModel
-from frameworks.pytorch.generation.loading.cached_runner import CachedRunner
+from frameworks.pytorch.generation.loading.cached_model import CachedModel, CachedRunner, SequenceCache, cache_bytes
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.model_loading import load_model, packed_bytes, packed_dtype, use_fast_layers
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
 from frameworks.pytorch.generation.step.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.step.trial import Trial
-from frameworks.scheduling.steps.cache_blocks import CacheBlocks
+from frameworks.scheduling.steps.cache_blocks import CacheBlocks, CacheSize
 from memory.sizes import format_size
+
+# A model that forgets its cache at the start of a part is off by more than its own rounding.
+_MAX_PARTS_ERROR = 4.0
+_FIRST_TOKENS = 4
+_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
 
 def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
@@ -63,3 +73,71 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
 
 def _least_bytes(pool: CacheBlocks) -> int:
     return (pool.state_tokens // pool.block_tokens + 1) * pool.block_bytes
+
+
+def check_caches(trial: Trial, cached: CachedModel) -> CacheSize:
+    """Return the size of the caches, and set `cached.can_continue`.
+
+    Raises InvalidModel where the model computes something else with a cache, or where tokens attend to later ones;
+    OutOfMemory.
+    """
+    trial.check_causal(cached.logits_without_cache)
+    counts, sizes = trial.counts, dict[int, int]()
+    try:
+        with torch.inference_mode():
+            cached.find_states(trial.token_ids[0])
+        whole = [sum(counts[:2]), *counts[2:]]
+        off = trial.off(_run(trial, cached, whole, sizes), min(1, len(counts) - 1))
+        _run(trial, cached, [1] * min(_FIRST_TOKENS, len(trial.token_ids)), sizes)
+    except _ERRORS as error:
+        trial.check_memory(error)
+        raise InvalidModel(f"{trial.folder}: the model does not run with a cache: {_described(error)}") from error
+    if not off <= trial.tolerance:
+        raise InvalidModel(
+            f"{trial.folder}: with transformers' own cache the model's logits are off by {off:.3g} times their spread; "
+            "it is not served"
+        )
+    cached.can_continue = _continues(trial, cached, off)
+    return _size(sizes)
+
+
+def _continues(trial: Trial, cached: CachedModel, off: float) -> bool:
+    """Whether the model is right where parts of a prompt follow others. `off`: its error for a whole prompt."""
+    if len(trial.counts) == 1:
+        return False
+    try:
+        in_parts = trial.off(_run(trial, cached, trial.counts, {})[1:], 1)
+    except _ERRORS as error:
+        trial.check_memory(error)
+        return False
+    return in_parts <= _MAX_PARTS_ERROR * max(off, float(np.finfo(np.float32).eps))
+
+
+def _run(trial: Trial, cached: CachedModel, counts: list[int], sizes: dict[int, int]) -> Any:
+    """Return the logits after each part, float32 [parts, vocabulary]. `sizes`: tokens → bytes, of caches of up to
+    _FIRST_TOKENS tokens, and of the whole text.
+    """
+    cache: SequenceCache = cached.start()
+    rows: list[torch.Tensor] = []
+    start = 0
+    for count in counts:
+        with torch.inference_mode():
+            # The sequences of a server run between each other.
+            cached.logits(list(trial.token_ids[-_FIRST_TOKENS:]), 0, cached.start(), 1)
+            rows.append(cached.logits(list(trial.token_ids[start : start + count]), start, cache, 1).float().cpu())
+        start += count
+        if start <= _FIRST_TOKENS or start == sum(counts):
+            sizes[start] = cache_bytes(cache)
+    return torch.cat(rows).numpy()
+
+
+def _size(sizes: dict[int, int]) -> CacheSize:
+    """Return an upper bound of the measured sizes: layers with a window grow at first only."""
+    points = sorted(sizes.items())
+    grown = [-(-(large - small) // (end - start)) for (start, small), (end, large) in pairwise(points)]
+    token_bytes = max([0, *grown])
+    return CacheSize(max(0, *(size - token_bytes * tokens for tokens, size in points)), token_bytes)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, LookupError | AssertionError) else str(error)

@@ -11,6 +11,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCach
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
+from frameworks.scheduling.steps.sequence import StepPart, StepPlan
+
 # Outputs of these names are passed on as `past_key_values`.
 _RENAMED_CACHES = ("mems", "past_buckets_states")
 
@@ -145,3 +147,24 @@ def _tensors(held: object) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
     elif isinstance(held, Cache | CacheLayerMixin | LinearAttentionCacheLayerMixin):
         yield from _tensors(vars(held))
+
+
+class CachedRunner:
+    """A StepRunner: the sequences of a step one after another. A sequence holds its cache while it holds blocks."""
+
+    def __init__(self, model: CachedModel, block_bytes: int) -> None:
+        """`block_bytes`: of the pool that counts the caches."""
+        self.model = model
+        self.block_bytes = block_bytes
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """As StepRunner.logits, [sum of num_logits, vocabulary]."""
+        return torch.cat([self._compute(part) for part in plan.parts])
+
+    def _compute(self, part: StepPart) -> torch.Tensor:
+        sequence = part.sequence
+        if part.start == 0:
+            sequence.cache = self.model.start()
+        cache: SequenceCache | None = sequence.cache
+        assert cache is not None, "the tokens before the part are computed"
+        return self.model.logits(part.token_ids, part.start, cache, part.num_logits)
