@@ -1,9 +1,11 @@
-"""Map torch's errors of a device to ours."""
+"""Errors of torch: those that a run of a model raises, and the mapping of a device's errors to ours."""
 
 import torch
 
 from frameworks.core.errors import ModelFailed, OutOfMemory, RoundhouseError, without_paths
 
+RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
+"""Errors of a run where the files of a model do not fit its code."""
 # The message of torch's CPU allocator; it has no type of its own.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 

@@ -15,8 +15,7 @@ _SCALAR_PART = re.compile(r"[^,}\]\s]*")
 
 def skip_space(text: str, position: int) -> int:
     """Return the position of the next character that is no white space."""
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
+    return match_end(_SPACE, text, position)
 
 
 class ValueScanner:
@@ -35,7 +34,7 @@ class ValueScanner:
         if position < size and not self.kind:
             self.kind = text[position]
         if self.kind and self.kind not in '"{[':
-            end = _end(_SCALAR_PART, text, position)
+            end = match_end(_SCALAR_PART, text, position)
             self.is_over = end < size
             return end
         while position < size and not self.is_over:
@@ -49,7 +48,7 @@ class ValueScanner:
         return position
 
     def _feed_string(self, text: str, position: int) -> int:
-        position = _end(_STRING_PART, text, position)
+        position = match_end(_STRING_PART, text, position)
         if position == len(text):
             return position
         if text[position] == "\\":
@@ -60,7 +59,7 @@ class ValueScanner:
         return position + 1
 
     def _feed_structure(self, text: str, position: int) -> int:
-        position = _end(_BETWEEN_BRACKETS, text, position)
+        position = match_end(_BETWEEN_BRACKETS, text, position)
         if position == len(text):
             return position
         match text[position]:
@@ -195,9 +194,10 @@ class CallScanner:
             self._on_arguments("{}")
 
 
-def _end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
+def match_end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
+    """Return the end of a pattern's match at the position. The pattern matches the empty string."""
     match = pattern.match(text, position)
-    assert match is not None  # it matches the empty string
+    assert match is not None
     return match.end()
 
 

@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import Callable, Collection
 
+from frameworks.generation.tools.json_scanner import match_end
+
 _WORD_PART = re.compile(r"[\w.+-]*")
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -48,13 +50,13 @@ class PythonicScanner:
             if self._quote:
                 position = self._feed_string(text, position)
                 continue
-            end = _end(_WORD_PART, text, position)
+            end = match_end(_WORD_PART, text, position)
             if end > position:
                 self.has_failed = self._is_word_over
                 self._token.append(text[position:end])
                 position = end
                 continue
-            end = _end(_SPACE, text, position)
+            end = match_end(_SPACE, text, position)
             if end > position:
                 self._is_word_over = bool(self._token)
                 position = end
@@ -183,9 +185,3 @@ def _character(escape: "re.Match[str]") -> str:
         return _ESCAPED.get(escape[4], escape[4])
     code = int(number, 16)
     return chr(code) if code <= _MAX_CODE_POINT else "\N{REPLACEMENT CHARACTER}"
-
-
-def _end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
-    match = pattern.match(text, position)
-    assert match is not None  # it matches the empty string
-    return match.end()

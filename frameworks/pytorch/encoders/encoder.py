@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.scheduling.merging.comparison import text_tolerance
@@ -75,7 +76,7 @@ class EncoderModel(DeviceModel):
         try:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
             because = self._reason_not_padded(self.tokenizer)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
         assert self.spec.text is not None

@@ -10,6 +10,7 @@ import torch
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
+from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.scheduling.merging.comparison import text_tolerance
@@ -94,7 +95,7 @@ class ImageModel(DeviceModel):
             if self.tokenizer is not None:
                 self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
                 self._try_padding(self.tokenizer)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on images: {error}") from error
         assert isinstance(output, np.ndarray)
         expected = self.spec.outputs[0].shape

@@ -11,6 +11,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.processor import ImageProcessor
 from frameworks.images.spec import ImageSpec
+from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
 from frameworks.pytorch.encoders.image_folders import ImageFolder
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
@@ -157,7 +158,7 @@ def _embedding_size(model: torch.nn.Module, images: ImageFolder, processor: Imag
     try:
         with torch.inference_mode():
             return int(rows(pixels).shape[1])
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+    except RUN_ERRORS as error:
         raise InvalidModel(f"{images.folder}: the model does not run on images: {error}") from error
 
 

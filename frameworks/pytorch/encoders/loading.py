@@ -10,6 +10,7 @@ import torch
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.encoders.positions import find_usable_positions
@@ -119,7 +120,7 @@ def _usable_positions(model: torch.nn.Module, tokenizer: TextTokenizer) -> int |
 
     try:
         return find_usable_positions(model, run, input_ids.shape[1])
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+    except RUN_ERRORS:
         # The warm-up names the error.
         return None
 

@@ -165,12 +165,11 @@ def draw_truncated(
     value = rising.gather(1, rank)
     earlier = rank - torch.searchsorted(rising, value)
     drawn = find_nth_equal(weights, value[:, 0].neg().float(), earlier[:, 0])
-    if not truncation.are_complete:
-        undecided = ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
-        if len(undecided):
-            truncation = _more_candidates(truncation, undecided, columns)
-            again = draw_truncated(weights[undecided], totals[undecided], uniforms[undecided], truncation)
-            drawn.index_copy_(0, undecided, again)
+    undecided = _undecided(kept, truncation, columns)
+    if len(undecided):
+        more = _more_candidates(truncation, undecided, columns)
+        again = draw_truncated(weights[undecided], totals[undecided], uniforms[undecided], more)
+        drawn.index_copy_(0, undecided, again)
     return drawn
 
 
@@ -186,14 +185,18 @@ def keep_candidates(weights: torch.Tensor, totals: torch.Tensor, truncation: Tru
     is_larger, is_least = weights > least, weights == least
     is_kept = is_larger | (is_least & (is_least.cumsum(dim=-1) <= kept - is_larger.sum(dim=-1, keepdim=True)))
     found = torch.where(is_kept, weights, 0.0)
-    if not truncation.are_complete:
-        undecided = ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
-        if len(undecided):
-            again = keep_candidates(
-                weights[undecided], totals[undecided], _more_candidates(truncation, undecided, columns)
-            )
-            found.index_copy_(0, undecided, again)
+    undecided = _undecided(kept, truncation, columns)
+    if len(undecided):
+        more = _more_candidates(truncation, undecided, columns)
+        found.index_copy_(0, undecided, keep_candidates(weights[undecided], totals[undecided], more))
     return found
+
+
+def _undecided(kept: torch.Tensor, truncation: Truncation, columns: int) -> torch.Tensor:
+    """Return the rows whose sorted candidates may not be all that remain, int64 [undecided rows]."""
+    if truncation.are_complete:
+        return kept.new_empty(0)
+    return ((kept == truncation.candidates) & (truncation.top_k == columns))[:, 0].nonzero()[:, 0]
 
 
 def _more_candidates(truncation: Truncation, rows: torch.Tensor, columns: int) -> Truncation:

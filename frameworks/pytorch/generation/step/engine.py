@@ -15,7 +15,7 @@ from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, Sampling
-from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.device_errors import RUN_ERRORS, map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import StepRunner
@@ -213,7 +213,7 @@ class GeneratingModel:
                     raise error
         except ModelFailed as error:
             raise InvalidModel(f"the model does not generate text: {error.message}") from error
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not generate text: {error}") from error
         finally:
             for sequence_id in list(self._sequences):

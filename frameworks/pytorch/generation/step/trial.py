@@ -13,7 +13,7 @@ import torch
 from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.device_errors import RUN_ERRORS, map_device_error
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.step.shape import NotPaged
@@ -72,7 +72,7 @@ class Trial:
         try:
             logits, self._original_s = _timed(original, self._rounds)
             self._perplexity = model_perplexity(model, self._text_ids)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except RUN_ERRORS as error:
             self.check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self.counts) - 1].numpy()
@@ -174,7 +174,7 @@ class Trial:
             ends = np.cumsum(self.counts)
             rows = [computed(int(end) - count, count) for end, count in zip(ends, self.counts, strict=True)]
             _, seconds = _timed(lambda: computed(0, int(ends[-1])), self._rounds)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except RUN_ERRORS as error:
             self.check_memory(error)
             raise NotPaged(f"it does not run by paged attention: {error}") from error
         return torch.cat(rows).numpy(), seconds
