@@ -27,6 +27,8 @@ class StepAccounting:
         self._counts = counts
         self._hold = hold
         self._share_of: dict[int, TenantShare] = {}
+        # By name, of the tenants that have sequences.
+        self._shares: dict[str, TenantShare] = {}
         self._num_sequences: Counter[TenantShare] = Counter()
         # The tenants that count on the clock.
         self._active: set[TenantShare] = set()
@@ -36,7 +38,7 @@ class StepAccounting:
 
     def open(self, sequence_id: int, tenant: Tenant) -> None:
         """Note a new sequence."""
-        share = self._share_of[sequence_id] = self._clock.share(tenant)
+        share = self._share_of[sequence_id] = self._shares[tenant.name] = self._clock.share(tenant)
         self._num_sequences[share] += 1
 
     def end(self, sequence_id: int) -> None:
@@ -46,7 +48,7 @@ class StepAccounting:
             return
         self._num_sequences[share] -= 1
         if not self._num_sequences[share]:
-            del self._num_sequences[share]
+            del self._num_sequences[share], self._shares[share.tenant.name]
             self._deactivate({share} & self._active)
             self._update()
 
@@ -59,7 +61,7 @@ class StepAccounting:
             return
         paid: dict[TenantShare, float] = {}
         for tenant, cost in costs:
-            share = self._clock.share(tenant)
+            share = self._shares.get(tenant.name) or self._clock.share(tenant)
             paid[share] = seconds * cost / total
             if share in self._num_sequences and share not in self._active:
                 self._active.add(share)

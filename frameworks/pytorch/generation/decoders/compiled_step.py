@@ -154,7 +154,7 @@ class CompiledStep:
         # The head, and the GEMMs after the attention of the last layer.
         gemms[-self._columns.GEMMS_OF_LAYER :, self._gemm.ROWS] = count
         gemms[-1, self._gemm.OUT] = self._logits.data_ptr() + 4 * self._vocabulary * done
-        adapters = self._prepare_adapters(piece)
+        adapters = self._prepare_adapters(piece) if self.adapters.loaded or self.adapters.present else None
         self._region.prepare(threads)
         gemms[:, : self._num_reserved] = arguments[: self._num_reserved]
         self._region.run(threads)

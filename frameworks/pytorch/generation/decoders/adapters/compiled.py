@@ -39,8 +39,8 @@ class CompiledAdapters:
         self._layers = layers
         self._max_rows = max_rows
         self._lock = threading.Lock()
-        # Replaced, never changed: a step keeps those that it began with.
-        self._adapters: Mapping[int, CompiledAdapter] = {}
+        self.loaded: Mapping[int, CompiledAdapter] = {}
+        """By id. Replaced, never changed: a step keeps those that it began with."""
         self._address = 0
         self.present: list[int] = []
         """The adapters whose weights the table has, of the last step; the next one replaces them."""
@@ -67,12 +67,12 @@ class CompiledAdapters:
         address = region_address(next(iter(pairs.values())).a.dtype)
         with self._lock:
             self._address = address
-            self._adapters = {**self._adapters, adapter_id: packed}
+            self.loaded = {**self.loaded, adapter_id: packed}
 
     def remove(self, adapter_id: int) -> None:
         """Forget an adapter, which no sequence has."""
         with self._lock:
-            self._adapters = {each: packed for each, packed in self._adapters.items() if each != adapter_id}
+            self.loaded = {each: packed for each, packed in self.loaded.items() if each != adapter_id}
 
     def prepare(
         self, adapter_ids: Sequence[int], counts: Sequence[int], logit_counts: Sequence[int]
@@ -83,7 +83,7 @@ class CompiledAdapters:
         Returns the adapters: their weights have to be kept until the step has been computed.
         """
         present = sorted({each for each in adapter_ids if each})
-        adapters = [self._adapters[each] for each in present]
+        adapters = [self.loaded[each] for each in present]
         if present != self.present:
             self._set_adapters(adapters)
             self.present = present
