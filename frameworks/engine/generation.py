@@ -16,7 +16,6 @@ from frameworks.engine.generation_limits import check_prompt_logprobs, field_of,
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt
-from frameworks.generation.forced_tokens import NOT_FORCED
 from frameworks.generation.sequences import SequenceRequest, TokenMatcher
 from frameworks.generation.text.bad_words import TokenIds, bad_sequences
 from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
@@ -24,7 +23,7 @@ from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
 from frameworks.generation.text.tokenizer import GenerationTokenizer, TokenStream
 from frameworks.generation.tools.formats import THINK
-from frameworks.generation.types import Conversation, GenerateRequest, GenerationSpec, Prompt
+from frameworks.generation.types import NOT_FORCED, Conversation, GenerateRequest, GenerationSpec, Prompt
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 

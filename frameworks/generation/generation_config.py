@@ -11,8 +11,7 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings
-from frameworks.generation.forced_tokens import ForcedTokens
-from frameworks.generation.types import Sampling
+from frameworks.generation.types import ForcedTokens, Sampling
 
 _GENERATION_CONFIG = "generation_config.json"
 _CONFIG = "config.json"

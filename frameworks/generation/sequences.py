@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.types import FinishReason, Sampling
+from frameworks.generation.types import NOT_FORCED, FinishReason, ForcedTokens, Sampling
 
 NO_TOKEN = -1
 """The token of a sequence that ends without any."""

@@ -23,3 +23,11 @@ def map_device_error(error: Exception, what: str, device: torch.device) -> Round
         first_line, _, _ = str(error).partition("\n")
         return ModelFailed(f"the device failed: {first_line}", public=f"the device failed: {without_paths(first_line)}")
     return None
+
+
+def empty_cache(device: torch.device) -> None:
+    """Return the memory that torch caches to the device, after a failed run or a closed model."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from frameworks.core.errors import ModelFailed
-from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.device_errors import empty_cache, map_device_error
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import Value
 from memory.tensor_pool import TensorPool
@@ -31,7 +31,7 @@ class DeviceModel:
     def close(self) -> None:
         """As BatchModel.close."""
         self._model = None
-        self._empty_cache()
+        empty_cache(self._device)
 
     def _run_on_device(
         self, run: Callable[[torch.nn.Module], dict[str, Value]], describe: Callable[[], str]
@@ -53,11 +53,5 @@ class DeviceModel:
                 raise
         # The error is released here, and with it the frames that held the run's tensors. Their memory can be freed, and
         # the next run, half of this batch, finds it in one piece.
-        self._empty_cache()
+        empty_cache(self._device)
         raise ours
-
-    def _empty_cache(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self._device.type == "mps":
-            torch.mps.empty_cache()

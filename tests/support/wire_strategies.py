@@ -20,12 +20,12 @@ from frameworks.engine.process.wire.serialization import (
     request_to_plain,
     tenant_to_plain,
 )
-from frameworks.generation.forced_tokens import ForcedTokens
 from frameworks.generation.sequences import StepStats
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (
     Constraint,
     Conversation,
+    ForcedTokens,
     GenerateRequest,
     GenerationSpec,
     Message,

@@ -6,8 +6,7 @@ The events of a text do not depend on how it is cut: their texts, joined, are th
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 
-from frameworks.generation.tools.call_reader import CallReader, Reading
-from frameworks.generation.tools.cursor import Cursor
+from frameworks.generation.tools.call_reader import CallReader, Cursor, Reading
 from frameworks.generation.tools.events import CallBegin, Event, TextPart
 from frameworks.generation.tools.formats import (
     END_OF_THINKING,

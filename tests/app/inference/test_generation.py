@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.types import (
+    NOT_FORCED,
     Choice,
     Constraint,
     Conversation,
+    ForcedTokens,
     GenerateRequest,
     Message,
     Prompt,

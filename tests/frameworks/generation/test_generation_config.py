@@ -8,9 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frameworks.core.errors import InvalidModel
-from frameworks.generation.forced_tokens import NOT_FORCED, ForcedTokens
 from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
-from frameworks.generation.types import Sampling
+from frameworks.generation.types import NOT_FORCED, ForcedTokens, Sampling
 from tests.support.models.text_files import write_json
 
 KEYS = ("eos_token_id", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "text_config")

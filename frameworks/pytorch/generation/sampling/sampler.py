@@ -19,10 +19,9 @@ from frameworks.pytorch.generation.sampling.multinomial import (
     log_probabilities,
     num_candidates,
 )
-from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.rejection import accept_or_redraw
 from frameworks.pytorch.generation.sampling.state import SamplingState
-from frameworks.pytorch.generation.sampling.top_k import argmax_rows
+from frameworks.pytorch.generation.sampling.top_k import TieCheck, argmax_rows
 from frameworks.pytorch.openmp import single_threaded
 
 

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.forced_tokens import NOT_FORCED
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.text.bad_words import BadWords, TokenIds
-from frameworks.generation.types import Sampling
+from frameworks.generation.types import NOT_FORCED, Sampling
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 
 _SEED_BITS = 64

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Rows
 from types import MappingProxyType
 
 from frameworks.core.errors import RoundhouseError
-from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 from frameworks.pytorch.generation.sampling.sampler import Sampled
 from frameworks.pytorch.generation.sampling.state import SamplingState
+from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.drafting import DraftProposer
 from frameworks.scheduling.speculation.speculator import Speculator
 from frameworks.scheduling.steps.scheduler import StepScheduler

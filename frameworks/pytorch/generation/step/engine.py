@@ -15,15 +15,15 @@ from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, Sampling
-from frameworks.pytorch.device_errors import RUN_ERRORS, map_device_error
+from frameworks.pytorch.device_errors import RUN_ERRORS, empty_cache, map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import StepRunner
-from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
+from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import Speculation, states_of
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.openmp import release_threads
@@ -232,7 +232,7 @@ class GeneratingModel:
             switch.close()
         self._parts = None
         self._sequences.clear()
-        self._empty_cache()
+        empty_cache(self._device)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks of the KV cache are lost or held twice."""
@@ -270,7 +270,7 @@ class GeneratingModel:
             if ours is None:
                 raise
         # The error is released here, and with it the frames that held the step's tensors.
-        self._empty_cache()
+        empty_cache(self._device)
         raise ours
 
     def _take_all(
@@ -330,9 +330,3 @@ class GeneratingModel:
         return GeneratedToken(
             request.sequence_id, chosen.token_id, finish, not is_stop, chosen.logprob, chosen.top_logprobs
         )
-
-    def _empty_cache(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self._device.type == "mps":
-            torch.mps.empty_cache()

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
+from frameworks.pytorch import device_model
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch
@@ -278,7 +279,7 @@ class TestFailures:
         assert model._model is not None
         monkeypatch.setattr(model._model, "forward", run_out)
         monkeypatch.setattr(
-            model, "_empty_cache", lambda: alive_when_emptied.append(sum(each() is not None for each in held))
+            device_model, "empty_cache", lambda _: alive_when_emptied.append(sum(each() is not None for each in held))
         )
         gc.disable()
         try:

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import ForcedBOSTokenLogitsProcessor, ForcedEOSTokenLogitsProcessor
 
-from frameworks.generation.forced_tokens import ForcedTokens
-from frameworks.generation.types import Sampling
+from frameworks.generation.types import ForcedTokens, Sampling
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import load_generating, request, tokens_of
 from tests.frameworks.pytorch.generation.sampling_cases import ids, random_logits, sample, shares, state_of

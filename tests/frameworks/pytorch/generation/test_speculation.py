@@ -12,8 +12,8 @@ import torch
 
 from frameworks.generation.sequences import GeneratedToken, SequenceRequest
 from frameworks.generation.types import Constraint, Sampling
-from frameworks.pytorch.generation.sampling.near_ties import TieCheck
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
+from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.scheduling.speculation.proposals import PromptLookup
