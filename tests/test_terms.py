@@ -13,12 +13,17 @@ import pytest
 from tests.test_language import ROOT, _comments, _strings, checked_files
 
 FINISHED = (
+<<<<<<< /tmp/tmp21vr2x75.py
     *("frameworks/generation", "frameworks/pytorch", "extensions/search", "app/server", "app/workers"),
     *("frameworks/core", "frameworks/manager.py", "frameworks/models", "frameworks/runtime.py"),
     *("frameworks/scheduling/batch", "frameworks/types.py", "memory", "frameworks/engine/process"),
     *("frameworks/engine/contract.py", "frameworks/engine/generation.py", "frameworks/engine/group.py"),
     *("frameworks/engine/group_queue.py", "frameworks/engine/local.py", "frameworks/engine/stream.py"),
     *("frameworks/engine/texts.py", "frameworks/engine/threads.py"),
+=======
+    *("frameworks/generation", "frameworks/pytorch"),
+    *("frameworks/scheduling/speculation", "frameworks/scheduling/steps"),
+>>>>>>> /tmp/tmpnpr_osme.py
 )
 
 ASKED = {
@@ -62,6 +67,11 @@ ASKED = {
     "frameworks/pytorch/int8_matmul.py": "quantize",
     "frameworks/pytorch/kernels.py": "matmul",
     "frameworks/pytorch/quantize.py": "quantized",
+    "frameworks/scheduling/speculation": "propose|speculat",
+    "frameworks/scheduling/steps": "step|block|decode|sequence|token",
+    "frameworks/scheduling/steps/blocks.py": "KV cache",
+    "frameworks/scheduling/steps/scheduler.py": "preempt",
+    "frameworks/scheduling/steps/step_cost.py": "prefill|decode",
 }
 """Folder or file -> the terms of which the docstrings and comments of each module have at least one."""
 

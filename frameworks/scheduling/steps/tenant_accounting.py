@@ -74,9 +74,9 @@ class StepAccounting:
         if self._held or self._clock.num_active > 1:
             self._update()
 
-    def _deactivate(self, shares: set[TenantShare]) -> None:
-        self._active -= shares
-        for share in shares:
+    def _deactivate(self, tenants: set[TenantShare]) -> None:
+        self._active -= tenants
+        for share in tenants:
             self._clock.unqueue(share)
 
     def _update(self) -> None:

@@ -19,19 +19,22 @@ from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
-from frameworks.pytorch.generation.loading.model_loading import PACKED_TOLERANCE, load_model, packed_bytes, packed_dtype
-from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
+from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
 from frameworks.pytorch.generation.step.trial import Trial
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights
-from frameworks.pytorch.generation.weights.packed.building import packed_modules
+from frameworks.pytorch.generation.weights.packed.building import packed_bytes, packed_dtype, packed_modules
 from frameworks.pytorch.loader import DTYPES
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
+
+# Largest error of the logits with packed weights, relative to their spread: layers may quantize activations, and
+# weights once more. Another kind of attention is off by more than 1.
+_PACKED_TOLERANCE = 0.25
 
 
 def load_paged(load: GeneratorLoad) -> ServedModel:
@@ -66,7 +69,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     runner = PagedRunner(decoder, cache, layouts, adapters, step)
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
-    packed_tolerance = PACKED_TOLERANCE if load.source is not None or load.bits is not None else 0.0
+    packed_tolerance = _PACKED_TOLERANCE if load.source is not None or load.bits is not None else 0.0
     reporter: Reporter | None = None
     if load.bits is None:
         trial.check(runner, shape.cache.dtype, packed_tolerance)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
@@ -9,7 +10,9 @@ from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.weights.linear_makers import Bits
+from frameworks.pytorch.generation.weights.packed.building import build_causal_model
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
+from frameworks.pytorch.loader import load_causal_model
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import ProductTrial, QuantizationReport
 
@@ -63,3 +66,10 @@ class ServedModel:
     products: tuple[ProductTrial, ...] = ()
     dtype: str | None = None
     switch: KernelSwitch | None = None
+
+
+def load_model(load: GeneratorLoad) -> Any:
+    """Load the model of a folder, or of its source of packed weights. Raises InvalidModel, OutOfMemory."""
+    if load.source is not None:
+        return build_causal_model(load.folder, load.source, load.dtype, load.device)
+    return load_causal_model(load.folder, load.dtype, load.device, load.performance.enable_memory_mapping)

@@ -3,6 +3,7 @@
 Making the first one of a dtype compiles its GEMM, in a few seconds, unless the code is in the cache.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -24,19 +25,8 @@ GROUP = 32
 def packed_format(name: FormatName) -> "PackedFormat":
     """Return the format of this name, compiled."""
     # Each module compiles when it is imported.
-    if name == "float32":
-        from frameworks.pytorch.compiled.dtypes.float32 import PACKED
-    elif name == "float16":
-        from frameworks.pytorch.compiled.dtypes.float16 import PACKED
-    elif name == "bfloat16":
-        from frameworks.pytorch.compiled.dtypes.bfloat16 import PACKED
-    elif name == "int8":
-        from frameworks.pytorch.compiled.dtypes.int8 import PACKED
-    elif name == "int4":
-        from frameworks.pytorch.compiled.dtypes.int4 import PACKED
-    else:
-        from frameworks.pytorch.compiled.dtypes.int8_groups import PACKED
-    return PACKED
+    found: PackedFormat = import_module(f"frameworks.pytorch.compiled.dtypes.{name}").PACKED
+    return found
 
 
 def compiles(name: FormatName) -> bool:

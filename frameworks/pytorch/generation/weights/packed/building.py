@@ -1,5 +1,6 @@
 """Build a language model of transformers around quantized weights of a file or folder."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,24 @@ class _Builder:
 def packed_modules(model: torch.nn.Module) -> list[PackedModule]:
     """Return the layers of a model whose weights are packed."""
     return [module for module in model.modules() if isinstance(module, PackedModule)]
+
+
+def packed_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of the embedding tables that are made of packed weights."""
+    return sum(module.held_bytes for module in model.modules() if isinstance(module, PackedEmbedding))
+
+
+def packed_dtype(model: torch.nn.Module) -> str | None:
+    """Return the dtype of most weights in packed layers, int4 or int8; None where none is packed."""
+    counts: Counter[str] = Counter()
+    for module in packed_modules(model):
+        counts[f"int{module.packed.bits}"] += module.packed.outputs * module.packed.inputs
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def use_fast_layers(model: torch.nn.Module) -> int:
+    """Let a model of transformers compute with our layers of packed weights; return about how many bytes they take."""
+    packed = packed_modules(model)
+    for module in packed:
+        module.make_fast()
+    return sum(module.packed.held_bytes for module in packed)
