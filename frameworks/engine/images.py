@@ -20,9 +20,6 @@ from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSp
 
 Submit = Callable[[TensorBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
-# From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
-_MANY_NUMBERS = 64 * 1024
-_NUMBERS_PER_CHARACTER = 256  # as much work as the tokenizing of one
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
@@ -70,10 +67,7 @@ class ImageService:
             return outputs
         output = outputs[image.output_name]
         assert isinstance(output, np.ndarray)
-        if output.size < _MANY_NUMBERS:
-            return _finished(spec.task, image, request, output)
-        size = output.size / _NUMBERS_PER_CHARACTER
-        return await self._threads.tokenizers.run(size, _finished, spec.task, image, request, output)
+        return await self._threads.tokenizers.compute(output.size, _finished, spec.task, image, request, output)
 
     def _run_rows(
         self, run: Run, spec: ModelSpec, input_name: str, rows: Array, names: tuple[str, ...] | None

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -31,14 +30,9 @@ from frameworks.types import (
     TokenBatch,
 )
 
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
-# From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
-_MANY_NUMBERS = 64 * 1024
 _NUMBERS_PER_PAIR = 64  # as much work
-_NUMBERS_PER_CHARACTER = 256  # as much work as the tokenizing of one
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
@@ -80,7 +74,7 @@ class TextService:
         run.timings.decoded(started_s, time.perf_counter())
         await _count_tokens(run, token_ids)
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
-        return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
+        return await self._threads.compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
     async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
         """Score pairs by a cross-encoder, which reads both texts at once, or by the cosine of two embeddings.
@@ -99,16 +93,18 @@ class TextService:
             assert text is not None
             raw_scores = request.raw_scores or text.scores_are_logits
             if request.with_labels:
-                return await self._compute(rows.size, _classified, text, raw_scores, None, rows, tokens.token_ids)
-            return await self._compute(rows.size, probabilities, rows, tokens, raw_scores)
-        pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
+                return await self._threads.compute(
+                    rows.size, _classified, text, raw_scores, None, rows, tokens.token_ids
+                )
+            return await self._threads.compute(rows.size, probabilities, rows, tokens, raw_scores)
+        pairs = await self._threads.compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
             embedded = await self.answer(run, texts)
         except InvalidInput as error:
             raise pairs.name_pair(error) from None
         assert isinstance(embedded, EmbedAnswer)
-        return await self._compute(embedded.embeddings.size, cosines, pairs, embedded)
+        return await self._threads.compute(embedded.embeddings.size, cosines, pairs, embedded)
 
     async def answer_token_request(self, run: Run, request: TokenRequest) -> TokenAnswer:
         """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
@@ -159,12 +155,6 @@ class TextService:
                 "send text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or send ids of "
                 '/v1/tokenize and set token_ids = "own" for this model',
             )
-
-    async def _compute(self, size: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Return `work(*arguments)`, computed on a thread if it handles many numbers."""
-        if size < _MANY_NUMBERS:
-            return work(*arguments)
-        return await self._threads.run(size / _NUMBERS_PER_CHARACTER, work, *arguments)
 
 
 def _size_of(request: TokenRequest) -> int:

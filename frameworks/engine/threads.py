@@ -20,6 +20,9 @@ _PIECE_CHARACTERS = SHORT_CHARACTERS
 _MAX_COUNTED = 32 * 1024
 # Text after text, besides the characters of each.
 _CHARACTERS_PER_TEXT = 64
+# From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
+_MANY_NUMBERS = 64 * 1024
+_NUMBERS_PER_CHARACTER = 256  # as much work as the tokenizing of one
 LONG_THREADS = min(8, max(2, usable_cpus() // 2))
 """A GPU needs several to keep up with it. More would leave too few CPUs to the models, and memory has a bound too."""
 
@@ -51,6 +54,12 @@ class TokenizerThreads:
         """Return the future of `work(*arguments)`. `characters`: its size, as the number of characters to tokenize."""
         threads = self._short if characters <= SHORT_CHARACTERS else self._long
         return asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
+    async def compute(self, size: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Return `work(*arguments)`, computed on a thread if it handles many numbers. `size`: of its arrays."""
+        if size < _MANY_NUMBERS:
+            return work(*arguments)
+        return await self.run(size / _NUMBERS_PER_CHARACTER, work, *arguments)
 
     async def run_pieces(self, sizes: Iterable[int], work: Callable[[int, int], Result]) -> list[Result]:
         """Return the results of `work(start, stop)` for bounded pieces of a list, in order.
