@@ -95,6 +95,7 @@ REPLACED = {
     r"places? in the queue": "queue slot",
     r"turns? of the (?:event )?loop": "iteration of the event loop",
     r"pays for": "is charged for",
+    r"so many tokens are those": "a prefix whose tokens no further text changes",
     r"run(?:s|ning)? beside": "concurrently",
     r"(?:client|reader|caller|peer) is gone": "disconnected",
 }

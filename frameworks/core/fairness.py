@@ -40,10 +40,10 @@ class FairClock:
     """The virtual times of all tenants of one device, or of one model. Used by one thread.
 
     The caller always runs work of the tenant that is `first`, and reports work that is queued, runs and ends. Costs are
-    in one unit, such as device seconds or tokens. While two tenants always have queued work, their costs divided by
-    their weights differ by at most one run of each, and the error of the estimates of runs in progress. A tenant
-    without queued work saves up nothing: its next work starts at the virtual time. That is the least start tag among
-    the tenants with queued work; of a tenant in a run, the tag of that run.
+    in one unit, such as device seconds or tokens. Compare the costs of two tenants with queued work, each divided by
+    its weight: they differ by at most one run of each, apart from errors of the estimates of runs in progress. A tenant
+    without queued work gains no credit: its next work starts at the virtual time. That is the least start tag among
+    the tenants with queued work; for a tenant in a run, the tag of that run.
     """
 
     def __init__(self) -> None:

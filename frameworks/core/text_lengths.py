@@ -93,10 +93,10 @@ class TextLengths:
         return TextLimit(num_tokens, self._characters_per_token * num_tokens, self._ignores_space)
 
     def beginning(self, text: str, num_tokens: int) -> str:
-        """Return a part of the text, from its start on, that has the first `num_tokens` tokens of the text, and more.
+        """Return a prefix of the text whose first tokens, more than `num_tokens`, are also those of the whole text.
 
-        Returns all of a text that is too short for a part to pay, of a text that has no more tokens, and of one whose
-        parts do not show how it goes on, as a long word. Tokens are counted without special tokens.
+        Returns the whole text if it is short, if it has no more tokens, or if no prefix settles its tokens, as in a
+        long word. Special tokens do not count.
         """
         size = _FIRST_CHARACTERS_PER_TOKEN * num_tokens + _FIRST_CHARACTERS
         while size * _GROWTH < len(text):
@@ -107,7 +107,7 @@ class TextLengths:
         return text
 
     def has_more(self, text: str, limit: TextLimit) -> bool:
-        """Whether the text surely has more tokens than the limit, as its characters or a part of it show."""
+        """Whether the characters of the text, or the tokens of a prefix, prove that it exceeds the limit."""
         if limit.exceeds(text):
             return True
         return not limit.for_list and len(self.beginning(text, limit.num_tokens)) < len(text)
@@ -121,7 +121,7 @@ class TextLengths:
         return "" if self._looks_ahead else part.rstrip()
 
     def _is_settled(self, part: str, num_tokens: int) -> bool:
-        """Whether more than so many tokens are those of every text that begins with the part."""
+        """Whether the part has more than `num_tokens` tokens that no further text changes."""
         try:
             # The faster variant of the library does not count words.
             [encoding] = self._tokenizer.encode_batch([part], add_special_tokens=False)

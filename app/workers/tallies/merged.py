@@ -25,8 +25,8 @@ COLLECT_S = 1.0
 class MergedTallies(RequestTallies):
     """The counts of the server as of the last refresh. Owned by the event loop.
 
-    A counter never goes down: counts of lost workers are kept by number, and sums are added in the order of numbers, as
-    the order of additions changes the last digit of a float. Only `forget` drops counts.
+    A counter never decreases. The counts of lost workers are kept by number. Floats are added in the order of numbers,
+    because another order changes the last digit of their sum. Only `forget` drops counts.
     """
 
     def __init__(
