@@ -1,4 +1,4 @@
-"""Keep garbage collections short: a collection holds the interpreter's lock, and blocks the event loop."""
+"""Keep garbage collections short: while one scans memory, it holds the interpreter's lock and blocks the event loop."""
 
 import gc
 import time
