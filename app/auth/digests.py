@@ -1,4 +1,4 @@
-"""Check the bytes of a body against the `content-digest` header (RFC 9530)."""
+"""Check the bytes of a body against the digests of its `content-digest` header (RFC 9530)."""
 
 import hashlib
 import re

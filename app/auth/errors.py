@@ -18,7 +18,7 @@ class Forbidden(RoundhouseError):
 
 
 class QuotaExceeded(RoundhouseError):
-    """The tenant has reached one of its limits; the server itself has room."""
+    """The tenant has reached one of its limits; the server itself could serve it."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         """`retry_after_s`: seconds after which the request is accepted, if the tenant sends no other one."""

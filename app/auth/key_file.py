@@ -228,7 +228,7 @@ def _parse_table(table: Any, number: int) -> Key:
         return _Row.model_validate(table).key()
     except ValidationError as refusal:
         error = refusal.errors(include_url=False)[0]
-        place = format_location(("keys", number, *error["loc"]))
+        location = format_location(("keys", number, *error["loc"]))
         if error["type"] == "extra_forbidden":
             message = "unknown key; remove it"
         elif error["type"] == "missing":
@@ -237,7 +237,7 @@ def _parse_table(table: Any, number: int) -> Key:
             message = f"expected {_EXPECTED[error['loc'][0]]}; create the key again"
         else:
             message = describe_error(error)
-        raise ValueError(f"{place}: {message}") from None
+        raise ValueError(f"{location}: {message}") from None
 
 
 def _format_key(key: Key) -> str:

@@ -23,7 +23,7 @@ class NonceStore:
     def __init__(self, started_s: int, max_nonces: int = 1_000_000, max_of_key: int = 500_000) -> None:
         """`started_s`: unix time; older signatures may have been used before this process started.
 
-        `max_nonces`: in all; one takes about 200 bytes. `max_of_key`: so that one key cannot take all places.
+        `max_nonces`: in all; one takes about 200 bytes. `max_of_key`: so that one key cannot fill the store.
         """
         self._forgotten_s = started_s - 1
         self._max_nonces = max_nonces
@@ -41,7 +41,7 @@ class NonceStore:
     def add(self, key_id: str, nonce: bytes, created_s: int, now_s: float) -> None:
         """Remember the nonce of a signature whose MAC and age were checked.
 
-        Raises Unauthenticated if it was used, and Overloaded if there is no place for it.
+        Raises Unauthenticated if it was used, and Overloaded if the store is full.
         """
         key = key_id.encode("ascii")
         used = b"%b:%b" % (key, nonce)

@@ -17,7 +17,7 @@ from frameworks.scheduling.shared_limits import SharedLimits, TenantShare, byte_
 class TenantLimits:
     """The limits of one tenant, and what its requests use of them. Owned by the event loop, except `byte_limit`.
 
-    Requests and sequences are counted before they are checked: two processes cannot both take the last place.
+    Requests and sequences are counted before they are checked: two processes cannot both take the last slot.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class TenantLimits:
 
     def _is_beyond(self) -> bool:
         """Return whether more requests are in flight than the tenant may have."""
-        places = self.places
-        return places.own_inflight > places.own_concurrency_bound and places.inflight > places.concurrency_bound
+        limit = self.places
+        return limit.own_inflight > limit.own_concurrency_bound and limit.inflight > limit.concurrency_bound
 
     def _wait_for_place(self) -> tuple[float, str]:
         most, inflight = self.places.max_concurrent_requests, self.places.inflight - 1
@@ -149,7 +149,7 @@ class LimitedPermit(Permit):
         self._limits.places.release(completed=False)
 
     def resume(self) -> None:
-        """Take a place again. Raises QuotaExceeded, and Overloaded if the server is full."""
+        """Count among those in flight again. Raises QuotaExceeded, and Overloaded if the server is full."""
         self._limits.enter_again()
         try:
             super().resume()

@@ -1,4 +1,4 @@
-"""Token buckets: how much may be used in a minute, and how much of it at once."""
+"""Rate limits as token buckets: how much may be used in a minute, and how much of it at once."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class TokenBucket:
         self.burst = max(1.0, per_minute / _BURST_DIVISOR)
         self._clock = clock
         self._seconds_each = _MINUTE_S / per_minute
-        # In amounts, not in times: whole amounts add up exactly, also after weeks.
+        # In amounts, not in times: integer amounts add up exactly, also after weeks.
         self._missing = 0.0
         self._since_s = clock()
 

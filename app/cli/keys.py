@@ -235,7 +235,7 @@ def _time(time_s: float) -> str:
 
 
 def _now_s() -> float:
-    """Return the time in whole seconds, which the file holds."""
+    """Return the time, truncated to a second as in the file."""
     return float(int(time.time()))
 
 

@@ -32,9 +32,9 @@ from frameworks.types import NUMPY_DTYPES, Array
 _CONTENTS_MESSAGE = type(ModelInferRequest.InferInputTensor().contents)
 _NUMBERS: dict[str, int] = {name: field.number for name, field in _CONTENTS_MESSAGE.DESCRIPTOR.fields_by_name.items()}
 _NAMES = {number: name for name, number in _NUMBERS.items()}
-# Fields of one input's contents. Packed numbers are one field, whatever their count.
+# Fields of one input's contents. A packed field counts once, with any number of values.
 _MAX_PARTS = 8192
-# Bytes of packed numbers, and strings, that are decoded without a pause: about a millisecond each.
+# Bytes of packed fields, and strings, that are decoded without a pause: about a millisecond each.
 _WINDOW_BYTES = 64 * 1024
 _STRINGS_AT_ONCE = 2048
 # Elements of a response that are converted in one call, which holds the interpreter's lock.
@@ -120,7 +120,7 @@ def contents_parts(tensor: OutputTensor) -> list[bytes | memoryview]:
     """Return the InferTensorContents of a long tensor in the wire format. Call it in a thread."""
     held = CONTENTS[tensor.datatype]
     if held.wire_type in (FIXED32, FIXED64):
-        # Packed numbers are the bytes of the tensor.
+        # A packed field has the bytes of the tensor.
         packed = encode_tensor(tensor.value, tensor.datatype)
         return [write_head(held.number, len(packed)), packed]
     flat = tensor.value.reshape(-1)
@@ -205,7 +205,7 @@ def _read_numbers(serialized: bytes, spans: list[Span], datatype: str, shape: tu
         return _decode_integers(parts, datatype, found, field)
     arrays = [np.frombuffer(part, held.dtype.newbyteorder("<")) for part in parts if part]
     if len(arrays) == 1:
-        # Kernels need aligned numbers.
+        # Kernels need aligned arrays.
         return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
     return np.concatenate(arrays) if arrays else np.empty(0, held.dtype)
 
@@ -228,18 +228,18 @@ def _decode_integers(parts: list[memoryview], datatype: str, count: int, field: 
     decoded = np.empty(count, NUMPY_DTYPES[dtype])
     at = 0
     for part in parts:
-        for numbers in decode_varints(part, _WINDOW_BYTES):
-            decoded[at : at + len(numbers)] = narrow(_as_field(numbers, datatype), dtype, f"{field}.contents")
-            at += len(numbers)
+        for integers in decode_varints(part, _WINDOW_BYTES):
+            decoded[at : at + len(integers)] = narrow(_as_field(integers, datatype), dtype, f"{field}.contents")
+            at += len(integers)
             pause()
     return decoded
 
 
-def _as_field(numbers: Numbers, datatype: str) -> Numbers:
+def _as_field(integers: Numbers, datatype: str) -> Numbers:
     """Convert varints as protobuf does: 32-bit fields keep the lower half, and any bit makes a bool true."""
     held = CONTENTS[datatype]
     if held is _INT:
-        return numbers.astype(np.uint32).view(np.int32).astype(np.int64)
+        return integers.astype(np.uint32).view(np.int32).astype(np.int64)
     if held is _UINT:
-        return numbers.astype(np.uint32).astype(np.int64)
-    return numbers.astype(np.bool_) if datatype == "BOOL" else numbers.view(held.dtype)
+        return integers.astype(np.uint32).astype(np.int64)
+    return integers.astype(np.bool_) if datatype == "BOOL" else integers.view(held.dtype)

@@ -21,7 +21,7 @@ from frameworks.core.errors import Draining
 from frameworks.generation.types import Generation
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
-# Writing as many strings, or copying as many numbers of raw contents, takes about a millisecond.
+# Writing as many strings, or copying as many elements of raw contents, takes about a millisecond.
 _LONG_STRINGS = 4096
 _LONG_RAW_ELEMENTS = 512 * 1024
 

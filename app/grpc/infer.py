@@ -33,7 +33,7 @@ _MAX_STREAMS = 1024
 _MAX_STREAMS_ON_ONE_CONNECTION = 256
 # A stream without a request for as long, and with none that runs, ends.
 _IDLE_S = 3600.0
-# From these on, decoding raw contents of numbers takes a millisecond: they are copied if they are not aligned.
+# From these on, decoding raw contents other than strings takes a millisecond: they are copied if they are not aligned.
 _LONG_RAW_BYTES = 1024 * 1024
 _MANY_FIELDS = 256
 # The response parameter that tells the client of a stream whether the request has more responses.

@@ -1,4 +1,4 @@
-"""Answer Predict: one tensor of numbers in, one out, for clients that need nothing else."""
+"""Answer the calls of Predict: one tensor of floats in, one out, for clients that need nothing else."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -53,11 +53,35 @@ class PredictCalls:
         response: bytes = await self._handler.run(inference, call)
         return response
 
+<<<<<<< /tmp/tmpy1u9rr83.py
     def _read(self, received: ReceivedPredict, call: Call) -> NamedRequest:
         """Raises InvalidInput."""
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
         name = received.message.model_name or self._default_name(call.principal)
         return NamedRequest(name, None, partial(_decode, received, timeout_ms), lambda: timeout_ms)
+=======
+    def _decode(self, received: ReceivedPredict, call: Call, find_spec: FindSpec) -> DecodedPredict:
+        """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
+        message = received.message
+        timeout_ms = earlier_ms(None, call)
+        spec = find_spec(message.model_name or self._default_name(call.principal), None, lambda: timeout_ms)
+        sole = spec.sole_input
+        if spec.text is not None or spec.generation is not None:
+            raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
+        if sole is None or not isinstance(sole.type, TensorType):
+            inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
+            raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
+        values = _cast(_values(received), sole.type.dtype)
+        if message.shape or sole.type.shape is None:
+            shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(values)], "shape")
+            if prod(shape) != values.size:
+                raise InvalidInput("shape", f"expected the shape of {values.size} numbers, got {list(shape)}")
+            values = values.reshape(shape)
+        else:
+            values = reshape_flat(values, sole.type.shape, None, "data")
+        check_shape(values.shape, sole.type.shape, "shape")
+        return DecodedPredict(TensorBatch({sole.name: values}, spec.first_output), spec, timeout_ms)
+>>>>>>> /tmp/tmp9s5azizn.py
 
     def _default_name(self, principal: Principal) -> str:
         """Return the default model, or the only one if the sender may not use the default model."""
@@ -71,6 +95,7 @@ class PredictCalls:
         raise InvalidInput("model_name", f"expected a model's name ({known}), got none; or set models.default_model")
 
 
+<<<<<<< /tmp/tmpy1u9rr83.py
 def _decode(received: ReceivedPredict, timeout_ms: float | None, spec: ModelSpec) -> DecodedPredict:
     """Decode a PredictRequest. Raises InvalidInput."""
     message, sole = received.message, spec.sole_input
@@ -92,20 +117,23 @@ def _decode(received: ReceivedPredict, timeout_ms: float | None, spec: ModelSpec
 
 
 def _numbers(received: ReceivedPredict) -> Array:
+=======
+def _values(received: ReceivedPredict) -> Array:
+>>>>>>> /tmp/tmp9s5azizn.py
     if received.data is None:
         return np.array(received.message.data, np.float32)
     return np.frombuffer(b"".join(received.data), "<f4")
 
 
-def _cast(numbers: Array, dtype: str) -> Array:
-    """Convert float32 numbers to the model's dtype. Raises InvalidInput if a number does not fit it."""
+def _cast(values: Array, dtype: str) -> Array:
+    """Convert float32 values to the model's dtype. Raises InvalidInput for a value that it does not hold."""
     if dtype in ("string", "bool"):
         raise InvalidInput("data", f"expected {dtype}, got numbers; use ModelInfer")
     if "int" not in dtype:
-        return numbers if dtype == "float32" else narrow(numbers.astype(np.float64), dtype, "data")
-    if not (np.isfinite(numbers).all() and (numbers == np.rint(numbers)).all() and (np.abs(numbers) < 2.0**63).all()):
+        return values if dtype == "float32" else narrow(values.astype(np.float64), dtype, "data")
+    if not (np.isfinite(values).all() and (values == np.rint(values)).all() and (np.abs(values) < 2.0**63).all()):
         raise InvalidInput("data", f"expected whole numbers for {dtype}, got fractions or infinities")
-    return narrow(numbers.astype(np.int64), dtype, "data")
+    return narrow(values.astype(np.int64), dtype, "data")
 
 
 def _write(_: RequestRecord, decoded: DecodedPredict, answer: Answer) -> bytes:
@@ -115,13 +143,13 @@ def _write(_: RequestRecord, decoded: DecodedPredict, answer: Answer) -> bytes:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         kind = decoded.spec.outputs_by_name[name].type
         raise InvalidInput("model_name", f"expected a first output of numbers, got {name}: {kind}; use ModelInfer")
-    numbers = value.astype(np.float32).reshape(-1)
+    values = value.astype(np.float32).reshape(-1)
     response = PredictResponse(shape=value.shape)
-    if numbers.size < LONG_ELEMENTS:
-        response.predictions.extend(numbers.tolist())
+    if values.size < LONG_ELEMENTS:
+        response.predictions.extend(values.tolist())
     else:
-        # Packed numbers are the bytes of the tensor. Joining them releases the interpreter's lock.
-        packed = encode_tensor(numbers, "FP32")
+        # A packed field has the bytes of the tensor. Joining them releases the interpreter's lock.
+        packed = encode_tensor(values, "FP32")
         return b"".join((response.SerializeToString(), write_head(_PREDICTIONS, len(packed)), packed))
     serialized: bytes = response.SerializeToString()
     return serialized

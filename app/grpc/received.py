@@ -41,7 +41,7 @@ class ReceivedInfer(NamedTuple):
 
 
 class ReceivedPredict(NamedTuple):
-    """A PredictRequest. `data` None: the message is whole; otherwise its numbers are these pieces, little-endian."""
+    """A PredictRequest. `data` None: the message is whole; else its values are these pieces, float32, little-endian."""
 
     message: Message
     data: list[memoryview] | None

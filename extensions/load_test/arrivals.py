@@ -52,7 +52,7 @@ _MIN_WAIT_NS = 1
 
 
 class Timer:
-    """Calls a function at a time of `time.monotonic`. Event loops wait in whole milliseconds.
+    """Calls a function at a time of `time.monotonic`. Event loops round waits to milliseconds.
 
     Uses Linux' timerfd, and elsewhere the event loop's timers.
     """
@@ -66,7 +66,7 @@ class Timer:
             loop.add_reader(self._descriptor, self._expire)
 
     def set(self, at_s: float) -> None:
-        """Call at this time, in place of an earlier order."""
+        """Call at this time; replaces an earlier call of this method."""
         wait_s = at_s - time.monotonic()
         if self._descriptor is not None and self._library is not None:
             wait_ns = max(_MIN_WAIT_NS, int(wait_s * _NANOSECONDS))

@@ -83,14 +83,14 @@ def result(run: LoadRun, plan: LoadPlan, target: LoadTarget, cpu_part: float, st
         },
         "course": [
             {
-                "after_s": round(place * tally.course.interval_s, 3),
+                "after_s": round(index * tally.course.interval_s, 3),
                 "succeeded": point.succeeded,
                 "failed": point.failed,
                 "p50_ms": _ms(point.latency.quantile(0.5)),
                 "p95_ms": _ms(point.latency.quantile(0.95)),
                 "p99_ms": _ms(point.latency.quantile(0.99)),
             }
-            for place, point in enumerate(tally.course.points)
+            for index, point in enumerate(tally.course.points)
         ],
         "course_interval_s": tally.course.interval_s,
         "latency_histogram": [

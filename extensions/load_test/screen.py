@@ -143,8 +143,8 @@ def _row(name: str, histogram: DurationHistogram) -> str:
 def _failures(run: LoadRun) -> list[str]:
     kinds = run.tally.failures.most_common()
     lines = [
-        f"{'failures' if not place else '':<20}{count:>12,} {kind[0] or '-'} {kind[1]}{_first_message(run, kind)}"
-        for place, (kind, count) in enumerate(kinds[:_MAX_FAILURES_SHOWN])
+        f"{'failures' if not index else '':<20}{count:>12,} {kind[0] or '-'} {kind[1]}{_first_message(run, kind)}"
+        for index, (kind, count) in enumerate(kinds[:_MAX_FAILURES_SHOWN])
     ]
     if len(kinds) > _MAX_FAILURES_SHOWN:
         lines.append(f"{'':<20}{'':>12} and {len(kinds) - _MAX_FAILURES_SHOWN} more kinds")

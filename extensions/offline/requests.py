@@ -60,7 +60,7 @@ class RowSource:
         return f'{reason} ("{table.column(self.column)[position].as_py()}")'
 
     def kept(self, table: pa.Table) -> pa.Table:
-        """Return the columns that the output repeats: all but one with whole images."""
+        """Return the columns that the output repeats: all but one that holds the files of images."""
         holds_images = self.field == FIELD and self.image_root is None
         return table.drop_columns([self.column]) if holds_images else table
 
@@ -95,7 +95,7 @@ def _not_text(value: Any) -> str:
 
 
 class TensorRows:
-    """Tensors from columns of numbers, lists or JSON. Rows of equal shapes share a request."""
+    """Tensors from columns of scalars, lists or JSON. Rows of equal shapes share a request."""
 
     def __init__(
         self, table: pa.Table, inputs: Mapping[str, str], shapes: Mapping[str, Shape], options: Mapping[str, Any]

@@ -24,7 +24,7 @@ WINDOWS_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class PendingFile:
-    """An input file of which windows are missing. `index`: its place in the run; `done`: windows that are not run."""
+    """An input file of which windows are missing. `index`: of the file in the run; `done`: windows that are not run."""
 
     index: int
     reader: RowReader
@@ -98,7 +98,7 @@ class WindowRunner:
         self._prefix = prefix
         self._model = model
         # First in, first out: the requests of the older window are sent first.
-        self._places = asyncio.Semaphore(model.concurrency)
+        self._slots = asyncio.Semaphore(model.concurrency)
 
     async def run(self, window: Window, count: CountRows) -> tuple[pa.Table, list[BadRow]]:
         """Return the rows that have a result, in the order of the input, and the others."""
@@ -111,8 +111,8 @@ class WindowRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    # First a place: no request is prepared ahead.
-                    await self._places.acquire()
+                    # The slot first: no request is prepared ahead.
+                    await self._slots.acquire()
                     request = await self._next(requests)
                     if request is None:
                         break
@@ -127,13 +127,13 @@ class WindowRunner:
         return table, [*window.bad, *(BadRow(window.rows[at], explain(at, reason)) for at, reason in bad)]
 
     async def _next(self, requests: Iterator[RowRequest]) -> RowRequest | None:
-        """Return the next request, which has the place that was acquired; None after the last one."""
+        """Return the next request, which holds the slot that was acquired; None after the last one."""
         request = None
         try:
             request = await asyncio.to_thread(next, requests, None)
         finally:
             if request is None:
-                self._places.release()
+                self._slots.release()
         return request
 
     async def _answer_one(
@@ -144,7 +144,7 @@ class WindowRunner:
         bad: list[tuple[int, str]],
         count: CountRows,
     ) -> None:
-        """Run a request that has a place. If its rows are refused, each of them runs alone."""
+        """Run a request that holds a slot. If its rows are refused, each of them runs alone."""
         positions = request.positions
         try:
             try:
@@ -155,7 +155,7 @@ class WindowRunner:
                 else:
                     await self._answer_each(prepared, positions, answers, bad)
         finally:
-            self._places.release()
+            self._slots.release()
         count(len(positions))
 
     async def _answer_each(

@@ -87,8 +87,8 @@ def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]
         raise InvalidModel(
             f'{path}: pad_values: expected 0 for the mask_input "{mask.name}"; remove it from pad_values'
         )
-    numbers = {name: _pad_value(declared, pad_values.get(name, 0), path) for name, declared in having.items()}
-    return SequenceSpec(axis, numbers, mask)
+    filled = {name: _pad_value(declared, pad_values.get(name, 0), path) for name, declared in having.items()}
+    return SequenceSpec(axis, filled, mask)
 
 
 def try_padding(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> SequenceSpec | None:

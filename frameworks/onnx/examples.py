@@ -17,7 +17,7 @@ _END_OF_ANY_AXIS = 2**31 - 1
 class ExampleValues:
     """Make up values for the required inputs of a graph.
 
-    Free dimensions are those of input_shape, else 1, and a few for the sequence axis. The numbers are 0, except where
+    Free dimensions are those of input_shape, else 1, and a few for the sequence axis. The elements are 0, except where
     the graph reads them as sizes, axes, steps or divisors.
     """
 
@@ -95,7 +95,7 @@ class ExampleValues:
             shape = tuple(self._sizes.get(n or "", 1) if d < 0 else d for d, n in zip(kind.shape, names, strict=True))
         if self._input_shape is not None and declared.name == self._first:
             shape = self._input_shape
-        # A Cast reads strings as numbers.
+        # A Cast parses strings.
         return np.full(shape, "1" if kind.dtype == "string" else number, NUMPY_DTYPES[kind.dtype])
 
     def _is_guessed(self, declared: ValueSpec) -> bool:
@@ -110,15 +110,15 @@ class ExampleValues:
         if value.ndim > 1 or value.dtype.kind not in "iuf":
             return np.ones_like(value) if value.dtype.kind in "iuf" else value
         declared = self._outputs[use.output].shape if use.output in self._outputs else None
-        numbers = _sizes(use, value.size, declared, data) or _places(use, value.size, data) or [1] * value.size
+        elements = _sizes(use, value.size, declared, data) or _axes(use, value.size, data) or [1] * value.size
         limit = np.iinfo(value.dtype).max if value.dtype.kind != "f" else _END_OF_ANY_AXIS
-        return np.array([min(number, limit) for number in numbers]).astype(value.dtype).reshape(value.shape)
+        return np.array([min(number, limit) for number in elements]).astype(value.dtype).reshape(value.shape)
 
 
 def _sizes(
     use: ValueUse, count: int, declared: tuple[int, ...] | None, data: tuple[int, ...] | None
 ) -> Sequence[int] | None:
-    """Return `count` numbers that the operator reads as sizes; None if it reads something else, or none are known.
+    """Return `count` elements that the operator reads as sizes; None if it reads something else, or none are known.
 
     `declared`: shape of the node's output. `data`: shape of its first input.
     """
@@ -138,8 +138,8 @@ def _sizes(
     return None
 
 
-def _places(use: ValueUse, count: int, data: tuple[int, ...] | None) -> Sequence[int] | None:
-    """Return `count` numbers that the operator reads as axes, or as places along them; None as for `_sizes`."""
+def _axes(use: ValueUse, count: int, data: tuple[int, ...] | None) -> Sequence[int] | None:
+    """Return `count` elements that the operator reads as axes, or as indices along them; None as for `_sizes`."""
     match use.operator, use.position:
         case "Slice", 1:
             return [0] * count

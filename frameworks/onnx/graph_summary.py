@@ -99,7 +99,7 @@ class GraphSummary:
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether activations are quantised: the scale of a row may depend on the other rows of its batch."""
+        """Whether activations are quantized: the scale of a row may depend on the other rows of its batch."""
         return any(part in operator for operator in self.operators for part in _ROUNDING_NAMES)
 
 

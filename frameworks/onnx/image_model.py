@@ -201,7 +201,7 @@ def _fitting(labels: tuple[str, ...], logits: ValueSpec, are_given: object) -> t
 
 
 def _is_flat(shape: tuple[int, ...]) -> bool:
-    """Whether the output has one row of numbers for each image: [n, size], or [n, size, 1, 1] as of a pooling."""
+    """Whether the output has one vector for each image: [n, size], or [n, size, 1, 1] as of a pooling."""
     return len(shape) == 2 or (len(shape) == 4 and shape[2:] == (1, 1))
 
 

@@ -87,8 +87,8 @@ class OnnxModel:
             sequence=self._sequence,
         )
         # An accelerator may block its caller, and strings have any length.
-        numbers = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
-        if summary is not None and summary.runs_by_shape and numbers and self.spec.device == "cpu":
+        are_numeric = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
+        if summary is not None and summary.runs_by_shape and are_numeric and self.spec.device == "cpu":
             self.spec = replace(self.spec, runs_by_shape=True)
         # Errors of a run are returned to the caller, so the log stays free of them.
         self._run_options = ort.RunOptions()

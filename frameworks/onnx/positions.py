@@ -1,6 +1,6 @@
 """Find out by a trial how many positions of a text a graph has embeddings for.
 
-Only the part of the graph that numbers the positions is run. Sources: the field numbers of onnx.proto, which never
+Only the part of the graph that computes the positions is run. Sources: the field numbers of onnx.proto, which never
 change; `EmbedLayerNormalization` of ONNX Runtime's contributed operators.
 """
 
@@ -18,7 +18,7 @@ from frameworks.onnx.session import plain_message
 from frameworks.text.positions import usable_positions
 from frameworks.types import Array
 
-# Bounds of the part that numbers the positions: it is small, and has no weights.
+# Bounds of the part that computes the positions: it is small, and has no weights.
 _MAX_NODES = 500
 _MAX_VALUE_BYTES = 1024**2
 _MAX_TABLES = 64
@@ -191,7 +191,7 @@ def _origin(graph: _Graph, name: str) -> str:
 
 
 def _needed(graph: _Graph, name: str) -> set[int] | None:
-    """Return the numbers of the nodes that compute a value; None where these are many, or read weights."""
+    """Return the indices of the nodes that compute a value; None where these are many, or read weights."""
     nodes: set[int] = set()
     pending = [name]
     while pending:
@@ -209,9 +209,9 @@ def _needed(graph: _Graph, name: str) -> set[int] | None:
     return nodes
 
 
-def _part(graph: _Graph, outputs: list[str], numbers: set[int]) -> bytes:
+def _part(graph: _Graph, outputs: list[str], indices: set[int]) -> bytes:
     """Return a model of these nodes, with the inputs of the graph and these outputs."""
-    nodes = [graph.nodes[number] for number in sorted(numbers)]
+    nodes = [graph.nodes[number] for number in sorted(indices)]
     used = {name for node in nodes for name in node.inputs} | set(outputs)
     parts = [write_field(_NODE, node.raw) for node in nodes]
     # An output may be an input of the graph, or an output twice.

@@ -64,13 +64,13 @@ class OnnxRegistry:
         """As Registry.needs."""
         assert isinstance(entry, OnnxModelEntry)
         original = self._original(entry, path)
-        # The quantised copy is made here, before memory is reserved and the model's use is measured.
+        # The quantized copy is made here, before memory is reserved and the model's use is measured.
         _, report = self._graph_to_open(original)
         need = int((report.bytes_after if report else original.bytes_before) * HEADROOM)
         on_cuda = drives_cuda(entry.execution_providers, self._rules)
-        shares = self._shares_session(entry)
+        is_shared = self._shares_session(entry)
         return ModelNeeds(
-            host_bytes=need if shares else need * entry.instances,
+            host_bytes=need if is_shared else need * entry.instances,
             accelerator_bytes=need * entry.instances,
             wanted=entry.device,
             usable=("cuda",) if on_cuda else (),
@@ -143,7 +143,7 @@ class OnnxRegistry:
     ) -> None:
         first = choice.session_providers[0][0]
         if entry.quantized and not self._performance.enable_quantization:
-            log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
+            log.warning("not quantized: performance.enable_quantization is false", model=entry.name)
         elif entry.quantized and first != "CPUExecutionProvider":
             log.warning(
                 "dynamic int8 runs on the CPU: remove quantized to use the GPU", model=entry.name, provider=first

@@ -123,13 +123,13 @@ def run_with_bfloat16(
     return {name: _from_ort_value(value) for name, value in zip(output_names, results, strict=True)}
 
 
-def bfloat16_bits(numbers: Array) -> Array:
+def bfloat16_bits(values: Array) -> Array:
     """Convert float32 to the bits of the nearest bfloat16, uint16, ties to even (IEEE 754); NaN stays NaN."""
-    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     # Rounding up could carry a NaN's payload into infinity.
-    halves: Array = np.where(np.isnan(numbers), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-    return halves.reshape(numbers.shape)  # numpy made a scalar's array one-dimensional
+    halves: Array = np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    return halves.reshape(values.shape)  # numpy made a scalar's array one-dimensional
 
 
 def _from_ort_value(value: ort.OrtValue) -> Value:

@@ -1,1 +1,1 @@
-"""Quantised copies of models, and their comparison with the originals, for every framework."""
+"""The quantized copies of models, and their comparison with the originals, for every framework."""

@@ -1,4 +1,4 @@
-"""Compare a quantised model with its original: similarity of outputs, and speed."""
+"""Compare a quantized model with its original: similarity of outputs, and speed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -64,13 +64,13 @@ def cosines_of(
     found = [
         row_cosines(rows, other_rows)
         for batch, one, other in zip(batches, originals, others, strict=True)
-        for rows, other_rows in zip(_numbers(one, batch), _numbers(other, batch), strict=True)
+        for rows, other_rows in zip(_numeric_outputs(one, batch), _numeric_outputs(other, batch), strict=True)
     ]
     return np.concatenate(found) if found else np.ones(1)
 
 
 def row_cosines(one: Array, other: Array) -> Array:
-    """Return the cosine of each row of two arrays [rows, …]. Two rows of zeros are equal; non-finite numbers are 0."""
+    """Return the cosine of each row of two arrays [rows, …]. Two rows of zeros are equal; non-finite values are 0."""
     first, second = (np.nan_to_num(a.reshape(len(a), -1).astype(np.float64), posinf=0, neginf=0) for a in (one, other))
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     both_zero = ~first.any(axis=1) & ~second.any(axis=1)
@@ -86,17 +86,17 @@ def check_cosine(report: QuantizationReport, min_cosine: float | None, path: Pat
     wanted = DEFAULT_MIN_COSINE if min_cosine is None else min_cosine
     if report.cosine_min < wanted:
         raise InvalidModel(
-            f"{path}: quantised ({report.scheme}) it differs too much from the original: got cosine "
+            f"{path}: quantized ({report.scheme}) it differs too much from the original: got cosine "
             f"{report.cosine_min:.4f} at worst and {report.cosine_mean:.4f} on average over the warm-up inputs, "
             f"expected min_cosine {wanted:g}; {remedies}, or set min_cosine lower"
         )
 
 
 def warn_if_slower(report: QuantizationReport, model: str, remedy: str) -> None:
-    """Warn of a quantised model that takes longer than its original. `remedy`: the setting that serves the original."""
+    """Warn of a quantized model that takes longer than its original. `remedy`: the setting that serves the original."""
     if report.speedup < 1:
         log.warning(
-            "the quantised model is slower than its original on this CPU, and is served as its entry asks",
+            "the quantized model is slower than its original on this CPU, and is served as its entry asks",
             model=model,
             remedy=remedy,
             original_ms=report.original_ms,
@@ -111,7 +111,7 @@ def _seconds(infer: Infer, batches: Sequence[Batch]) -> float:
     return time.perf_counter() - started_s
 
 
-def _numbers(outputs: dict[str, Value], batch: Batch) -> list[Array]:
+def _numeric_outputs(outputs: dict[str, Value], batch: Batch) -> list[Array]:
     """Return the float outputs as [rows, …]; without float outputs, the integer ones."""
     arrays = [array for value in outputs.values() if (array := _array(value)) is not None]
     arrays = [array for array in arrays if array.dtype.kind == "f"] or [a for a in arrays if a.dtype.kind in "iub"]

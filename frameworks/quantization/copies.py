@@ -1,4 +1,4 @@
-"""Cache quantised copies below `models.cache_dir`; one process makes a copy, and damaged copies are replaced."""
+"""Cache quantized copies below `models.cache_dir`; one process makes a copy, and damaged copies are replaced."""
 
 import shutil
 import tempfile
@@ -57,9 +57,9 @@ class QuantizedCopies:
                 report = _read(folder) or self._make(folder, make)
         except OSError as error:
             raise InvalidModel(
-                f"models.cache_dir = {self._cache_dir}: the quantised copy cannot be written there ({error}); free "
-                "disk space, make it writable, name another folder, or remove quantisation from the model's entry",
-                "its quantised copy cannot be written to models.cache_dir; the log of the server has the reason",
+                f"models.cache_dir = {self._cache_dir}: the quantized copy cannot be written there ({error}); free "
+                "disk space, make it writable, name another folder, or remove quantization from the model's entry",
+                "its quantized copy cannot be written to models.cache_dir; the log of the server has the reason",
             ) from error
         return folder, report
 
@@ -73,7 +73,7 @@ class QuantizedCopies:
             files = {file.name: [file.stat().st_size, file_digest(file)] for file in sorted(making.iterdir())}
             (making / _REPORT).write_bytes(orjson.dumps({"report": asdict(report), "files": files}))
             if folder.exists():
-                log.warning("damaged quantised copy replaced", folder=str(folder))
+                log.warning("damaged quantized copy replaced", folder=str(folder))
                 shutil.rmtree(folder)
             making.chmod(0o755)
             making.rename(folder)
@@ -89,8 +89,8 @@ def _locked(file: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        log.info("waiting for another process or thread that quantises this model", lock=str(file))
-        phase("waits for another process that quantises it")
+        log.info("waiting for another process or thread that quantizes this model", lock=str(file))
+        phase("waits for another process that quantizes it")
         lock.acquire()
     try:
         yield

@@ -30,7 +30,7 @@ class WeightRange:
 
     @property
     def probes(self) -> tuple[tuple[int, ...], ...]:
-        """Weights of consecutive inputs, repeated, that saturate first where a CPU has no room for this range."""
+        """Weights of consecutive inputs, repeated, that saturate first on a CPU whose sums are too narrow."""
         if self.largest_pair is None:
             return ((self.largest,),)
         rest = self.largest_pair - self.largest

@@ -1,4 +1,4 @@
-"""Texts for the comparison of a quantised model with its original."""
+"""Texts for the comparison of a quantized model with its original."""
 
 _PARAGRAPH = (
     "A roundhouse is a building where locomotives are kept and mended, laid out around a turntable. An engine rolls on "

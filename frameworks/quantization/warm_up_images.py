@@ -1,4 +1,4 @@
-"""Images for the comparison of a quantised vision model with its original."""
+"""Images for the comparison of a quantized vision model with its original."""
 
 import numpy as np
 from PIL import Image

@@ -42,7 +42,7 @@ def scores(logits: Array, multi_label: bool) -> Array:
     """Return probabilities [texts, labels] of raw logits: sigmoid if `multi_label`, else softmax over the labels."""
     logits = logits.astype(np.float64)
     if multi_label:
-        # exp of negative numbers only, so that no logit overflows.
+        # exp of negative values only, so that no logit overflows.
         decay = np.exp(-np.abs(logits))
         return np.where(logits >= 0, 1.0, decay) / (1.0 + decay)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))

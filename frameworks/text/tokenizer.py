@@ -113,10 +113,10 @@ class TextTokenizer:
         limit = self._config.max_tokens
         read = []
         for position, ids in enumerate(token_ids):
-            numbers = np.array(ids, np.int64)
-            wrong = (numbers < 0) | (numbers >= is_known.size)
-            numbers[wrong] = 0
-            wrong |= ~is_known[numbers]
+            given = np.array(ids, np.int64)
+            wrong = (given < 0) | (given >= is_known.size)
+            given[wrong] = 0
+            wrong |= ~is_known[given]
             if wrong.any():
                 index = int(wrong.argmax())
                 raise InvalidInput(
@@ -137,13 +137,15 @@ class TextTokenizer:
         Raises InvalidInput as `tokenize`, and where the model's limit is used up by the special tokens of a pair.
         """
         max_tokens, keeps_end = self._config.max_tokens, self._keeps_end(truncate)
-        room = max_tokens - self._num_special_of_pair
-        if room <= 0:
+        budget = max_tokens - self._num_special_of_pair
+        if budget <= 0:
             raise InvalidInput("text", f"expected no pairs, got one; the model reads {max_tokens} tokens")
         # Only the first text gets the prompt, as in sentence-transformers.
         whole = [(self._config.prompt + one, other) for one, other in pairs]
         if truncate:
-            read = [(self._needed(one, room, keeps_end), self._needed(other, room, keeps_end)) for one, other in whole]
+            read = [
+                (self._needed(one, budget, keeps_end), self._needed(other, budget, keeps_end)) for one, other in whole
+            ]
         else:
             read = whole
             self._refuse_long([max(pair, key=len) for pair in whole], first)
@@ -153,7 +155,7 @@ class TextTokenizer:
             if len(ids) > max_tokens:
                 if not truncate:
                     raise self._too_long(first + index, len(ids))
-                kept = self._kept_of_pair(encoding, room, whole[index], read[index], keeps_end)
+                kept = self._kept_of_pair(encoding, budget, whole[index], read[index], keeps_end)
                 ids, type_ids = [ids[i] for i in kept], [type_ids[i] for i in kept]
             rows.append(ids)
             types.append(type_ids)
@@ -227,17 +229,17 @@ class TextTokenizer:
         return self._lengths.beginning(text[: most_characters(num_tokens)], num_tokens)
 
     def _kept_of_pair(
-        self, encoding: Encoding, room: int, whole: tuple[str, str], read: tuple[str, str], keeps_end: bool
+        self, encoding: Encoding, budget: int, whole: tuple[str, str], read: tuple[str, str], keeps_end: bool
     ) -> list[int]:
         """Return the positions that are kept of the tokens of a long pair. `read`: the parts that were tokenized."""
         sequence_ids = encoding.sequence_ids
-        if room % 2 and read != whole and min(sequence_ids.count(0), sequence_ids.count(1)) > room:
+        if budget % 2 and read != whole and min(sequence_ids.count(0), sequence_ids.count(1)) > budget:
             # The longer text gets one token more: which one it is only the whole texts show.
-            first, second = (text[: most_characters(room)] for text in whole)
+            first, second = (text[: most_characters(budget)] for text in whole)
             [in_full] = self._encodings([(first, second)], 0)
             firsts, seconds = in_full.sequence_ids.count(0), in_full.sequence_ids.count(1)
-            return truncated_pair(sequence_ids, room, firsts > seconds, keeps_end)
-        return truncated_pair(sequence_ids, room, keeps_end=keeps_end)
+            return truncated_pair(sequence_ids, budget, firsts > seconds, keeps_end)
+        return truncated_pair(sequence_ids, budget, keeps_end=keeps_end)
 
     def _refuse_long(self, texts: Sequence[str], first: int) -> None:
         """Raise InvalidInput for a text that has too many tokens, without counting them all."""

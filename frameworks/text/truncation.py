@@ -32,18 +32,18 @@ def truncated_ids(ids: list[int], max_tokens: int, num_before: int, num_after: i
 
 
 def truncated_pair(
-    sequence_ids: Sequence[int | None], room: int, first_is_longer: bool | None = None, keeps_end: bool = False
+    sequence_ids: Sequence[int | None], budget: int, first_is_longer: bool | None = None, keeps_end: bool = False
 ) -> list[int]:
     """Return the positions that are kept of a pair of texts: the beginning of each text, or its end.
 
-    `sequence_ids`: for each token the number of its text, 0 or 1; None for a special token. `room`: number of tokens
+    `sequence_ids`: for each token the number of its text, 0 or 1; None for a special token. `budget`: number of tokens
     of both texts that are kept. `first_is_longer`: where the tokens are not those of the whole texts.
     """
     firsts, seconds = sequence_ids.count(0), sequence_ids.count(1)
     shorter, longer = sorted((firsts, seconds))
-    longer = shorter if shorter > room else max(shorter, room - shorter)
-    if shorter + longer > room:
-        shorter, longer = room // 2, room // 2 + room % 2
+    longer = shorter if shorter > budget else max(shorter, budget - shorter)
+    if shorter + longer > budget:
+        shorter, longer = budget // 2, budget // 2 + budget % 2
     if first_is_longer is None:
         first_is_longer = firsts > seconds
     left = [longer, shorter] if first_is_longer else [shorter, longer]

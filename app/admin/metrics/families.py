@@ -1,4 +1,4 @@
-"""Build the metric families of prometheus_client from plain numbers.
+"""Build the metric families of prometheus_client from Python numbers.
 
 prometheus_client is imported at the first scrape, so that it does not delay the start.
 """

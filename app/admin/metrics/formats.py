@@ -78,7 +78,7 @@ def _quality(text: str) -> float:
 
 
 def _with_canonical_bounds(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield the families with the bounds of buckets as OpenMetrics writes numbers: 1.0 instead of 1."""
+    """Yield the families with the bounds of buckets as OpenMetrics writes floats: 1.0 instead of 1."""
     from prometheus_client.utils import floatToGoString
 
     for family in families:

@@ -71,10 +71,10 @@ def sample_figures(
     recent = by_model([sample for sample in window if sample.is_busy], visible)
     now = by_model([latest], visible)
     span_s = sum(sample.span_s for sample in window)
-    shares = _shares(window, principal)
+    rates_of_versions = _rates_of_versions(window, principal)
     models = {
         slot.name: _live(slot, counts, now.get(slot.name), recent.get(slot.name), (latest.span_s, span_s))
-        | ({"versions": shares[slot.name]} if slot.name in shares else {})
+        | ({"versions": rates_of_versions[slot.name]} if slot.name in rates_of_versions else {})
         for slot in slots
     }
     return {"server": _latest_server(latest, visible, principal), "models": models}
@@ -239,7 +239,7 @@ def _shadow(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     return {"shadow": {"version": version, **found}}
 
 
-def _shares(window: Sequence[Sample], principal: Principal) -> dict[str, dict[str, float]]:
+def _rates_of_versions(window: Sequence[Sample], principal: Principal) -> dict[str, dict[str, float]]:
     """Return the requests per second of each version by model, over the window; only of models with several."""
     span_s = sum(sample.span_s for sample in window[1:])
     if not span_s:

@@ -166,7 +166,7 @@ class Viewers:
         return sum(len(group.viewers) for group in self._groups.values())
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with events until its client is gone, its key is no longer valid, or the server drains.
+        """Answer a request with events until its client disconnects, its key is no longer valid, or the server drains.
 
         Raises Overloaded beyond the number of streams, Draining.
         """
@@ -190,7 +190,7 @@ class Viewers:
             await send(_START)
             await _send_all(viewer, send)
         except OSError:
-            viewer.drop()  # the client is gone
+            viewer.drop()  # the client has disconnected
         finally:
             watching.cancel()
             group.viewers.discard(viewer)

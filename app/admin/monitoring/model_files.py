@@ -89,10 +89,10 @@ class ModelFolder:
             return []
         original = find_graph(self.root) if self.root.is_dir() else None
         name = self.root.name if original is None else original.relative_to(self.root).as_posix()
-        place = PurePosixPath(name).parent
+        folder = PurePosixPath(name).parent
         others = [each for each in sorted(self.graph.parent.iterdir()) if each.is_file()]
         return [
-            ModelFile(name if each == self.graph else (place / each.name).as_posix(), each, each.stat().st_size, True)
+            ModelFile(name if each == self.graph else (folder / each.name).as_posix(), each, each.stat().st_size, True)
             for each in others
             if each.name != _REPORT
         ]

@@ -64,10 +64,10 @@ class CellReader:
         for slot in slots:
             self._read_model(slot, cells)
             if slot.requests.inflight:
-                for tenant, (inflight, places) in tallies.requests_by_tenant(slot).items():
+                for tenant, (inflight, queued) in tallies.requests_by_tenant(slot).items():
                     if tenant:  # those without a key are an operator's, who sees the model's own cell
                         cell = _cell(cells, Cell(slot.name, tenant))
-                        cell[OWN_INFLIGHT], cell[OWN_QUEUE] = inflight, places
+                        cell[OWN_INFLIGHT], cell[OWN_QUEUE] = inflight, queued
         self._forget(slots)
         keys = list(cells)
         if len(keys) > MOST_CELLS:

@@ -63,11 +63,11 @@ class Visible:
 
     @property
     def models(self) -> list[str]:
-        """The models of all rows until now, by the numbers that `models_of` returns."""
+        """The models of all rows until now, by the indices that `models_of` returns."""
         return list(self._numbers)
 
     def rows(self, keys: tuple[Cell, ...]) -> NDArray[np.intp]:
-        """Return the visible rows of cells with these keys, which must stay alive."""
+        """Return the visible rows of cells with these keys, which must stay alive: int [rows]."""
         found = self._rows.get(id(keys))
         if found is None:
             found = np.array([i for i, key in enumerate(keys) if self._shows(key)], np.intp)
@@ -75,7 +75,7 @@ class Visible:
         return found
 
     def models_of(self, keys: tuple[Cell, ...]) -> NDArray[np.intp]:
-        """Return the number of the model of each visible row."""
+        """Return the index of the model of each visible row, int [rows]."""
         found = self._models.get(id(keys))
         if found is None:
             names = [keys[row].model for row in self.rows(keys)]
@@ -119,9 +119,9 @@ def by_model(samples: Iterable[Sample], visible: Visible) -> dict[str, Doubles]:
     if not samples:
         return {}
     rows = np.concatenate([sample.values[visible.rows(sample.keys)] for sample in samples])
-    numbers = np.concatenate([visible.models_of(sample.keys) for sample in samples])
+    indices = np.concatenate([visible.models_of(sample.keys) for sample in samples])
     total = np.zeros((len(visible.models), FIELDS))
-    np.add.at(total, numbers, rows)
+    np.add.at(total, indices, rows)
     return dict(zip(visible.models, total, strict=True))
 
 
@@ -131,9 +131,9 @@ def completed_by_model(samples: Iterable[Sample], visible: Visible) -> dict[str,
     if not samples:
         return {}
     parts = [sample.values[visible.rows(sample.keys), COMPLETED] for sample in samples]
-    numbers = np.concatenate([visible.models_of(sample.keys) for sample in samples])
+    indices = np.concatenate([visible.models_of(sample.keys) for sample in samples])
     total = np.zeros((len(visible.models), len(samples)))
     np.add.at(
-        total, (numbers, np.repeat(np.arange(len(samples)), [len(part) for part in parts])), np.concatenate(parts)
+        total, (indices, np.repeat(np.arange(len(samples)), [len(part) for part in parts])), np.concatenate(parts)
     )
     return {name: row for name, row in zip(visible.models, total, strict=True) if name and row.any()}

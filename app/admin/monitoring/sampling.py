@@ -51,7 +51,7 @@ class Reader(Protocol):
     principal: Principal
 
     def deliver(self, number: int, content: bytes) -> None:
-        """Take further events. Their numbers grow. It must not block."""
+        """Take further events. `number` grows from call to call. It must not block."""
         ...
 
 

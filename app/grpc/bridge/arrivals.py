@@ -8,7 +8,7 @@ import grpc
 
 
 class Arrivals:
-    """The unary calls whose request has not arrived. Each holds a thread and a place among all calls.
+    """The unary calls whose request has not arrived. Each holds a thread and counts towards the calls at once.
 
     Threads add and remove their calls in one atomic step each; the event loop cancels late ones.
     """

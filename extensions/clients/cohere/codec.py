@@ -159,7 +159,7 @@ def _to_base64(rows: Array) -> list[str]:
 
 
 def _to_bits(rows: Array) -> Array:
-    """Return a bit for each number, 1 for 0 and more, the first number in the highest bit: uint8 [texts, size / 8]."""
+    """Return a bit for each value, 1 for 0 and more, the first value in the highest bit: uint8 [texts, size / 8]."""
     return np.packbits(rows >= 0, axis=-1)
 
 

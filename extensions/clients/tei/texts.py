@@ -60,7 +60,7 @@ def _type_of(error: ErrorReply) -> str:
 
 
 _MAX_NAMES = 20
-_EMBED = FieldPolicy({"encoding_format": Refusal("vectors are written as numbers", ("float",))})
+_EMBED = FieldPolicy({"encoding_format": Refusal("vectors are lists of numbers", ("float",))})
 # Older clients of Hugging Face send options of its hub, as wait_for_model.
 _ROOT = FieldPolicy({**_EMBED.refusals, "options": Ignored(neutral=({},))})
 

@@ -43,9 +43,9 @@ def infer_request(request: dict[str, Any], model: str) -> bytes:
     outputs = request.get("outputs", [])
     if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
         raise ValueError("outputs: expected a list of objects, got another value")
-    for place, output in enumerate(outputs):
+    for index, output in enumerate(outputs):
         added = message.outputs.add(name=_text(output, "name", ""))
-        _write_parameters(added.parameters, output, f"outputs[{place}].")
+        _write_parameters(added.parameters, output, f"outputs[{index}].")
     content: bytes = message.SerializeToString()
     return content
 
@@ -67,9 +67,9 @@ def read_piece(content: bytes) -> tuple[bool, str]:
     message = _parsed(StreamResponse, content)
     response = message.infer_response
     raw = response.raw_output_contents
-    for place, output in enumerate(response.outputs):
+    for index, output in enumerate(response.outputs):
         if output.name == _TEXT_OUTPUT:
-            has_raw_text = place < len(raw) and len(raw[place]) > _LENGTH_BYTES
+            has_raw_text = index < len(raw) and len(raw[index]) > _LENGTH_BYTES
             return has_raw_text or any(output.contents.bytes_contents), message.error_message
     return False, message.error_message
 

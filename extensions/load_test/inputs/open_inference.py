@@ -75,7 +75,7 @@ def checked_inputs(request: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or not inputs or not all(isinstance(each, dict) for each in inputs):
         raise ValueError("inputs: expected a list of objects, got another value")
-    return [(f"inputs[{place}]", each) for place, each in enumerate(inputs)]
+    return [(f"inputs[{index}]", each) for index, each in enumerate(inputs)]
 
 
 def checked_shape(tensor: dict[str, Any], field: str) -> list[int]:

@@ -85,7 +85,7 @@ def _shape(tensor: dict[str, Any], made: Made) -> list[int]:
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         raise CannotMake(f'--model: expected a shape of input "{tensor["name"]}", got none; give --input FILE')
-    sizes = [size if size >= 0 else (made.length if place else made.rows) for place, size in enumerate(shape)]
+    sizes = [size if size >= 0 else (made.length if axis else made.rows) for axis, size in enumerate(shape)]
     if (count := prod(sizes)) > _MAX_VALUES:
         raise CannotMake(f'--model: expected at most {_MAX_VALUES} values of "{tensor["name"]}", got {count}')
     return sizes

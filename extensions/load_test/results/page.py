@@ -123,7 +123,7 @@ def _middle_s(point: dict[str, Any], interval_s: float, end_s: float) -> float:
 
 
 def _plot(title: str, keys: Sequence[Line], drawn: str) -> str:
-    names = "".join(f'<span class="key k{place}">{escape(key.name)}</span>' for place, key in enumerate(keys))
+    names = "".join(f'<span class="key k{index}">{escape(key.name)}</span>' for index, key in enumerate(keys))
     return f"<h2>{escape(title)}</h2>\n" + (f"<p>{names}</p>\n" if len(keys) > 1 else "") + f"{drawn}\n"
 
 

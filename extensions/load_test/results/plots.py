@@ -1,4 +1,4 @@
-"""Draw lines and bars as HTML: shapes in SVG that fills its place, and labels that keep their size."""
+"""Draw lines and bars as HTML: shapes in SVG that fills its box, and labels that keep their size."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -40,13 +40,13 @@ def lines(title: str, drawn: Sequence[Line], end_s: float) -> str:
     """Return a plot over time, both axes from zero. `end_s`: end of the time axis, above zero."""
     ys = ticks(max((y for line in drawn for y in line.y), default=0.0))
     parts = [_grid(len(ys))]
-    for place, line in enumerate(drawn):
+    for index, line in enumerate(drawn):
         points = [(x / end_s * _WIDTH, _level(y / ys[-1])) for x, y in zip(line.x, line.y, strict=True)]
         if len(points) == 1:
             # A line of one point has no length.
             points.append((points[0][0] + 4, points[0][1]))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline class="l{place % 3}" points="{path}"/>')
+        parts.append(f'<polyline class="l{index % 3}" points="{path}"/>')
     unit_s, unit = next(each for each in _UNITS if end_s >= each[0] * 2 or each[0] == 1)
     xs = [value for value in ticks(end_s / unit_s) if value * unit_s <= end_s * 1.001]
     labels = [(value * unit_s / end_s, f"{_number(value)} {unit}") for value in xs]
@@ -58,7 +58,7 @@ def bars(title: str, buckets: Sequence[tuple[float, float, int]]) -> str:
     if not buckets:
         return _plot(title, [_grid(2)], [0, 1], [])
     low, high = math.log10(buckets[0][0]), math.log10(buckets[-1][1])
-    # A bar has a whole number of buckets: bars would differ without a reason otherwise.
+    # Each bar has the same number of buckets: bars would differ without a reason otherwise.
     num_buckets = max(1, round((high - low) / _BUCKET))
     in_bar = math.ceil(num_buckets / _MAX_BARS)
     counts = [0] * math.ceil(num_buckets / in_bar)
@@ -67,11 +67,11 @@ def bars(title: str, buckets: Sequence[tuple[float, float, int]]) -> str:
     ys = ticks(max(counts))
     bar, high = _WIDTH / len(counts), low + _BUCKET * in_bar * len(counts)
     parts = [_grid(len(ys))]
-    for place, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if count:
             height = count / ys[-1] * _HEIGHT
             parts.append(
-                f'<rect class="bar" x="{place * bar:.1f}" y="{_HEIGHT - height:.1f}" width="{bar * 0.9:.1f}" '
+                f'<rect class="bar" x="{index * bar:.1f}" y="{_HEIGHT - height:.1f}" width="{bar * 0.9:.1f}" '
                 f'height="{height:.1f}"/>'
             )
     labels = [((math.log10(value) - low) / (high - low), _number(value)) for value in log_ticks(low, high)]
@@ -83,7 +83,7 @@ def ticks(largest: float) -> list[float]:
     if not largest > 0 or not math.isfinite(largest):
         return [0.0, 1.0]
     step = _round_up(largest / _MAX_STEPS)
-    return [step * place for place in range(math.ceil(largest / step - 1e-9) + 1)]
+    return [step * index for index in range(math.ceil(largest / step - 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -117,12 +117,12 @@ def _level(part: float) -> float:
 
 
 def _grid(count: int) -> str:
-    levels = [_level(place / (count - 1)) for place in range(count)]
+    levels = [_level(index / (count - 1)) for index in range(count)]
     return "".join(f'<line class="grid" x1="0" y1="{y:.1f}" x2="{_WIDTH}" y2="{y:.1f}"/>' for y in levels)
 
 
 def _plot(title: str, parts: list[str], ys: list[float], labels: Sequence[tuple[float, str]]) -> str:
-    """`labels`: place on the x axis from 0 to 1, and text."""
+    """`labels`: position on the x axis from 0 to 1, and text."""
     rows = "".join(f'<span style="bottom:{value / ys[-1]:.1%}">{_number(value)}</span>' for value in ys)
     columns = "".join(f'<span style="left:{part:.1%}">{escape(text)}</span>' for part, text in labels)
     return (

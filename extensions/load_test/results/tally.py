@@ -62,10 +62,10 @@ class Course:
         """Return the interval that many seconds after the start."""
         while after_s >= self.interval_s * MAX_POINTS:
             self._halve()
-        place = max(0, int(after_s / self.interval_s))
-        while len(self.points) <= place:
+        index = max(0, int(after_s / self.interval_s))
+        while len(self.points) <= index:
             self.points.append(Point())
-        return self.points[place]
+        return self.points[index]
 
     def _halve(self) -> None:
         for first, second in zip(self.points[::2], self.points[1::2], strict=False):

@@ -83,9 +83,9 @@ def _describe(folder: Path, output: Path) -> ImageFolderInput:
 
 def _images(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path in the folder and status of each image, in subfolders too. Links to folders are not followed."""
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 continue
             yield path.relative_to(folder).as_posix(), path.stat()

@@ -102,16 +102,16 @@ def _labels(predictions: list[list[tuple[str, float]]]) -> list[tuple[pa.Field, 
 
 
 def _tensors(name: str, rows: list[Any], shape: Shape) -> tuple[pa.Field, pa.Array]:
-    """Return the column of an output: numbers, lists of fixed size where the model declares it, or JSON."""
+    """Return the column of an output: scalars, lists of fixed size where the model declares it, or JSON."""
     if not all(isinstance(row, np.ndarray | np.generic | str) for row in rows):
         return json_field(name), pa.array([orjson.dumps(row, option=_NUMPY).decode() for row in rows], pa.string())
     first = np.asarray(rows[0])
     kind = pa.string() if first.dtype.kind in "OU" else pa.from_numpy_dtype(first.dtype)
     is_fixed = shape is not None and len(shape) == first.ndim + 1 and -1 not in shape[1:] and kind != pa.string()
     if is_fixed or first.ndim == 0:
-        numbers = np.stack(rows)
-        column = pa.array(numbers.reshape(-1), kind)
-        for size in reversed(numbers.shape[1:]):
+        values = np.stack(rows)
+        column = pa.array(values.reshape(-1), kind)
+        for size in reversed(values.shape[1:]):
             column = pa.FixedSizeListArray.from_arrays(column, size)
         return pa.field(name, column.type), column
     for _ in range(first.ndim):

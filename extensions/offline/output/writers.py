@@ -100,7 +100,7 @@ def open_writer(path: Path, file_format: str, schema: pa.Schema) -> Iterator[Wri
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; a fixed-size list of numbers is a numpy array, which keeps float32 short."""
+    """Return the values of a column; a fixed-size list of scalars is a numpy array, which keeps float32 short."""
     if not pa.types.is_fixed_size_list(column.type) or not _is_number(column.type.value_type) or column.null_count:
         values: list[Any] = column.to_pylist()
         return values

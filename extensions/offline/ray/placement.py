@@ -52,7 +52,7 @@ class WorkerPlacement:
         return f"up to {self.workers} {noun}, each with {self.cpus} CPU{gpus} and {format_size(self.memory_bytes)}"
 
 
-def place(needs: WorkerNeeds, nodes: Iterable[Node], limits: Limits) -> WorkerPlacement:
+def place_workers(needs: WorkerNeeds, nodes: Iterable[Node], limits: Limits) -> WorkerPlacement:
     """Return one worker's resources, so that the workers fill the nodes that can hold one.
 
     A model on the CPU gets a worker for each CPU; if the memory holds fewer, each has more CPUs. Models on GPUs share

@@ -23,7 +23,7 @@ from extensions.offline.job import RunJob
 from extensions.offline.ray.blocks import WindowBlock, pack, pack_failure, unpack
 from extensions.offline.ray.cluster import alive_nodes
 from extensions.offline.ray.model import RayModel
-from extensions.offline.ray.placement import Limits, WorkerPlacement, place
+from extensions.offline.ray.placement import Limits, WorkerPlacement, place_workers
 from extensions.offline.ray.worker import Worker, WorkerJob
 from extensions.offline.windows import WINDOWS_AT_ONCE, CountRows, FinishedWindow, PendingFile
 
@@ -56,7 +56,7 @@ class WindowsDatasource(Datasource):
 
 
 def _read(file: PendingFile, window_rows: int) -> Iterator[pa.Table]:
-    """Yield the windows of a file. Ray takes the next one when the last one has room in its memory."""
+    """Yield the windows of a file. Ray takes the next one when the last one fits into its memory."""
     number = 0
     try:
         for number, window in file.windows(window_rows):
@@ -85,7 +85,7 @@ class RayRunner:
         self._stream = stream
 
     async def run(self, pending: list[PendingFile], count: CountRows) -> AsyncGenerator[FinishedWindow, None]:
-        placement = place(self._model.needs, alive_nodes(), self._limits)
+        placement = place_workers(self._model.needs, alive_nodes(), self._limits)
         self._stream.write(f"ray: {placement.describe()}\n")
         self._model.close()
         results = _Results(self._dataset(pending, placement))

@@ -68,12 +68,12 @@ def with_threads(loaded: LoadedSettings, cpus: int) -> LoadedSettings:
 
 def gpu_share(before: list[Device], after: list[Device], model_bytes: int) -> float:
     """Return the share of a GPU's memory that the model takes: as measured, at least that of its weights."""
-    shares = [
+    fractions = [
         max(old.free_bytes - new.free_bytes, model_bytes if old.free_bytes > new.free_bytes else 0) / new.total_bytes
         for old, new in zip(before, after, strict=False)
         if new.kind == "cuda"
     ]
-    return min(1.0, max([0.01, *shares]))
+    return min(1.0, max([0.01, *fractions]))
 
 
 @dataclass(frozen=True, slots=True)

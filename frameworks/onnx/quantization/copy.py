@@ -30,7 +30,7 @@ Scheme = Literal["int8", "mixed"]
 Model = OnnxModel | OnnxTextModel
 Made = TypeVar("Made")
 
-# Dynamic quantisation is for the CPU: other providers have no kernels for it.
+# Dynamic quantization is for the CPU: other providers have no kernels for it.
 _TEXTS_PER_BATCH = 8
 _RANDOM_BATCHES = 16
 _CPU = ProviderChoice([("CPUExecutionProvider", {})], None)
@@ -38,7 +38,7 @@ _CPU = ProviderChoice([("CPUExecutionProvider", {})], None)
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The model to quantise. `bytes_before`: its weights on disk, external data included."""
+    """The model to quantize. `bytes_before`: its weights on disk, external data included."""
 
     file: Path
     summary: GraphSummary
@@ -57,7 +57,7 @@ class Original:
 def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, QuantizationReport]:
     """Return the graph to open instead of the original, and its report.
 
-    Raises InvalidModel if the graph cannot be quantised, if `cache_dir` is not writable, and if the copy is further
+    Raises InvalidModel if the graph cannot be quantized, if `cache_dir` is not writable, and if the copy is further
     from the original than the entry's `min_cosine` allows.
     """
     scheme: Scheme = "mixed" if original.entry.quantized == "mixed" else "int8"
@@ -120,7 +120,7 @@ def _as_invalid_model(file: Path, make: Callable[[], Made]) -> Made:
         raise
     except Exception as error:
         reason = str(error).replace("\n", " ").strip() or type(error).__name__
-        raise InvalidModel(f"{file}: onnxruntime cannot quantise it: {reason[:500]}; remove quantized") from error
+        raise InvalidModel(f"{file}: onnxruntime cannot quantize it: {reason[:500]}; remove quantized") from error
 
 
 def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Batch]:
@@ -144,7 +144,7 @@ def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Bat
         model.infer(batches[0])
     except RoundhouseError as error:
         raise InvalidModel(
-            f"{file}: the graph cannot be compared with its quantised copy: {error.message}; "
+            f"{file}: the graph cannot be compared with its quantized copy: {error.message}; "
             "set input_shape, or remove quantized"
         ) from error
     return batches
@@ -156,7 +156,7 @@ def _random_inputs(model: OnnxModel, file: Path, random: np.random.Generator) ->
         declared = model.spec.inputs_by_name[name]
         if not isinstance(zeros, np.ndarray) or not isinstance(declared.type, TensorType):
             raise InvalidModel(
-                f'{file}: "{name}": expected a tensor to compare a quantised copy on, got a {declared.type}; '
+                f'{file}: "{name}": expected a tensor to compare a quantized copy on, got a {declared.type}; '
                 "remove quantized"
             )
         # The first axis of a row is its own: one more makes all of the shape random.

@@ -1,4 +1,4 @@
-"""Find the MatMuls of a graph that can be quantised, and write copies with some of them left in fp32."""
+"""Find the MatMuls of a graph that can be quantized, and write copies with some of them left in fp32."""
 
 import logging
 import warnings
@@ -107,7 +107,7 @@ class QuantizableGraph:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence onnxruntime's advice to preprocess the graph, which is for manual quantisation."""
+    """Silence onnxruntime's advice to preprocess the graph, which is for manual quantization."""
     root = logging.getLogger()
     root.addFilter(_is_not_advice)
     try:

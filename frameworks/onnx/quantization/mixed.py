@@ -123,7 +123,7 @@ def rank_by_gain(
 def _local_errors(
     graph: QuantizableGraph, original: OnnxModel | OnnxTextModel, batches: Sequence[Batch], folder: Path
 ) -> dict[str, float]:
-    """Return for each MatMul how far quantising it alone changes its own output, summed over the batches."""
+    """Return for each MatMul how far quantizing it alone changes its own output, summed over the batches."""
     sources = sorted({each.source for each in graph.matmuls})
     file = folder / "watched.onnx"
     graph.write_with_outputs(file, sources)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from frameworks.quantization.ranges import HALVED, LARGEST_ROW, RANGES, WeightRange
 from frameworks.types import Array
 
-# Rows, inputs and outputs: whole and broken vectors.
+# Rows, inputs and outputs: multiples of a SIMD vector, and remainders.
 _CHECKED_SHAPES = ((1, 128, 128), (7, 45, 51), (16, 128, 128))
 _ZERO_POINT = 128
 _OPSET = 13

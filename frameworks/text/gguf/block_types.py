@@ -20,7 +20,7 @@ class BlockType:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the elements are floating-point numbers."""
+        """Whether the elements are floats."""
         return not self.bits
 
 
@@ -37,4 +37,4 @@ BLOCK_TYPES = {
     13: BlockType("Q5_K", 256, 176, 8, 32),
     14: BlockType("Q6_K", 256, 210, 8, 16),
 }
-"""By ggml's numbers."""
+"""By the ids of ggml."""

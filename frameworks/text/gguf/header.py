@@ -48,7 +48,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The header of a file. `metadata`: numbers, strings, lists of strings and arrays of numbers. `digest`: 32
+    """The header of a file. `metadata`: scalars, strings, lists of strings and numeric arrays. `digest`: 32
     hexadecimal digits of the header's bytes.
     """
 
@@ -94,7 +94,7 @@ class GgufFile:
         return value
 
     def numbers(self, key: str) -> list[float] | None:
-        """Return a list of numbers; None where the key is absent. Raises InvalidModel for another type."""
+        """Return a list of scalars; None where the key is absent. Raises InvalidModel for another type."""
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -179,7 +179,7 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], type_id: int, start: 
         served = ", ".join(each.name for each in BLOCK_TYPES.values())
         raise InvalidModel(
             f"{path}: tensor {name}: expected a type of {served}, got type {type_id} of ggml, which is not served; "
-            "use a file with another quantisation, like Q4_K_M or Q8_0"
+            "use a file with another quantization, like Q4_K_M or Q8_0"
         )
     if not prod(shape) or shape[-1] % block_type.elements:
         raise InvalidModel(

@@ -224,7 +224,7 @@ def test_graph_without_matmul_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_graph_without_trial_inputs_is_refused(folder: Path, tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.pairs(), folder)
-    with pytest.raises(InvalidModel, match=r"cannot be compared with its quantised copy.*set input_shape"):
+    with pytest.raises(InvalidModel, match=r"cannot be compared with its quantized copy.*set input_shape"):
         load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
 
 

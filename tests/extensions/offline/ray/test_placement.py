@@ -3,7 +3,7 @@
 import pytest
 
 from extensions.offline.contract import RunFailed
-from extensions.offline.ray.placement import Limits, Node, WorkerNeeds, WorkerPlacement, place
+from extensions.offline.ray.placement import Limits, Node, WorkerNeeds, WorkerPlacement, place_workers
 
 GIB = 1024**3
 
@@ -27,14 +27,14 @@ GIB = 1024**3
 def test_workers_fill_nodes(
     needs: WorkerNeeds, nodes: list[Node], limits: Limits, expected: tuple[int, int, float]
 ) -> None:
-    placement = place(needs, nodes, limits)
+    placement = place_workers(needs, nodes, limits)
     assert (placement.workers, placement.cpus, placement.gpus) == expected
     assert placement.memory_bytes == needs.host_bytes * 1.25
 
 
 def test_model_without_node_is_refused() -> None:
     with pytest.raises(RunFailed, match=r"expected a node with 1 CPU, 2\.5 GiB and a GPU, got none"):
-        place(WorkerNeeds(2 * GIB, 0.5), [Node(4, 16 * GIB)], Limits())
+        place_workers(WorkerNeeds(2 * GIB, 0.5), [Node(4, 16 * GIB)], Limits())
 
 
 def test_placement_says_resources() -> None:
