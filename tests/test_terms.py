@@ -13,49 +13,36 @@ import pytest
 from tests.test_language import ROOT, _comments, _strings, checked_files
 
 FINISHED = (
-<<<<<<< /tmp/tmp4m15b88h.py
-<<<<<<< /tmp/tmp21vr2x75.py
-    *("frameworks/generation", "frameworks/pytorch", "extensions/search", "app/server", "app/workers"),
-    *("frameworks/core", "frameworks/manager.py", "frameworks/models", "frameworks/runtime.py"),
-    *("frameworks/scheduling/batch", "frameworks/types.py", "memory", "frameworks/engine/process"),
-    *("frameworks/engine/contract.py", "frameworks/engine/generation.py", "frameworks/engine/group.py"),
-    *("frameworks/engine/group_queue.py", "frameworks/engine/local.py", "frameworks/engine/stream.py"),
-    *("frameworks/engine/texts.py", "frameworks/engine/threads.py"),
-=======
-    *("frameworks/generation", "frameworks/pytorch"),
-    *("frameworks/scheduling/speculation", "frameworks/scheduling/steps"),
->>>>>>> /tmp/tmpnpr_osme.py
-)
-
-ASKED = {
-    "extensions/search/collections/index": "k-means|inverted list|index|recall",
-    "extensions/search/collections/scan": "GEMM|top-k|matmul",
-    "app/workers": "worker|supervisor",
-    "frameworks/core/channel": "channel|message|descriptor",
-    "frameworks/engine/process": "engine|process",
-    "frameworks/models/residency": "version|model|memory",
-    "frameworks/models/versions": "version|model",
-    "frameworks/models/replicas": "worker|supervisor",
-    "frameworks/scheduling/batch": "batch|queue|tenant",
-    "memory": "memory|bytes|buffer",
-=======
-    *("frameworks/pytorch/compiled", "frameworks/pytorch/compiling", "frameworks/pytorch/int8_choice.py"),
-    *("frameworks/pytorch/int8_matmul.py", "frameworks/pytorch/kernels.py", "frameworks/pytorch/openmp.py"),
-    "frameworks/pytorch/quantize.py",
-    *("app/admin", "app/auth", "app/cli", "app/embedded", "app/grpc", "app/web", "extensions/clients"),
-    *("extensions/load_test", "extensions/offline", "frameworks/onnx", "frameworks/quantization", "frameworks/text"),
+    *("app/admin", "app/auth", "app/cli", "app/embedded", "app/grpc", "app/server", "app/web", "app/workers"),
+    *("extensions/clients", "extensions/load_test", "extensions/offline", "extensions/search"),
+    *("frameworks/core", "frameworks/generation", "frameworks/manager.py", "frameworks/models", "frameworks/onnx"),
+    *("frameworks/pytorch", "frameworks/quantization", "frameworks/runtime.py", "frameworks/text"),
+    *("frameworks/scheduling/batch", "frameworks/scheduling/speculation", "frameworks/scheduling/steps"),
+    *("frameworks/types.py", "memory", "frameworks/engine/process", "frameworks/engine/contract.py"),
+    *("frameworks/engine/generation.py", "frameworks/engine/group.py", "frameworks/engine/group_queue.py"),
+    *("frameworks/engine/local.py", "frameworks/engine/stream.py", "frameworks/engine/texts.py"),
+    "frameworks/engine/threads.py",
 )
 
 ASKED = {
     "app/auth": "key|tenant|digest|token bucket",
     "app/grpc": "gRPC|grpcio|call|message",
+    "app/workers": "worker|supervisor",
     "extensions/clients": "API|route|codec|request|response|token",
+    "extensions/search/collections/index": "k-means|inverted list|index|recall",
+    "extensions/search/collections/scan": "GEMM|top-k|matmul",
+    "frameworks/core/channel": "channel|message|descriptor",
+    "frameworks/engine/process": "engine|process",
+    "frameworks/models/replicas": "worker|supervisor",
+    "frameworks/models/residency": "version|model|memory",
+    "frameworks/models/versions": "version|model",
     "frameworks/onnx": "graph|ONNX",
     "frameworks/quantization": "quantized|saturate",
+    "frameworks/scheduling/batch": "batch|queue|tenant",
     "frameworks/text/gguf": "GGUF",
     "frameworks/text/pooling.py": "pooling|embedding",
     "frameworks/text/tokenizer.py": "token",
->>>>>>> /tmp/tmp20t5k7qo.py
+    "memory": "memory|bytes|buffer",
     "frameworks/pytorch/compiled/amx": "GEMM|AMX",
     "frameworks/pytorch/compiled/attention": "softmax|KV cache",
     "frameworks/pytorch/compiled/decoder_step": "GEMM|KV cache|RMSNorm|block table",
@@ -111,18 +98,15 @@ REPLACED = {
     r"quantis(?:e|ed|es|ing|ation)": "quantize",
     r"(?:has|have|find|finds|is|there is) (?:no )?room|room for": "fits, or a scratch buffer",
     r"put in order|rows in order": "packed",
-<<<<<<< /tmp/tmp4m15b88h.py
     r"places? in the queue": "queue slot",
     r"turns? of the (?:event )?loop": "iteration of the event loop",
     r"pays for": "is charged for",
     r"so many tokens are those": "a prefix whose tokens no further text changes",
     r"run(?:s|ning)? beside": "concurrently",
     r"(?:client|reader|caller|peer) is gone": "disconnected",
-=======
     r"numbers? of (?:a |the |each )?(?:vectors?|embeddings?)": "values",
     r"(?:free|taken|last|more) places?": "slot, or the limit",
     r"(?:rows|places) of (?:a |the )?text": "tokens, or positions",
->>>>>>> /tmp/tmp20t5k7qo.py
 }
 """Private words of the old style -> the field's term."""
 

@@ -53,35 +53,11 @@ class PredictCalls:
         response: bytes = await self._handler.run(inference, call)
         return response
 
-<<<<<<< /tmp/tmpy1u9rr83.py
     def _read(self, received: ReceivedPredict, call: Call) -> NamedRequest:
         """Raises InvalidInput."""
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
         name = received.message.model_name or self._default_name(call.principal)
         return NamedRequest(name, None, partial(_decode, received, timeout_ms), lambda: timeout_ms)
-=======
-    def _decode(self, received: ReceivedPredict, call: Call, find_spec: FindSpec) -> DecodedPredict:
-        """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
-        message = received.message
-        timeout_ms = earlier_ms(None, call)
-        spec = find_spec(message.model_name or self._default_name(call.principal), None, lambda: timeout_ms)
-        sole = spec.sole_input
-        if spec.text is not None or spec.generation is not None:
-            raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
-        if sole is None or not isinstance(sole.type, TensorType):
-            inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
-            raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
-        values = _cast(_values(received), sole.type.dtype)
-        if message.shape or sole.type.shape is None:
-            shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(values)], "shape")
-            if prod(shape) != values.size:
-                raise InvalidInput("shape", f"expected the shape of {values.size} numbers, got {list(shape)}")
-            values = values.reshape(shape)
-        else:
-            values = reshape_flat(values, sole.type.shape, None, "data")
-        check_shape(values.shape, sole.type.shape, "shape")
-        return DecodedPredict(TensorBatch({sole.name: values}, spec.first_output), spec, timeout_ms)
->>>>>>> /tmp/tmp9s5azizn.py
 
     def _default_name(self, principal: Principal) -> str:
         """Return the default model, or the only one if the sender may not use the default model."""
@@ -95,7 +71,6 @@ class PredictCalls:
         raise InvalidInput("model_name", f"expected a model's name ({known}), got none; or set models.default_model")
 
 
-<<<<<<< /tmp/tmpy1u9rr83.py
 def _decode(received: ReceivedPredict, timeout_ms: float | None, spec: ModelSpec) -> DecodedPredict:
     """Decode a PredictRequest. Raises InvalidInput."""
     message, sole = received.message, spec.sole_input
@@ -104,22 +79,19 @@ def _decode(received: ReceivedPredict, timeout_ms: float | None, spec: ModelSpec
     if sole is None or not isinstance(sole.type, TensorType):
         inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
         raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
-    numbers = _cast(_numbers(received), sole.type.dtype)
+    values = _cast(_values(received), sole.type.dtype)
     if message.shape or sole.type.shape is None:
-        shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(numbers)], "shape")
-        if prod(shape) != numbers.size:
-            raise InvalidInput("shape", f"expected the shape of {numbers.size} numbers, got {list(shape)}")
-        numbers = numbers.reshape(shape)
+        shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(values)], "shape")
+        if prod(shape) != values.size:
+            raise InvalidInput("shape", f"expected the shape of {values.size} numbers, got {list(shape)}")
+        values = values.reshape(shape)
     else:
-        numbers = reshape_flat(numbers, sole.type.shape, None, "data")
-    check_shape(numbers.shape, sole.type.shape, "shape")
-    return DecodedPredict(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
+        values = reshape_flat(values, sole.type.shape, None, "data")
+    check_shape(values.shape, sole.type.shape, "shape")
+    return DecodedPredict(TensorBatch({sole.name: values}, spec.first_output), spec, timeout_ms)
 
 
-def _numbers(received: ReceivedPredict) -> Array:
-=======
 def _values(received: ReceivedPredict) -> Array:
->>>>>>> /tmp/tmp9s5azizn.py
     if received.data is None:
         return np.array(received.message.data, np.float32)
     return np.frombuffer(b"".join(received.data), "<f4")
