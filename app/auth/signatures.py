@@ -66,7 +66,7 @@ class SignedRequest(NamedTuple):
     scheme: bytes = b"http"
 
 
-class Signature(NamedTuple):
+class RequestSignature(NamedTuple):
     """One signature of a request: the parsed `signature-input`, and the base64 of `signature`.
 
     `parameters`: the value of `@signature-params`, as sent. Times are in unix seconds.
@@ -107,7 +107,7 @@ def is_signed(headers: Iterable[Header]) -> bool:
     return False
 
 
-def read_signature(headers: Sequence[Header]) -> Signature:
+def read_signature(headers: Sequence[Header]) -> RequestSignature:
     """Return the only signature of a request, unverified. Raises Unauthenticated."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -149,7 +149,7 @@ def _halves(secret: bytes) -> tuple["Hash", "Hash"]:
     return sha256(padded.translate(_INNER)), sha256(padded.translate(_OUTER))
 
 
-def _parse(given: bytes, mac: bytes, content_digest: bytes) -> Signature:
+def _parse(given: bytes, mac: bytes, content_digest: bytes) -> RequestSignature:
     usual = _USUAL_INPUT.fullmatch(given) if len(given) <= MAX_INPUT_BYTES else None
     if usual is not None:
         label, parameters, created, key_id, nonce = usual.groups()
@@ -160,7 +160,7 @@ def _parse(given: bytes, mac: bytes, content_digest: bytes) -> Signature:
         key_id, nonce = strings[b"keyid"], strings[b"nonce"]
     if not mac.startswith(label + b"=:") or not mac.endswith(b":"):
         raise _refusal("signature", "expected one member with the label of signature-input, got another form")
-    return Signature(
+    return RequestSignature(
         components,
         parameters,
         key_id.decode("ascii"),

@@ -8,7 +8,7 @@ from app.auth.digests import BodyDigest, parse_digest
 from app.auth.errors import Unauthenticated
 from app.auth.key_store import StoredKey
 from app.auth.nonces import MAX_AGE_S, NonceStore
-from app.auth.signatures import Header, Signature, SignedRequest, read_signature
+from app.auth.signatures import Header, RequestSignature, SignedRequest, read_signature
 
 MAX_SKEW_S = 30
 """Seconds by which the clock of a client may be ahead."""
@@ -93,7 +93,7 @@ class SignatureVerifier:
             await self._use_nonce(signature.key_id, signature.nonce, signature.created_s)
 
 
-def _check_times(signature: Signature, now_s: float) -> None:
+def _check_times(signature: RequestSignature, now_s: float) -> None:
     age_s = now_s - signature.created_s
     if age_s > MAX_AGE_S:
         raise _wrong_time(f"one of at most {MAX_AGE_S} s, got one of {age_s:.0f} s; set the clock, or sign again")

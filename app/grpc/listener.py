@@ -10,7 +10,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
 from app.grpc.authorization import CallAuthorization
-from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
+from app.grpc.bridge.server import CannotListen, GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Unary
 from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
@@ -96,5 +96,7 @@ def open_shared_listener(
 
 
 def _server(settings: ServerSettings, is_checked: bool, shares_port: bool) -> GrpcServer:
-    connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
+    connections = GrpcConnectionBounds(
+        age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s
+    )
     return GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked, shares_port)

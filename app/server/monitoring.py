@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
 from app.admin.monitoring.events_api import EventsApi
-from app.admin.monitoring.files_api import ModelFiles, ModelFilesApi, file_of
+from app.admin.monitoring.files_api import ModelFilesApi, ModelFileSender, file_of
 from app.admin.monitoring.request_log import OwnRequests, RequestLog
 from app.admin.monitoring.sampling import LiveFeed, LiveSources
 from app.admin.views import Views
@@ -56,13 +56,13 @@ def build_live(
         FeedServer(feed, workers)
     # In a supervisor its routes are described, and answered by the workers.
     viewers = Viewers(feed, keys, shown.lifecycle, ServerFacts(labels=labels))
-    return Live(feed, [EventsApi(viewers, requests).router(), ModelFilesApi(ModelFiles(shown.models)).router()])
+    return Live(feed, [EventsApi(viewers, requests).router(), ModelFilesApi(ModelFileSender(shown.models)).router()])
 
 
 class WorkerRoutes:
     """The ASGI application of a worker before the one that forwards: it answers long and endless requests itself."""
 
-    def __init__(self, viewers: Viewers, files: ModelFiles, forwarded: ASGIApp) -> None:
+    def __init__(self, viewers: Viewers, files: ModelFileSender, forwarded: ASGIApp) -> None:
         self._viewers = viewers
         self._files = files
         self._forwarded = forwarded

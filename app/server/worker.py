@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from app.admin.metrics.process_parts import ProcessParts
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
-from app.admin.monitoring.files_api import ModelFiles
+from app.admin.monitoring.files_api import ModelFileSender
 from app.auth.authenticator import Authenticator
 from app.auth.failed_key_limit import Slowdown
 from app.auth.key_store import KeyStore
@@ -216,7 +216,7 @@ class _Worker:
         settings = self._inherited.loaded.settings
         table = build_routes()
         forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, table.access, self._lifespan)
-        admin = WorkerRoutes(self._viewers, ModelFiles(self._replica), forwarded)
+        admin = WorkerRoutes(self._viewers, ModelFileSender(self._replica), forwarded)
         rules, site = origin_rules(settings.server), self._inherited.site
         prefixes = prefix_rules(settings.server)
         app = build_app(self._pipeline, table, admin, rules, self._authenticator, site, prefixes)

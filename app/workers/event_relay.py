@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from app.admin.monitoring.request_log import MOST_FRESH
-from app.admin.monitoring.sampling import Feeds, Opened, Reader
+from app.admin.monitoring.sampling import FeedReader, Feeds, Opened
 from app.auth.principal import Principal
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, RecentRequests, newest
 from app.workers.forwarding import SupervisorLost
@@ -32,11 +32,11 @@ class RemoteFeeds:
         """`link`: not yet open."""
         self._link = link
         self._numbers = itertools.count(1)
-        self._readers: dict[int, Reader] = {}
-        self._by_reader: dict[Reader, int] = {}
+        self._readers: dict[int, FeedReader] = {}
+        self._by_reader: dict[FeedReader, int] = {}
         link.handle(FeedContent, self._deliver)
 
-    async def open(self, reader: Reader) -> Opened:
+    async def open(self, reader: FeedReader) -> Opened:
         """As Feeds.open."""
         feed = self._by_reader.get(reader)
         if feed is None:
@@ -50,7 +50,7 @@ class RemoteFeeds:
         assert isinstance(opened, FeedOpened)
         return Opened(opened.number, opened.content)
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: FeedReader) -> None:
         """As Feeds.close."""
         feed = self._by_reader.pop(reader, None)
         if feed is not None:
@@ -108,7 +108,7 @@ class _RemoteReader:
         self._feed = feed
 
     def deliver(self, number: int, content: bytes) -> None:
-        """As Reader.deliver."""
+        """As FeedReader.deliver."""
         self._link.send(FeedContent(self._feed, number, content))
 
 

@@ -54,11 +54,11 @@ class Client(ABC):
         self.back_off = BackOff()
 
     @abstractmethod
-    def caller(self, pause: Pause) -> "Caller":
+    def caller(self, pause: Pause) -> "TargetCaller":
         """Return a caller without a connection."""
 
 
-class Caller(ABC):
+class TargetCaller(ABC):
     """Sends requests over its connection, one after another, and opens it again when it was closed."""
 
     def __init__(self, client: Client, pause: Pause) -> None:

@@ -28,7 +28,7 @@ from extensions.load_test.target import Credentials, LoadTarget, NoTarget, Reque
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadTestOptions:
     """Everything that the command line says."""
 
     address: ServerAddress
@@ -42,7 +42,7 @@ class LoadOptions:
     html_file: Path | None
 
 
-def run_command(options: LoadOptions) -> int:
+def run_command(options: LoadTestOptions) -> int:
     """Return the exit status: 0, 1 if no request succeeded or the server cannot be measured, 2 for a wrong option.
 
     Raises OSError and ValueError for an option that cannot be used.
@@ -71,7 +71,7 @@ def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
     return uvloop.run
 
 
-async def _run(options: LoadOptions) -> int:
+async def _run(options: LoadTestOptions) -> int:
     client = await _client(options)
     target = client.target
     run = LoadRun(options.plan, client, _bodies(options, target))
@@ -99,7 +99,7 @@ def _is_writable(file: Path) -> bool:
     return file.parent.is_dir() and os.access(file.parent, os.W_OK)
 
 
-def _write(options: LoadOptions, found: dict[str, Any]) -> bool:
+def _write(options: LoadTestOptions, found: dict[str, Any]) -> bool:
     """Write the files of the result, each even if the other fails. Returns whether all are complete."""
     is_complete = True
     if options.json_file is not None:
@@ -119,7 +119,7 @@ def _write_text(option: str, file: Path, text: str) -> bool:
     return True
 
 
-async def _client(options: LoadOptions) -> Client:
+async def _client(options: LoadTestOptions) -> Client:
     """Find the target. On a terminal, say so: a server may load its model first. Raises NoTarget, ValueError."""
     is_shown = sys.stderr.isatty()
     if is_shown:
@@ -131,14 +131,14 @@ async def _client(options: LoadOptions) -> Client:
             print(end="\x1b[K", file=sys.stderr, flush=True)
 
 
-async def _http_client(options: LoadOptions) -> Client:
+async def _http_client(options: LoadTestOptions) -> Client:
     """Raises NoTarget, ValueError."""
     writer = RequestWriter(options.address, options.credentials, options.is_signed)
     target = await find_target(options.address, writer, options.wanted, options.plan.timeout_s)
     return HttpClient(target, writer, options.plan.timeout_s)
 
 
-async def _grpc_client(options: LoadOptions) -> Client:
+async def _grpc_client(options: LoadTestOptions) -> Client:
     """Raises NoTarget, ValueError."""
     # Before the import: gRPC writes failed connections to standard error, over the table.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -150,7 +150,7 @@ async def _grpc_client(options: LoadOptions) -> Client:
     return GrpcClient(target, writer, timeout_s)
 
 
-def _bodies(options: LoadOptions, target: LoadTarget) -> list[RequestContent]:
+def _bodies(options: LoadTestOptions, target: LoadTarget) -> list[RequestContent]:
     if options.input_file is not None:
         return bodies_of_file(options.input_file, target.protocol, target.model, target.encoding)
     return made_bodies(target.protocol, target.model, target.description, options.made, target.encoding)

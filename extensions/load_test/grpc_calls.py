@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from app.cli.failures import grpc_reason_of, printable, refused_key
-from extensions.load_test.client import Caller, Client, Pause
+from extensions.load_test.client import Client, Pause, TargetCaller
 from extensions.load_test.connection import MAX_BODY_BYTES, RequestFailure, ServerAddress
 from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.inputs.grpc_messages import (
@@ -177,7 +177,7 @@ class GrpcClient(Client):
         return GrpcCaller(self, pause)
 
 
-class GrpcCaller(Caller):
+class GrpcCaller(TargetCaller):
     """A Caller over one channel of gRPC."""
 
     def __init__(self, client: GrpcClient, pause: Pause) -> None:

@@ -7,7 +7,7 @@ import time
 import orjson
 
 from app.cli.failures import printable
-from extensions.load_test.client import Caller, Client, Pause
+from extensions.load_test.client import Client, Pause, TargetCaller
 from extensions.load_test.connection import Connection, RequestFailure, Response
 from extensions.load_test.events import BadStream, StreamedGeneration, generated_tokens
 from extensions.load_test.inputs.bodies import RequestContent
@@ -38,7 +38,7 @@ class HttpClient(Client):
         return request
 
 
-class HttpCaller(Caller):
+class HttpCaller(TargetCaller):
     """A Caller over one connection of HTTP/1.1."""
 
     def __init__(self, client: HttpClient, pause: Pause) -> None:

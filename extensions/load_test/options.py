@@ -11,7 +11,7 @@ from app.cli.parser import access_of, add_command, add_server_options
 
 if TYPE_CHECKING:
     from app.cli.client import TlsOptions
-    from extensions.load_test.command import LoadOptions
+    from extensions.load_test.command import LoadTestOptions
     from extensions.load_test.connection import Pem, ServerAddress
 
 _MAX_RATE = 100_000
@@ -163,10 +163,10 @@ def _run(options: argparse.Namespace) -> int:
         return 2
 
 
-def _options(options: argparse.Namespace, access: dict[str, Any]) -> "LoadOptions":
+def _options(options: argparse.Namespace, access: dict[str, Any]) -> "LoadTestOptions":
     """Raises OSError and ValueError for options that cannot be used."""
     from app.cli.client import credentials
-    from extensions.load_test.command import LoadOptions
+    from extensions.load_test.command import LoadTestOptions
     from extensions.load_test.inputs.tensors import Made
     from extensions.load_test.run import LoadPlan
     from extensions.load_test.target import Wanted
@@ -181,7 +181,7 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "LoadOption
         raise ValueError(f"--binary: expected --protocol v2, got {options.protocol or 'native'}; leave out --binary")
     is_open = options.rate is not None
     unlimited = None if options.requests else 10.0
-    return LoadOptions(
+    return LoadTestOptions(
         address=_address(options, access["tls"]),
         credentials=headers,
         is_signed=access["is_signed"],

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from extensions.load_test.arrivals import Schedule, Timer, poisson, steady
-from extensions.load_test.client import Caller, Client
+from extensions.load_test.client import Client, TargetCaller
 from extensions.load_test.inputs.bodies import RequestContent
 from extensions.load_test.results.tally import Tally
 
@@ -212,7 +212,7 @@ class LoadRun:
             await waiter
         return None
 
-    async def _send(self, caller: Caller, planned_s: float) -> None:
+    async def _send(self, caller: TargetCaller, planned_s: float) -> None:
         body = self._bodies[self._number % len(self._bodies)]
         self._number += 1
         self.in_flight += 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from extensions.offline.job import RunJob, RunResult
     from extensions.offline.output.into import Into
     from extensions.offline.requests import RowSource
-    from extensions.offline.served_model import ServedModel
+    from extensions.offline.served_model import ServerModel
     from extensions.offline.windows import WindowsRunner
 
 BAD_ROWS_STATUS = 3
@@ -177,7 +177,7 @@ async def _open_into(
     from extensions.offline.contract import WrongCommand
     from extensions.offline.input.image_folder import COLUMN
     from extensions.offline.output.into import Into, RemoteSink, open_sink
-    from extensions.offline.served_model import ServedModel
+    from extensions.offline.served_model import ServerModel
 
     if options.into is None:
         for name in ("id", "metadata"):
@@ -192,7 +192,7 @@ async def _open_into(
     if ids is None:
         raise WrongCommand("--into: expected --id with it, got none; name the column of the ids")
     metadata = tuple(name.strip() for name in options.metadata.split(",") if name.strip())
-    if isinstance(model, ServedModel):
+    if isinstance(model, ServerModel):
         yield Into(RemoteSink(options.into, model.post), ids, options.column, metadata)
         return
     assert local is not None
@@ -253,11 +253,11 @@ def _unknown_model(options: argparse.Namespace, settings: "Settings", error: "Co
     )
 
 
-def _connect(options: argparse.Namespace) -> "ServedModel":
+def _connect(options: argparse.Namespace) -> "ServerModel":
     from app.cli.client import TlsOptions, WrongPemFile, credentials, tls_context
     from app.config import API_KEY_VARIABLE
     from extensions.offline.contract import WrongCommand
-    from extensions.offline.served_model import ServedModel
+    from extensions.offline.served_model import ServerModel
 
     if options.concurrency < 1:
         raise WrongCommand(f"--concurrency: expected 1 or more, got {options.concurrency}")
@@ -271,7 +271,7 @@ def _connect(options: argparse.Namespace) -> "ServedModel":
     except ValueError as error:
         raise WrongCommand(f"--api-key: {error}") from error
     note = partial(print, file=sys.stderr, flush=True)
-    return ServedModel(options.url, options.model, headers, tls, options.concurrency, note=note)
+    return ServerModel(options.url, options.model, headers, tls, options.concurrency, note=note)
 
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "RunJob":

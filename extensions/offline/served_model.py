@@ -44,7 +44,7 @@ class ServerReply(NamedTuple):
     is_lasting: bool = False
 
 
-class ServedModel:
+class ServerModel:
     """A RunModel. A server that is busy or absent is asked again for `patience_s` seconds."""
 
     rows_per_request = 32

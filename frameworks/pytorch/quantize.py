@@ -19,7 +19,7 @@ from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
 from frameworks.pytorch.weights import WeightFiles
-from frameworks.quantization.comparison import Comparison, check_cosine, compare, warn_if_slower
+from frameworks.quantization.comparison import OutputComparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.ranges import cpu_capability
 from frameworks.quantization.texts import WARM_UP_TEXTS
@@ -136,7 +136,7 @@ def text_batches(tokenizer: TextTokenizer) -> list[Batch]:
     return [TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
 
 
-def _measured(encoder: BatchModel, batches: Sequence[Batch], linears: Layers, int8s: Layers) -> Comparison:
+def _measured(encoder: BatchModel, batches: Sequence[Batch], linears: Layers, int8s: Layers) -> OutputComparison:
     def original(batch: Batch) -> dict[str, Value]:
         with _in_place(linears, int8s):
             return encoder.infer(batch)

@@ -23,7 +23,7 @@ Infer = Callable[[Batch], dict[str, Value]]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class OutputComparison:
     """`cosine_min` and `cosine_mean`: over every row of every numeric output. Times: medians, of all batches."""
 
     cosine_min: float
@@ -45,7 +45,7 @@ class Comparison:
         )
 
 
-def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comparison:
+def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> OutputComparison:
     """Run both models on all batches, alternately, for a few rounds; fewer rounds where they are slow."""
     originals = [original(batch) for batch in batches]
     found = cosines_of(originals, [quantized(batch) for batch in batches], batches)
@@ -54,7 +54,7 @@ def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comp
     while len(times) < _ROUNDS and (not times or time.perf_counter() - started_s < _LIMIT_S):
         times.append((_seconds(original, batches), _seconds(quantized, batches)))
     original_s, quantized_s = median(one for one, _ in times), median(other for _, other in times)
-    return Comparison(float(found.min()), float(found.mean()), original_s, quantized_s)
+    return OutputComparison(float(found.min()), float(found.mean()), original_s, quantized_s)
 
 
 def cosines_of(

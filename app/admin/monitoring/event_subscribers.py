@@ -126,7 +126,7 @@ class Viewer:
 
 
 class ViewerGroup:
-    """The viewers of one view, which is a Reader. Owned by the event loop."""
+    """The viewers of one view, which is a FeedReader. Owned by the event loop."""
 
     def __init__(self, principal: Principal, keys: KeyStore) -> None:
         self.principal = principal
@@ -134,7 +134,7 @@ class ViewerGroup:
         self._keys = keys
 
     def deliver(self, number: int, content: bytes) -> None:
-        """As Reader.deliver. Ends the streams whose keys are not valid any more."""
+        """As FeedReader.deliver. Ends the streams whose keys are not valid any more."""
         for viewer in self.viewers:
             if self.check(viewer):
                 viewer.add(number, content)

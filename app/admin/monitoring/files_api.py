@@ -52,7 +52,7 @@ class FileList(ResponseBody):
     files: list[FileDescription]
 
 
-class ModelFiles:
+class ModelFileSender:
     """Send the files of the models that the sender of a request may use. Owned by the event loop."""
 
     def __init__(self, models: ServedModels) -> None:
@@ -87,7 +87,7 @@ class ModelFiles:
 class ModelFilesApi:
     """Handlers of the routes."""
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFileSender) -> None:
         self._files = files
 
     def router(self) -> APIRouter:

@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     content: bytes
 
 
-class Reader(Protocol):
+class FeedReader(Protocol):
     """Takes the events of the view of a principal."""
 
     principal: Principal
@@ -58,14 +58,14 @@ class Reader(Protocol):
 class Feeds(Protocol):
     """Where readers get their events: in the process of the models, or over the link to it."""
 
-    async def open(self, reader: Reader) -> Opened:
+    async def open(self, reader: FeedReader) -> Opened:
         """Return the state of now; later events are delivered, until `close`. A reader may be opened again.
 
         Raises SupervisorLost.
         """
         ...
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: FeedReader) -> None:
         """Deliver no more events."""
         ...
 
@@ -88,7 +88,7 @@ class _View:
     """The events of equal readers. `models`: the last event of them."""
 
     principal: Principal
-    readers: set[Reader] = field(default_factory=set)
+    readers: set[FeedReader] = field(default_factory=set)
     models: bytes = b""
 
 
@@ -126,7 +126,7 @@ class LiveFeed:
             except Exception:  # the page is no reason to end the server
                 log.exception("the page gets no figures")
 
-    async def open(self, reader: Reader) -> Opened:
+    async def open(self, reader: FeedReader) -> Opened:
         """As Feeds.open."""
         principal, sources = reader.principal, self._sources
         await self._measure()
@@ -152,7 +152,7 @@ class LiveFeed:
         ]
         return Opened(self._number, b"".join(content))
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: FeedReader) -> None:
         """As Feeds.close."""
         key = view_key(reader.principal)
         view = self._views.get(key)

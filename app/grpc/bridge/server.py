@@ -121,7 +121,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionBounds:
+class GrpcConnectionBounds:
     """The bounds of connections. Clients of gRPC connect again by themselves.
 
     `max_calls`: on one connection at once; the client queues more. `idle_s`: without a call, until it is closed.
@@ -162,7 +162,7 @@ class GrpcServer:
         self,
         max_message_bytes: int,
         max_calls: int,
-        connections: ConnectionBounds,
+        connections: GrpcConnectionBounds,
         is_checked: bool = False,
         shares_port: bool = False,
     ) -> None:

@@ -124,7 +124,7 @@ def read_header(path: Path) -> GgufFile:
 
 
 def _read(path: Path, content: mmap.mmap) -> GgufFile:
-    reader = _Reader(path, content)
+    reader = _HeaderReader(path, content)
     magic = reader.take(4)
     if magic != _MAGIC:
         raise InvalidModel(f"{path}: expected a GGUF file, got one that begins with {magic!r}; {_CUT}")
@@ -161,7 +161,7 @@ def _read(path: Path, content: mmap.mmap) -> GgufFile:
     return GgufFile(path, metadata, tensors, digest, reader.size)
 
 
-def _tensor_entry(reader: "_Reader") -> tuple[str, tuple[int, ...], int, int]:
+def _tensor_entry(reader: "_HeaderReader") -> tuple[str, tuple[int, ...], int, int]:
     """Return name, shape in torch's order, type and offset."""
     name = reader.string()
     num_dimensions = int(reader.number("<I"))
@@ -189,7 +189,7 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], type_id: int, start: 
     return GgufTensor(name, shape, block_type, start, prod(shape) // block_type.elements * block_type.size_bytes)
 
 
-class _Reader:
+class _HeaderReader:
     """Reads the header in order, and nothing beyond the end of the file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:

@@ -16,7 +16,7 @@ from app.auth.errors import Unauthenticated
 from app.auth.signatures import (
     MAX_INPUT_BYTES,
     Header,
-    Signature,
+    RequestSignature,
     SignedRequest,
     hmac_sha256,
     read_signature,
@@ -87,7 +87,7 @@ def test_usual_input_reads_as_any_other(created: str, key_id: str, nonce: str, e
         assert _outcome(headers(signature_input=text)) == usual
 
 
-def _outcome(given: list[Header]) -> Signature | str:
+def _outcome(given: list[Header]) -> RequestSignature | str:
     try:
         return read_signature(given)
     except Unauthenticated as error:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from app.admin.monitoring.sampling import Opened, Reader
+from app.admin.monitoring.sampling import FeedReader, Opened
 from app.auth.principal import Principal, Scope
 from app.observability.metrics import Observer
 from app.workers.event_relay import FeedServer, MergedRequests, RemoteFeeds, RequestsSender
@@ -19,15 +19,15 @@ RED = Principal(Tenant("red"), "key", frozenset({Scope.READ}), [("m*",), ("*",)]
 
 class FakeFeeds:
     def __init__(self) -> None:
-        self.readers: list[Reader] = []
+        self.readers: list[FeedReader] = []
         self.number = 0
 
-    async def open(self, reader: Reader) -> Opened:
+    async def open(self, reader: FeedReader) -> Opened:
         if reader not in self.readers:
             self.readers.append(reader)
         return Opened(self.number, b"first")
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: FeedReader) -> None:
         self.readers.remove(reader)
 
     def publish(self) -> None:

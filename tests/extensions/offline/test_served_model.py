@@ -12,7 +12,7 @@ import pytest
 
 from extensions.offline import served_model
 from extensions.offline.contract import Generated, RequestRefused, RunFailed, WrongCommand
-from extensions.offline.served_model import ServedModel
+from extensions.offline.served_model import ServerModel
 from frameworks.types import ClassifyAnswer, EmbedAnswer
 
 MODEL = {
@@ -66,23 +66,23 @@ def server(answers: Answers) -> Iterator[ThreadingHTTPServer]:
 
 
 @pytest.fixture
-def model(server: ThreadingHTTPServer) -> Iterator[ServedModel]:
-    remote = ServedModel(f"http://127.0.0.1:{server.server_port}/", "m", {}, patience_s=5.0)
+def model(server: ThreadingHTTPServer) -> Iterator[ServerModel]:
+    remote = ServerModel(f"http://127.0.0.1:{server.server_port}/", "m", {}, patience_s=5.0)
     yield remote
     remote.close()
 
 
-def ask(model: ServedModel) -> Any:
+def ask(model: ServerModel) -> Any:
     return asyncio.run(model.answer(b"{}"))
 
 
-def test_description_is_that_of_server(model: ServedModel) -> None:
+def test_description_is_that_of_server(model: ServerModel) -> None:
     description = model.description
     assert (description.task, description.inputs, description.outputs) == ("embed", {"x": (-1, 2)}, {})
     assert description.identity == {"name": "m", "version": "3", "dtype": "float32"}
 
 
-def test_busy_server_is_asked_again(model: ServedModel, answers: Answers) -> None:
+def test_busy_server_is_asked_again(model: ServerModel, answers: Answers) -> None:
     busy = {"error": {"message": "busy"}}
     answers[:0] = [(503, {"retry-after": "0"}, busy), (429, {"retry-after": "0"}, busy)]
     answer = ask(model)
@@ -91,14 +91,14 @@ def test_busy_server_is_asked_again(model: ServedModel, answers: Answers) -> Non
     assert len(answers) == 1
 
 
-def test_server_that_stays_busy_fails_run(model: ServedModel, answers: Answers) -> None:
+def test_server_that_stays_busy_fails_run(model: ServerModel, answers: Answers) -> None:
     answers[:] = [(503, {"retry-after": "60"}, {"error": {"message": "the queue is full"}})]
     with pytest.raises(RunFailed, match="the queue is full"):
         ask(model)
 
 
 @pytest.mark.parametrize("status", [400, 413, 507])
-def test_refused_rows_have_reason(model: ServedModel, answers: Answers, status: int) -> None:
+def test_refused_rows_have_reason(model: ServerModel, answers: Answers, status: int) -> None:
     answers[:] = [(status, {}, {"error": {"message": "text: too long"}})]
     with pytest.raises(RequestRefused, match="text: too long"):
         ask(model)
@@ -112,13 +112,13 @@ def test_refused_rows_have_reason(model: ServedModel, answers: Answers, status: 
         (404, "answered 404: key: expected a key"),
     ],
 )
-def test_refused_key_is_wrong_command(model: ServedModel, answers: Answers, status: int, message: str) -> None:
+def test_refused_key_is_wrong_command(model: ServerModel, answers: Answers, status: int, message: str) -> None:
     answers[:] = [(status, {}, {"error": {"message": "key: expected a key"}})]
     with pytest.raises(WrongCommand, match=message):
         ask(model)
 
 
-def test_responses_become_arrays(model: ServedModel, answers: Answers) -> None:
+def test_responses_become_arrays(model: ServerModel, answers: Answers) -> None:
     outputs = {
         "x": {"dtype": "float32", "shape": [1, 2], "data": [[None, 1.5]]},
         "names": {"dtype": "string", "shape": [1], "data": ["a"]},
@@ -134,7 +134,7 @@ def test_responses_become_arrays(model: ServedModel, answers: Answers) -> None:
     assert ask(model) == Generated("so", "stop", 2)
 
 
-def test_endless_answer_fails_run(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answer_fails_run(model: ServerModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_model, "_MAX_ANSWER_BYTES", 16)
     with pytest.raises(RunFailed, match="at most 16 bytes"):
         ask(model)
@@ -142,10 +142,10 @@ def test_endless_answer_fails_run(model: ServedModel, monkeypatch: pytest.Monkey
 
 def test_absent_server_fails_run() -> None:
     with pytest.raises(RunFailed, match="expected an answer"):
-        ServedModel("http://127.0.0.1:9", "m", {}, patience_s=0.1)
+        ServerModel("http://127.0.0.1:9", "m", {}, patience_s=0.1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://127.0.0.1", "http://"])
 def test_wrong_url_is_refused(url: str) -> None:
     with pytest.raises(WrongCommand, match="--url"):
-        ServedModel(url, "m", {})
+        ServerModel(url, "m", {})

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from app.admin.monitoring import event_subscribers as module
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewer, Viewers
-from app.admin.monitoring.sampling import Opened, Reader
+from app.admin.monitoring.sampling import FeedReader, Opened
 from app.auth.key_store import KeyStore
 from app.auth.principal import ANONYMOUS, Principal
 from app.config import AuthSettings
@@ -85,12 +85,12 @@ class FakeFeeds:
     """Feeds whose events the test writes."""
 
     def __init__(self) -> None:
-        self.readers: list[Reader] = []
+        self.readers: list[FeedReader] = []
         self.opened = 0
         self.number = 0
         self.gate: asyncio.Event | None = None
 
-    async def open(self, reader: Reader) -> Opened:
+    async def open(self, reader: FeedReader) -> Opened:
         self.opened += 1
         if reader not in self.readers:
             self.readers.append(reader)
@@ -99,7 +99,7 @@ class FakeFeeds:
             await self.gate.wait()
         return opened
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: FeedReader) -> None:
         self.readers.remove(reader)
 
     def publish(self) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from app.grpc.bridge.server import ConnectionBounds, GrpcServer
+from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
 from tests.support.loops import soon
 
@@ -22,11 +22,11 @@ async def serving(
     stream: Stream | None = None,
     max_message_bytes: int = 2**20,
     max_calls: int = 64,
-    connections: ConnectionBounds | None = None,
+    connections: GrpcConnectionBounds | None = None,
 ) -> AsyncIterator[tuple[GrpcServer, str]]:
     """Yield the server and its address. At the end all its threads must have ended."""
     before = count_call_threads()
-    server = GrpcServer(max_message_bytes, max_calls, connections or ConnectionBounds())
+    server = GrpcServer(max_message_bytes, max_calls, connections or GrpcConnectionBounds())
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     await server.start({UNARY: unary or echo}, {STREAM: stream or echo_all})
     try:

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from app.grpc.bridge.arrivals import Arrivals
-from app.grpc.bridge.server import ConnectionBounds
+from app.grpc.bridge.server import GrpcConnectionBounds
 from app.grpc.call import Call, GrpcError
 from tests.app.grpc.bridge.serving import UNARY, Gate, connect, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon
@@ -57,7 +57,7 @@ async def answered(call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes], message
 @in_loop
 async def test_calls_on_one_connection_bounded() -> None:
     gate = Gate()
-    async with serving(gate, connections=ConnectionBounds(max_calls=2)) as (_, address):
+    async with serving(gate, connections=GrpcConnectionBounds(max_calls=2)) as (_, address):
         assert (await settings_of(address))[_MAX_CONCURRENT_STREAMS] == 2
         async with unary_client(address) as call, unary_client(address) as other:
             calls = [asyncio.create_task(answered(call, b"%d" % i)) for i in range(5)]
@@ -70,9 +70,9 @@ async def test_calls_on_one_connection_bounded() -> None:
             assert await answer == b"other"
 
 
-@pytest.mark.parametrize("bounds", [ConnectionBounds(idle_s=0.05), ConnectionBounds(age_s=0.05)])
+@pytest.mark.parametrize("bounds", [GrpcConnectionBounds(idle_s=0.05), GrpcConnectionBounds(age_s=0.05)])
 @in_loop
-async def test_connection_closed_when_idle_or_old(bounds: ConnectionBounds) -> None:
+async def test_connection_closed_when_idle_or_old(bounds: GrpcConnectionBounds) -> None:
     async with serving(connections=bounds) as (_, address), connect(address) as channel:
         await channel.channel_ready()
         # The client connects again for its next call only.
@@ -83,7 +83,7 @@ async def test_connection_closed_when_idle_or_old(bounds: ConnectionBounds) -> N
 @in_loop
 async def test_old_connection_completes_its_calls() -> None:
     gate = Gate()
-    async with serving(gate, connections=ConnectionBounds(age_s=0.05)) as (_, address), connect(address) as channel:
+    async with serving(gate, connections=GrpcConnectionBounds(age_s=0.05)) as (_, address), connect(address) as channel:
         answer = method(channel)(b"1")
         await soon(lambda: gate.running == 1)
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
@@ -94,7 +94,7 @@ async def test_old_connection_completes_its_calls() -> None:
 @in_loop
 async def test_calls_cancelled_after_grace() -> None:
     gate = Gate()
-    bounds = ConnectionBounds(age_s=0.05, grace_s=0.05)
+    bounds = GrpcConnectionBounds(age_s=0.05, grace_s=0.05)
     async with serving(gate, connections=bounds) as (_, address), connect(address) as channel:
         answer = method(channel)(b"1")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -105,7 +105,7 @@ async def test_calls_cancelled_after_grace() -> None:
 
 @in_loop
 async def test_connections_bounded() -> None:
-    bounds = ConnectionBounds(max_connections=1)
+    bounds = GrpcConnectionBounds(max_connections=1)
     async with serving(connections=bounds) as (_, address), unary_client(address) as call:
         assert await call(b"1") == b"1"
         host, port = address.split(":")
@@ -130,7 +130,7 @@ def head_of_call(path: str) -> bytes:
 async def test_call_without_whole_request_cancelled(request_frame: bytes) -> None:
     """The request does not arrive, or ends after two of its five bytes."""
     gate = Gate()
-    async with serving(gate, connections=ConnectionBounds(request_s=0.05)) as (_, address):
+    async with serving(gate, connections=GrpcConnectionBounds(request_s=0.05)) as (_, address):
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(_PREFACE + _EMPTY_SETTINGS + head_of_call(UNARY) + request_frame)
@@ -185,7 +185,10 @@ async def test_failed_calls_free_their_places() -> None:
     async def fail(request: bytes, call: Call) -> bytes:
         raise GrpcError("NOT_FOUND", "absent")
 
-    async with serving(fail, connections=ConnectionBounds(max_calls=4)) as (_, address), unary_client(address) as call:
+    async with (
+        serving(fail, connections=GrpcConnectionBounds(max_calls=4)) as (_, address),
+        unary_client(address) as call,
+    ):
         gc.collect()
         gc.disable()
         try:

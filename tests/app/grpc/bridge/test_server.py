@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
+from app.grpc.bridge.server import CannotListen, GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, GrpcError
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
@@ -23,7 +23,7 @@ class ThreadedServer:
 
     def __init__(self, max_message_bytes: int = 1_000_000, max_calls: int = 2 * MANY) -> None:
         self.loop = asyncio.new_event_loop()
-        self.server = GrpcServer(max_message_bytes, max_calls, ConnectionBounds(max_calls=2 * MANY))
+        self.server = GrpcServer(max_message_bytes, max_calls, GrpcConnectionBounds(max_calls=2 * MANY))
         self.port = self.server.bind("127.0.0.1", 0)
         self.begun = threading.Event()
         self.gate = asyncio.Event()
@@ -257,11 +257,11 @@ def test_stop_cancels_handlers_after_grace(served: Served) -> None:
 
 def test_bind_to_used_port_raises_cannot_listen(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CannotListen, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)$"):
-        GrpcServer(1000, 10, ConnectionBounds()).bind("127.0.0.1", served[0].port)
+        GrpcServer(1000, 10, GrpcConnectionBounds()).bind("127.0.0.1", served[0].port)
     # grpcio would print a line in C++.
     assert capfd.readouterr().err == ""
 
 
 def test_bind_to_unknown_host_raises_cannot_listen() -> None:
     with pytest.raises(CannotListen, match=r"cannot listen on host.invalid:1 \("):
-        GrpcServer(1000, 10, ConnectionBounds()).bind("host.invalid", 1)
+        GrpcServer(1000, 10, GrpcConnectionBounds()).bind("host.invalid", 1)

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.server import ConnectionBounds, GrpcServer
+from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, GrpcError
 from tests.app.grpc.bridge.serving import UNARY, echo, serving, status_of, stream_client, unary_client
 from tests.support.loops import in_loop, task
@@ -15,7 +15,7 @@ from tests.support.loops import in_loop, task
 
 @in_loop
 async def test_call_before_start_is_answered_after_start() -> None:
-    server = GrpcServer(1000, 1, ConnectionBounds())
+    server = GrpcServer(1000, 1, GrpcConnectionBounds())
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     async with unary_client(address) as ask:
         answer = task(_answer(ask(b"early")))
