@@ -11,7 +11,7 @@ from app.admin.extension_part import ExtensionPart
 from app.admin.progress import WorkDescription, visible_works
 from app.admin.views import Views
 from app.http.listener.clocks import ConnectionBounds, Connections
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
 from app.protocols.shared.bodies import ResponseBody
@@ -70,8 +70,7 @@ class HealthApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
         add = router.add_api_route
-        add("/health", self.health, methods=["GET"], summary="State of the server",
-            responses=describe_responses(_with_parts(self._parts)))  # fmt: skip
+        add_route(router, "GET", "/health", self.health, "State of the server", _with_parts(self._parts))
         add("/health/live", self.live, methods=["GET"], summary="Whether the process is alive")
         add("/health/ready", self.ready, methods=["GET"], summary="Whether the server is ready",
             responses={503: {"description": "The server loads start-up models, or it drains."}})  # fmt: skip

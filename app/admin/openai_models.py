@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.admin.views import Views
 from app.http.model_paths import NAME
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.model_view import ModelView
@@ -106,14 +106,9 @@ class OpenAiModelsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"])
-        router.add_api_route(
-            "/v1/models", self.list_openai_models, methods=["GET"], summary="List models",
-            responses=describe_responses(OpenAiModelList),
-        )  # fmt: skip
-        router.add_api_route(
-            f"/v1/models/{NAME}", self.show_openai_model, methods=["GET"], summary="Show a model",
-            responses=describe_responses(OpenAiModel, OpenAiErrorResponse),
-        )  # fmt: skip
+        add_route(router, "GET", "/v1/models", self.list_openai_models, "List models", OpenAiModelList)
+        path = f"/v1/models/{NAME}"
+        add_route(router, "GET", path, self.show_openai_model, "Show a model", OpenAiModel, OpenAiErrorResponse)
         return router
 
     async def list_openai_models(self, request: Request, task: _TaskFilter = None) -> Response:

@@ -1,10 +1,10 @@
 """Build the OpenAPI document: FastAPI's routes, and the inference routes that are served in front of FastAPI."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
@@ -64,6 +64,26 @@ def describe_responses(
     """Describe the success of a route and, if `error` is given, its failures. `is_list`: a list of `model`."""
     failures: Responses = {} if error is None else {"4XX": _Description(error), "5XX": _Description(error)}
     return {status: _Description(model, is_list), **failures}
+
+
+def add_route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    handler: Callable[..., Any],
+    summary: str,
+    response: type[BaseModel],
+    error: type[BaseModel] | None = None,
+    **others: Any,
+) -> None:
+    """Add a route that answers with JSON. `others`: `status` and `is_list` of `describe_responses`, and `extra`, the
+    `openapi_extra` of FastAPI.
+    """
+    extra, status = others.pop("extra", None), others.get("status", 200)
+    responses = describe_responses(response, error, **others)
+    router.add_api_route(
+        path, handler, methods=[method], status_code=status, summary=summary, responses=responses, openapi_extra=extra
+    )
 
 
 def build_document(admin: FastAPI, table: RouteTable) -> dict[str, Any]:

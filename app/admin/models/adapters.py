@@ -10,7 +10,7 @@ from app.admin.models.allowed_paths import AllowedPaths
 from app.admin.models.descriptions import Deleted, ModelDetail, describe_in_detail
 from app.admin.views import Views
 from app.http.model_paths import NAME
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.lifecycle import Lifecycle
@@ -43,16 +43,11 @@ class AdaptersApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
-        router.add_api_route(
-            f"/models/{NAME}/adapters", self.add_adapter, methods=["POST"], status_code=201,
-            summary="Load a LoRA adapter of a model",
-            responses=describe_responses(ModelDetail, ErrorResponse, status=201),
-            openapi_extra=describe_body(bodies.schema_of(NewAdapter), example=_EXAMPLE),
-        )  # fmt: skip
-        router.add_api_route(
-            f"/models/{NAME}/adapters/{{adapter}}", self.delete_adapter, methods=["DELETE"],
-            summary="Unload a LoRA adapter of a model", responses=describe_responses(Deleted, ErrorResponse),
-        )  # fmt: skip
+        path, body = f"/models/{NAME}/adapters", describe_body(bodies.schema_of(NewAdapter), example=_EXAMPLE)
+        summary = "Load a LoRA adapter of a model"
+        add_route(router, "POST", path, self.add_adapter, summary, ModelDetail, ErrorResponse, status=201, extra=body)
+        path, summary = f"{path}/{{adapter}}", "Unload a LoRA adapter of a model"
+        add_route(router, "DELETE", path, self.delete_adapter, summary, Deleted, ErrorResponse)
         return router
 
     async def add_adapter(self, name: str, request: Request) -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from app.admin.models.descriptions import Deleted, ModelDetail, ModelList, descr
 from app.admin.models.registrations import ENTRY_EXAMPLE, entry_schema, read_entry, read_path
 from app.admin.views import Views
 from app.http.model_paths import NAME
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.protocols.native.fields import ErrorResponse
@@ -87,24 +88,20 @@ class ModelsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
-        add = router.add_api_route
-        add("/models", self.list_models, methods=["GET"], summary="List models",
-            responses=describe_responses(ModelList))  # fmt: skip
-        add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
-            responses=describe_responses(ModelDetail, ErrorResponse, status=201),
-            openapi_extra=describe_body(entry_schema(), example=ENTRY_EXAMPLE))  # fmt: skip
-        add(f"/models/{NAME}", self.show_model, methods=["GET"], summary="Show a model",
-            responses=describe_responses(ModelDetail, ErrorResponse))  # fmt: skip
-        add(f"/models/{NAME}", self.delete_model, methods=["DELETE"], summary="Delete a model",
-            responses=describe_responses(Deleted, ErrorResponse))  # fmt: skip
+        add = partial(add_route, router)
+        path, entry = f"/models/{NAME}", describe_body(entry_schema(), example=ENTRY_EXAMPLE)
+        add("GET", "/models", self.list_models, "List models", ModelList)
+        add("POST", "/models", self.add_model, "Register and load a model", ModelDetail, ErrorResponse,
+            status=201, extra=entry)  # fmt: skip
+        add("GET", path, self.show_model, "Show a model", ModelDetail, ErrorResponse)
+        add("DELETE", path, self.delete_model, "Delete a model", Deleted, ErrorResponse)
         load_body = describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)
         for verb, handler, summary, body in (
             ("load", self.load_model, "Load a model, or give a version a share of the traffic", load_body),
             ("unload", self.unload_model, "Unload a model", describe_optional(UnloadRequest)),
             ("rollback", self.roll_model_back, "Switch back to the previous version", None),
         ):
-            add(f"/models/{NAME}/{verb}", handler, methods=["POST"], summary=summary,
-                responses=describe_responses(ModelDetail, ErrorResponse), openapi_extra=body)  # fmt: skip
+            add("POST", f"{path}/{verb}", handler, summary, ModelDetail, ErrorResponse, extra=body)
         return router
 
     async def list_models(self, request: Request) -> Response:

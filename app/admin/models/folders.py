@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.admin.models.allowed_paths import AllowedPaths
 from app.admin.views import Views
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.files import find_graph
@@ -60,13 +60,7 @@ class FoldersApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
-        router.add_api_route(
-            "/folders",
-            self.list_folders,
-            methods=["GET"],
-            summary="List models that may be registered",
-            responses=describe_responses(FolderList),
-        )
+        add_route(router, "GET", "/folders", self.list_folders, "List models that may be registered", FolderList)
         return router
 
     async def list_folders(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from app.admin.monitoring.event_subscribers import Viewers
 from app.admin.monitoring.request_log import RequestLog
 from app.admin.monitoring.visibility import shows_request
 from app.auth.principal import Principal
-from app.http.openapi import EVENT_STREAM, describe_responses
+from app.http.openapi import EVENT_STREAM, add_route
 from app.http.responses import AsgiResponse, json_response
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.protocols.native.fields import ErrorResponse
@@ -65,25 +65,14 @@ class EventsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["server"])
-        stream: dict[int | str, dict[str, Any]] = {
-            200: {"content": EVENT_STREAM, "description": "Events in JSON."},
-        }
+        summary = "Stream the state of the server"
         router.add_api_route(
-            "/events",
-            self.events,
-            methods=["GET"],
-            response_class=Response,
-            responses=stream,
-            summary="Stream the state of the server",
-        )
-        router.add_api_route(
-            "/requests",
-            self.list_requests,
-            methods=["GET"],
-            summary="List the latest requests",
-            responses=describe_responses(RequestList, ErrorResponse),
-            openapi_extra={"parameters": [_parameter(*each) for each in _PARAMETERS]},
-        )
+            "/events", self.events, methods=["GET"], response_class=Response, summary=summary,
+            responses={200: {"content": EVENT_STREAM, "description": "Events in JSON."}},
+        )  # fmt: skip
+        parameters, summary = [_parameter(*each) for each in _PARAMETERS], "List the latest requests"
+        add_route(router, "GET", "/requests", self.list_requests, summary, RequestList, ErrorResponse,
+                  extra={"parameters": parameters})  # fmt: skip
         return router
 
     async def events(self) -> Response:

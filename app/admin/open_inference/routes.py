@@ -14,10 +14,9 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
 from app.admin.views import View, Views
 from app.http.model_paths import NAME
-from app.http.openapi import Responses, describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
-from app.protocols.open_inference.errors import OpenInferenceErrorResponse
-from app.protocols.shared.bodies import Body
+from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse
 from app.protocols.shared.errors import NotSupported
 
 Describe = Callable[[View, str, str], Awaitable[dict[str, Any]]]
@@ -46,8 +45,7 @@ class OpenInferenceApi:
 
     def _add_descriptions(self, router: APIRouter) -> None:
         def get(path: str, handler: Callable[..., Any], summary: str, response: type[BaseModel]) -> None:
-            responses = describe_responses(response, OpenInferenceErrorResponse)
-            router.add_api_route(path, handler, methods=["GET"], summary=summary, responses=responses)
+            add_route(router, "GET", path, handler, summary, response, OpenInferenceErrorResponse)
 
         get("/v2", self.show_server, "Name, version and extensions of the server", schemas.ServerMetadata)
         get("/v2/health/live", self.show_live, "Whether the process is alive", schemas.ServerLive)
@@ -64,18 +62,16 @@ class OpenInferenceApi:
             get(f"/v2/models/{NAME}/versions/{{version}}{path}", self._of_version(describe), summary, response)
 
     def _add_repository(self, router: APIRouter) -> None:
-        def post(path: str, handler: Callable[..., Any], summary: str, responses: Responses, body: type[Body]) -> None:
-            router.add_api_route(
-                f"/v2/repository{path}", handler, methods=["POST"], summary=summary, responses=responses,
-                openapi_extra=describe_optional(body),
-            )  # fmt: skip
+        def post(path: str, handler: Callable[..., Any], summary: str, response: type[BaseModel], **more: Any) -> None:
+            path = f"/v2/repository{path}"
+            add_route(router, "POST", path, handler, summary, response, OpenInferenceErrorResponse, **more)
 
-        index = describe_responses(schemas.ModelIndex, OpenInferenceErrorResponse, is_list=True)
-        post("/index", self.show_index, "All versions of all models", index, schemas.RepositoryIndexRequest)
-        done = describe_responses(schemas.RepositoryModelResponse, OpenInferenceErrorResponse)
-        load, unload = schemas.RepositoryLoadRequest, schemas.RepositoryUnloadRequest
-        post(f"/models/{NAME}/load", self.load, "Load a model and its new versions", done, load)
-        post(f"/models/{NAME}/unload", self.unload, "Unload a model after its running requests", done, unload)
+        body, done = describe_optional(schemas.RepositoryIndexRequest), schemas.RepositoryModelResponse
+        post("/index", self.show_index, "All versions of all models", schemas.ModelIndex, is_list=True, extra=body)
+        body = describe_optional(schemas.RepositoryLoadRequest)
+        post(f"/models/{NAME}/load", self.load, "Load a model and its new versions", done, extra=body)
+        body = describe_optional(schemas.RepositoryUnloadRequest)
+        post(f"/models/{NAME}/unload", self.unload, "Unload a model after its running requests", done, extra=body)
 
     async def show_server(self) -> Response:
         return json_response(server_metadata())

@@ -1,6 +1,7 @@
 """Routes of Ollama's API that list and describe models: /api/tags, /api/ps, /api/show and /api/version."""
 
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -8,10 +9,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from app.admin.bodies import read_object
+from app.admin.bodies import describe_body, read_object
 from app.admin.openai_models import capabilities_of, find_named, known_spec
 from app.admin.views import Views
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.protocols.shared.bodies import Body, ResponseBody, read_body
@@ -78,17 +79,12 @@ class OllamaApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["ollama"])
-        add = router.add_api_route
-        add("/api/tags", self.list_ollama_models, methods=["GET"], summary="List models",
-            responses=describe_responses(OllamaModelList))  # fmt: skip
-        add("/api/ps", self.list_loaded_models, methods=["GET"], summary="List loaded models",
-            responses=describe_responses(OllamaModelList))  # fmt: skip
-        add("/api/version", self.show_version, methods=["GET"], summary="Show the version",
-            responses=describe_responses(OllamaVersion))  # fmt: skip
-        content = {"application/json": {"schema": OllamaShowRequest.model_json_schema()}}
-        add("/api/show", self.show_ollama_model, methods=["POST"], summary="Show a model",
-            responses=describe_responses(OllamaShown, OllamaErrorResponse),
-            openapi_extra={"requestBody": {"required": True, "content": content}})  # fmt: skip
+        add = partial(add_route, router)
+        add("GET", "/api/tags", self.list_ollama_models, "List models", OllamaModelList)
+        add("GET", "/api/ps", self.list_loaded_models, "List loaded models", OllamaModelList)
+        add("GET", "/api/version", self.show_version, "Show the version", OllamaVersion)
+        add("POST", "/api/show", self.show_ollama_model, "Show a model", OllamaShown, OllamaErrorResponse,
+            extra=describe_body(OllamaShowRequest.model_json_schema()))  # fmt: skip
         return router
 
     async def list_ollama_models(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from app import VERSION
 from app.admin.views import Views
-from app.http.openapi import describe_responses
+from app.http.openapi import add_route
 from app.http.responses import json_response
 from app.inference.unnamed_model import UnnamedModel, kind_of
 from app.protocols.native.fields import ErrorResponse
@@ -78,13 +78,7 @@ class TeiApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["tei"])
-        router.add_api_route(
-            "/info",
-            self.info,
-            methods=["GET"],
-            summary="Describe a text model",
-            responses=describe_responses(InfoResponse, ErrorResponse),
-        )
+        add_route(router, "GET", "/info", self.info, "Describe a text model", InfoResponse, ErrorResponse)
         return router
 
     async def info(self, request: Request, model: str | None = None) -> Response:
