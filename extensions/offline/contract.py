@@ -16,7 +16,7 @@ class WrongCommand(Exception):
 
 
 class UnreadableRow(Exception):
-    """The row of an image cannot be read; the message has the reason."""
+    """A row cannot be read; the message has the reason."""
 
 
 class RequestRefused(Exception):

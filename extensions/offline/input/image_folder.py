@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from extensions.offline.contract import WrongCommand
+from extensions.offline.contract import UnreadableRow, WrongCommand
 from extensions.offline.input.files import InputFile, format_of
-from extensions.offline.input.readers import BadRow, Window
+from extensions.offline.input.readers import Window, read_rows
 from frameworks.images.headers import SUFFIXES
 
 COLUMN = "file"
@@ -46,13 +46,7 @@ class ImageFolderReader:
 
     def windows(self, size: int, first: int) -> Iterator[Window]:
         for start in range(first * size, self.num_rows, size):
-            good, rows, bad = [], [], []
-            for row, path in enumerate(self._paths[start : start + size], start + 1):
-                if _is_utf8(path):
-                    good.append(path)
-                    rows.append(row)
-                else:
-                    bad.append(BadRow(row, f"{COLUMN}: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"))
+            good, rows, bad = read_rows(enumerate(self._paths[start : start + size], start + 1), _checked_path)
             yield Window(pa.Table.from_arrays([pa.array(good, pa.string())], schema=self.schema), rows, bad)
 
 
@@ -91,9 +85,10 @@ def _images(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield path.relative_to(folder).as_posix(), path.stat()
 
 
-def _is_utf8(text: str) -> bool:
+def _checked_path(path: str) -> str:
     try:
-        text.encode()
+        path.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        reason = f"{COLUMN}: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"
+        raise UnreadableRow(reason) from None
+    return path

@@ -5,20 +5,25 @@ a first pass over all rows.
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from extensions.offline.columns import field_of, merge_kind, to_column
-from extensions.offline.contract import RunFailed, WrongCommand
+from extensions.offline.contract import RunFailed, UnreadableRow, WrongCommand
 
 # A row that is longer is a missing quote.
 _MAX_CELL_CHARACTERS = 64 * 1024 * 1024
+
+
+Raw = TypeVar("Raw")
+Row = TypeVar("Row")
 
 
 class BadRow(NamedTuple):
@@ -48,6 +53,22 @@ class RowReader(Protocol):
     def windows(self, size: int, first: int) -> Iterator[Window]:
         """Yield windows of `size` rows from window number `first` on. The last one may be shorter."""
         ...
+
+
+def read_rows(
+    numbered: Iterable[tuple[int, Raw]], read: Callable[[Raw], Row]
+) -> tuple[list[Row], list[int], list[BadRow]]:
+    """Return the rows that `read` accepts, their numbers, and those for which it raises UnreadableRow."""
+    good: list[Row] = []
+    rows: list[int] = []
+    bad: list[BadRow] = []
+    for number, raw in numbered:
+        try:
+            good.append(read(raw))
+            rows.append(number)
+        except UnreadableRow as error:
+            bad.append(BadRow(number, str(error)))
+    return good, rows, bad
 
 
 class ParquetReader:
@@ -108,14 +129,7 @@ class CsvReader:
         names = self.schema.names
         records = islice(self._records(), 1 + first * size, None)
         while chunk := list(islice(records, size)):
-            good, rows, bad = [], [], []
-            for row, cells in chunk:
-                reason = _why_unreadable(cells, len(names))
-                if reason is None:
-                    good.append(cells)
-                    rows.append(row)
-                else:
-                    bad.append(BadRow(row, reason))
+            good, rows, bad = read_rows(chunk, lambda cells: _checked_cells(cells, len(names)))
             columns = [pa.array([cells[i] or None for cells in good], pa.string()) for i in range(len(names))]
             yield Window(pa.Table.from_arrays(columns, schema=self.schema), rows, bad)
 
@@ -131,14 +145,14 @@ class CsvReader:
                 raise RunFailed(f"{self._path}, line {reader.line_num}: {error}; correct the quotes") from error
 
 
-def _why_unreadable(cells: list[str], num_columns: int) -> str | None:
+def _checked_cells(cells: list[str], num_columns: int) -> list[str]:
     if len(cells) != num_columns:
-        return f"row: expected {num_columns} cells, got {len(cells)}"
+        raise UnreadableRow(f"row: expected {num_columns} cells, got {len(cells)}")
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
-        return "row: expected UTF-8, got other bytes"
-    return None
+        raise UnreadableRow("row: expected UTF-8, got other bytes") from None
+    return cells
 
 
 class JsonLinesReader:
@@ -150,23 +164,15 @@ class JsonLinesReader:
         self.num_rows = 0
         for line in self._lines():
             self.num_rows += 1
-            values = _read_object(line)
-            if isinstance(values, dict):
-                for name, value in values.items():
+            with suppress(UnreadableRow):
+                for name, value in _read_object(line).items():
                     kinds[name] = merge_kind(kinds.get(name), value)
         self.schema = pa.schema([field_of(name, kind) for name, kind in kinds.items()])
 
     def windows(self, size: int, first: int) -> Iterator[Window]:
         numbered = islice(enumerate(self._lines(), 1), first * size, None)
         while chunk := list(islice(numbered, size)):
-            good, rows, bad = [], [], []
-            for row, line in chunk:
-                values = _read_object(line)
-                if isinstance(values, dict):
-                    good.append(values)
-                    rows.append(row)
-                else:
-                    bad.append(BadRow(row, values))
+            good, rows, bad = read_rows(chunk, _read_object)
             columns = [to_column(field, [values.get(field.name) for values in good]) for field in self.schema]
             yield Window(pa.Table.from_arrays(columns, schema=self.schema), rows, bad)
 
@@ -177,12 +183,12 @@ class JsonLinesReader:
                     yield line
 
 
-def _read_object(line: bytes) -> dict[str, Any] | str:
-    """Return the object of a line, or why it is none."""
+def _read_object(line: bytes) -> dict[str, Any]:
+    """Return the object of a line. Raises UnreadableRow."""
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return f"row: expected a JSON object, got invalid JSON: {error.msg}"
+        raise UnreadableRow(f"row: expected a JSON object, got invalid JSON: {error.msg}") from None
     if not isinstance(values, dict):
-        return f"row: expected a JSON object, got {line[:40].decode(errors='replace').strip()}"
+        raise UnreadableRow(f"row: expected a JSON object, got {line[:40].decode(errors='replace').strip()}")
     return values

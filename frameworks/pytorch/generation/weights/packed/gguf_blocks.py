@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from frameworks.pytorch.generation.weights.group_weights import GroupWeights
-from frameworks.text.gguf.block_types import BlockType
+from frameworks.text.gguf.header import BlockType
 
 _MIDDLE = 8
 
