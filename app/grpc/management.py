@@ -22,7 +22,8 @@ from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 Answer = Callable[[Message, RequestRecord], Awaitable[bytes]]
 """Takes the request and its record, and returns the serialized response. Raises RoundhouseError, GrpcError."""
-Method = Callable[[Message, View], Awaitable[dict[str, Any]]]
+Fields = dict[str, Any]
+Method = Callable[[Message, View], Fields | Awaitable[Fields]]
 """Takes the request and the view of its sender, and returns the fields of the response."""
 
 _METHODS = {
@@ -72,15 +73,16 @@ class ManagementCalls:
     def __init__(self, management: Management, views: Views) -> None:
         self._management = management
         self._views = views
+        m = management
         methods: dict[str, Method] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
+            "ServerLive": lambda _, view: {"live": True},
+            "ServerReady": lambda _, view: {"ready": m.why_not_ready(view) is None},
+            "ModelReady": lambda asked, view: {"ready": m.why_model_not_ready(view, asked.name, asked.version) is None},
+            "ServerMetadata": lambda _, view: server_metadata(),
+            "ModelMetadata": lambda asked, view: m.model_metadata(view, asked.name, asked.version),
             "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
+            "ModelStatistics": lambda asked, view: m.model_statistics(view, asked.name, asked.version),
+            "RepositoryIndex": lambda asked, view: {"models": m.repository_index(view, asked.ready)},
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
@@ -88,41 +90,21 @@ class ManagementCalls:
 
     async def answer(self, request: Message, record: RequestRecord) -> bytes:
         """Implement Answer."""
-        fields = await self._methods[record.path](request, self._views.of(record.principal))
+        found = self._methods[record.path](request, self._views.of(record.principal))
+        fields = await found if isinstance(found, Awaitable) else found
         # Fields that only the REST response has are dropped.
         answer = ParseDict(fields, _RESPONSES[record.path](), ignore_unknown_fields=True)
         response: bytes = answer.SerializeToString()
         return response
 
-    async def _server_live(self, _: Message, view: View) -> dict[str, Any]:
-        return {"live": True}
-
-    async def _server_ready(self, _: Message, view: View) -> dict[str, Any]:
-        return {"ready": self._management.why_not_ready(view) is None}
-
-    async def _model_ready(self, request: Message, view: View) -> dict[str, Any]:
-        return {"ready": self._management.why_model_not_ready(view, request.name, request.version) is None}
-
-    async def _server_metadata(self, _: Message, view: View) -> dict[str, Any]:
-        return server_metadata()
-
-    async def _model_metadata(self, request: Message, view: View) -> dict[str, Any]:
-        return await self._management.model_metadata(view, request.name, request.version)
-
-    async def _model_config(self, request: Message, view: View) -> dict[str, Any]:
+    async def _model_config(self, request: Message, view: View) -> Fields:
         return {"config": await self._management.model_configuration(view, request.name, request.version)}
 
-    async def _model_statistics(self, request: Message, view: View) -> dict[str, Any]:
-        return await self._management.model_statistics(view, request.name, request.version)
-
-    async def _repository_index(self, request: Message, view: View) -> dict[str, Any]:
-        return {"models": self._management.repository_index(view, request.ready)}
-
-    async def _load(self, request: Message, view: View) -> dict[str, Any]:
+    async def _load(self, request: Message, view: View) -> Fields:
         await self._management.load(view, request.model_name, request.parameters)
         return {}
 
-    async def _unload(self, request: Message, view: View) -> dict[str, Any]:
+    async def _unload(self, request: Message, view: View) -> Fields:
         parameters = {name: _value_of(parameter) for name, parameter in request.parameters.items()}
         body = read_body(RepositoryUnloadRequest, {"parameters": parameters})
         await self._management.unload(view, request.model_name, body.parameters.drain_timeout_s)

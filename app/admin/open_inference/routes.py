@@ -1,6 +1,7 @@
 """Route /v2 except inference: health, metadata, configuration, statistics and the model repository."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -52,11 +53,15 @@ class OpenInferenceApi:
         get("/v2/health/ready", self.show_ready, "Whether the server is ready", schemas.ServerReady)
         get("/v2/models/stats", self.show_statistics, "Statistics of all models", schemas.ModelStatisticsList)
         describe: Describe
+        metadata, configuration = (
+            partial(each, may_load=False)
+            for each in (self._management.model_metadata, self._management.model_configuration)
+        )
         for path, summary, describe, response in (
-            ("", "Inputs and outputs of a model", self._model_metadata, schemas.ModelMetadata),
+            ("", "Inputs and outputs of a model", metadata, schemas.ModelMetadata),
             ("/ready", "Whether a model is ready", self._model_ready, schemas.ModelReady),
-            ("/config", "Configuration of a model", self._model_configuration, schemas.ModelConfiguration),
-            ("/stats", "Statistics of a model", self._model_statistics, schemas.ModelStatisticsList),
+            ("/config", "Configuration of a model", configuration, schemas.ModelConfiguration),
+            ("/stats", "Statistics of a model", self._management.model_statistics, schemas.ModelStatisticsList),
         ):
             get(f"/v2/models/{NAME}{path}", self._of_model(describe), summary, response)
             get(f"/v2/models/{NAME}/versions/{{version}}{path}", self._of_version(describe), summary, response)
@@ -115,15 +120,6 @@ class OpenInferenceApi:
         if error is not None:
             raise error
         return {"name": name, "ready": True}
-
-    async def _model_metadata(self, view: View, name: str, version: str) -> dict[str, Any]:
-        return await self._management.model_metadata(view, name, version, may_load=False)
-
-    async def _model_configuration(self, view: View, name: str, version: str) -> dict[str, Any]:
-        return await self._management.model_configuration(view, name, version, may_load=False)
-
-    async def _model_statistics(self, view: View, name: str, version: str) -> dict[str, Any]:
-        return await self._management.model_statistics(view, name, version)
 
     def _of_model(self, describe: Describe) -> Callable[[str, Request], Awaitable[Response]]:
         async def of_model(name: str, request: Request) -> Response:
