@@ -118,14 +118,6 @@ def ignored_of(body: _OllamaBody, spec: ModelSpec) -> tuple[str, ...]:
     return names if body.keep_alive is None else (*names, "keep_alive")
 
 
-def check_options(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Refuse options that would change the response."""
-    options = fields.get("options")
-    if isinstance(options, dict):
-        fields["options"] = options = dict(options)
-        OPTIONS.apply(options, "options.")
-
-
 def ignored_of_vectors(body: _OllamaBody, spec: ModelSpec) -> tuple[str, ...]:
     """Return the fields of a body that have no effect on vectors, which are all options."""
     given = () if body.options is None else body.options.model_dump(exclude_none=True)
@@ -135,11 +127,7 @@ def ignored_of_vectors(body: _OllamaBody, spec: ModelSpec) -> tuple[str, ...]:
 
 def check_options_of_vectors(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
     """Remove the options that only texts could have; return those that are ignored."""
-    options = fields.get("options")
-    if not isinstance(options, dict):
-        return ()
-    fields["options"] = options = dict(options)
-    return _OPTIONS_OF_VECTORS.apply(options, "options.")
+    return _OPTIONS_OF_VECTORS.apply_to(fields, "options")
 
 
 class OllamaEmbedRequest(_OllamaBody):

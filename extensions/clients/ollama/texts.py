@@ -35,12 +35,12 @@ from extensions.clients.ollama.requests import (
     CHAT,
     GENERATE,
     MESSAGE,
+    OPTIONS,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaOptions,
     OllamaTextRequest,
-    check_options,
     ignored_of,
 )
 from frameworks.core.errors import InvalidInput
@@ -182,7 +182,7 @@ def _is_result(message: OllamaMessage, call: MessageCall) -> bool:
 
 def _check(fields: dict[str, Any], spec: ModelSpec) -> None:
     """Refuse images and options, and validate messages one by one, so that other threads run between them."""
-    check_options(fields, spec)
+    OPTIONS.apply_to(fields, "options")
     check_tools_size(fields.get("tools"))
     messages = fields.get("messages")
     if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:

@@ -13,7 +13,6 @@ from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Constraint, Conversation, GenerationSpec, Message
 from frameworks.types import ModelSpec
 
-_OPTIONS = (("text", RESPONSES_TEXT), ("reasoning", RESPONSES_REASONING))
 _TOOL_FIELD = re.compile(r"(tools\[\d+\])(?:\.function)?(\..*)?")
 # Names of fields in shared code, and in this route.
 _NAMES = {
@@ -34,10 +33,7 @@ def check_fields(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict):
             _check_tool(tool, f"tools[{index}].")
-    ignored: tuple[str, ...] = ()
-    for name, policy in _OPTIONS:
-        if isinstance(fields.get(name), dict):
-            ignored += policy.apply(fields[name], f"{name}.")
+    ignored = RESPONSES_TEXT.apply_to(fields, "text") + RESPONSES_REASONING.apply_to(fields, "reasoning")
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and isinstance(kind := choice.get("type"), str) and kind != "function":
         remedy = "send only those tools" if kind == "allowed_tools" else "the server runs no tools of its own"

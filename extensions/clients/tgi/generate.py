@@ -101,12 +101,9 @@ def _constraint_of(options: TgiParameters) -> Constraint | None:
     return None if options.grammar is None else grammar_constraint(options.grammar, _GRAMMAR)
 
 
-def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Refuse parameters that would change the response. Those of huggingface_hub may be null."""
-    options = fields.get("parameters")
-    if isinstance(options, dict):
-        fields["parameters"] = options = dict(options)
-        PARAMETERS.apply(options, "parameters.")
+def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """Refuse parameters that would change the response."""
+    return PARAMETERS.apply_to(fields, "parameters")
 
 
 def _ignored_in_whole(body: TgiWholeRequest, spec: ModelSpec) -> tuple[str, ...]:

@@ -56,6 +56,14 @@ class FieldPolicy:
                 ignored.append(within + name)
         return tuple(ignored)
 
+    def apply_to(self, fields: dict[str, Any], name: str) -> tuple[str, ...]:
+        """As `apply`, to a copy of the object in the field `name`; anything but an object is left as it is."""
+        value = fields.get(name)
+        if not isinstance(value, dict):
+            return ()
+        fields[name] = value = dict(value)
+        return self.apply(value, f"{name}.")
+
 
 EMPTY = FieldPolicy({})
 """Refuses nothing."""
