@@ -31,7 +31,7 @@ def test_range_is_most_exact_without_saturation(
 
 @pytest.mark.parametrize("inputs", [1, 44, 45])
 @pytest.mark.parametrize("weight_range", RANGES, ids=lambda each: each.name)
-def test_rounded_weights_keep_to_range(weight_range: WeightRange, inputs: int) -> None:
+def test_quantized_weights_keep_to_range(weight_range: WeightRange, inputs: int) -> None:
     weight = np.random.default_rng(1).normal(size=(inputs, 51)).astype(np.float32)
     weight[:, 3] = 0
     rounded, scale = round_to_range(weight, weight_range)

@@ -171,7 +171,7 @@ def test_image_tower_alone_equals_transformers(family: str, architecture: str, t
     np.testing.assert_allclose(output_of(model, "embeddings"), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_narrow_dtype_stays_close(tmp_path: Path) -> None:
+def test_16_bit_dtype_stays_close(tmp_path: Path) -> None:
     save_image_classifier(tmp_path, "vit")
     exact, narrow = served(tmp_path), served(tmp_path, dtype="bf16")
     assert narrow.spec.dtype == "bfloat16"

@@ -84,7 +84,7 @@ def random_weight(outputs: int = 51, inputs: int = 45) -> torch.Tensor:
 
 @pytest.mark.parametrize("inputs", [1, 44, 45])
 @pytest.mark.parametrize("weight_range", RANGES, ids=lambda each: each.name)
-def test_rounded_weights_keep_to_range(weight_range: WeightRange, inputs: int) -> None:
+def test_quantized_weights_keep_to_range(weight_range: WeightRange, inputs: int) -> None:
     weight = random_weight(inputs=inputs)[:, :inputs] if inputs > 5 else torch.randn(51, inputs)
     rounded, scale = quantize_weight(weight, weight_range)
     assert rounded.abs().max() <= weight_range.largest

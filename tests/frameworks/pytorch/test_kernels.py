@@ -25,7 +25,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float, float
 
 class TestPacking:
     @pytest.mark.parametrize(("packed_s", "expected"), [(0.5, True), (1.4, True), (1.6, False)])
-    def test_slow_packed_product_avoided(
+    def test_slow_packed_matmul_avoided(
         self, measured: Callable[[float, float], None], packed_s: float, expected: bool
     ) -> None:
         measured(1.0, packed_s)
@@ -54,7 +54,7 @@ class TestPacking:
         assert not multiplies_bf16()
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-    def test_packed_weights_give_same_product(self, dtype: torch.dtype, tolerance: float) -> None:
+    def test_packed_weights_give_same_matmul(self, dtype: torch.dtype, tolerance: float) -> None:
         """Compared with the product in float64. A dtype that does not pay on this CPU may lack instructions."""
         if not packs(dtype):
             pytest.skip(f"weights of {dtype} are not packed on this CPU")

@@ -60,7 +60,7 @@ class TestDefaultDtype:
 class TestDtypes:
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
     @pytest.mark.parametrize(("dtype", "name"), [("f16", "float16"), ("bf16", "bfloat16")])
-    def test_narrow_types_are_close_to_f32(self, copied: FolderMaker, dtype: str, name: str, pooling: str) -> None:
+    def test_16_bit_dtypes_are_close_to_f32(self, copied: FolderMaker, dtype: str, name: str, pooling: str) -> None:
         folder = copied(save_embedder)
         write_sentence_transformers(folder, pooling)
         full, narrow = load_torch(folder, dtype="f32"), load_torch(folder, dtype=dtype)

@@ -30,7 +30,7 @@ def int8_of(layer: torch.nn.Linear, kernel: Int8Kernel) -> Int8Linear:
 @pytest.mark.isa
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kernel", CPU_MATMULS, ids=lambda product: product.name, indirect=True)
-def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) -> None:
+def test_int8_linear_multiplies_quantized_activations(bias: bool, kernel: Int8Kernel) -> None:
     """float64 has room for every sum of products of int8, so the reference is exact."""
     layer = linear(bias)
     x = torch.randn(3, 5, 48) * torch.logspace(-3, 3, 5)[:, None]

@@ -123,7 +123,7 @@ class TestEmbeddings:
         np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-    def test_text_without_tokens_gets_numbers(self, copied: FolderMaker, pooling: str) -> None:
+    def test_text_without_tokens_gets_finite_embedding(self, copied: FolderMaker, pooling: str) -> None:
         folder = copied(save_embedder)
         write_tokenizer(folder, special_tokens=False)
         write_sentence_transformers(folder, pooling)

@@ -28,12 +28,12 @@ def test_long_runs_have_few_sizes() -> None:
     assert all(padded_rows(size, CPU) == size for size in sizes)
 
 
-def test_equal_rows_are_taken_in_place() -> None:
+def test_equal_rows_need_no_gather() -> None:
     runs = [Run(4, 2, 5), Run(6, 5, 8), Run(9, 8, 11)]
     assert batches_of(runs, (1, 4, 6, 9), CPU) == [Batch(2, 9, 1, 3, None, None)]
 
 
-def test_unequal_rows_are_filled_up() -> None:
+def test_unequal_rows_are_padded() -> None:
     """Adapter 2 has no rows, and lies between."""
     [batch] = batches_of([Run(1, 1, 4), Run(3, 4, 6), Run(4, 6, 9)], (1, 2, 3, 4), CPU)
     assert batch[:4] == (1, 8, 0, 4)
@@ -61,7 +61,7 @@ def test_other_rows_have_batches_of_their_own(runs: list[Run]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)], ids=str
 )
-def test_products_of_any_rows_match_each_row(dtype: torch.dtype, tolerance: float) -> None:
+def test_matmuls_of_any_rows_match_each_row(dtype: torch.dtype, tolerance: float) -> None:
     """Random ranks, modules and rows; one row is infinite, and must not change another."""
     choose = random.Random(0)
     drawn = torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ def test_products_of_any_rows_match_each_row(dtype: torch.dtype, tolerance: floa
         torch.testing.assert_close(product.float(), expected, atol=4 * tolerance, rtol=tolerance)
 
 
-def test_large_and_small_products_match() -> None:
+def test_large_and_small_matmuls_match() -> None:
     """The same rows in steps below and above the size that one thread computes."""
     drawn = torch.Generator().manual_seed(0)
     pairs = {

@@ -88,7 +88,7 @@ def test_texts_of_compiled_steps_match_merged(
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("dtype", "tolerance"), NARROW)
-def test_narrow_adapters_equal_those_by_layers(
+def test_16_bit_adapters_equal_those_by_layers(
     made_once: FolderMaker, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
     model = load_generating(
@@ -108,7 +108,7 @@ def test_narrow_adapters_equal_those_by_layers(
 
 @pytest.mark.extended
 @pytest.mark.parametrize("dtype", [dtype for dtype, _ in NARROW])
-def test_narrow_base_does_not_depend_on_adapters(made_once: FolderMaker, tmp_path: Path, dtype: str) -> None:
+def test_16_bit_base_does_not_depend_on_adapters(made_once: FolderMaker, tmp_path: Path, dtype: str) -> None:
     """Without adapters, rows are put in the order of products earlier, and products are computed together."""
     model = load_generating(
         made_once(save_causal_model, head_dim=32),

@@ -60,7 +60,7 @@ def test_forced_token_has_its_own_logprob() -> None:
     assert sampled.logprob == pytest.approx(float(logits.log_softmax(-1)[0, 7]), abs=1e-5)
 
 
-def test_states_ahead_know_their_places() -> None:
+def test_states_ahead_know_their_positions() -> None:
     forced = {"max_tokens": 3, "forced_tokens": ForcedTokens(last=(7,))}
     states = state_of(SIZE, temperature=0.0, request=forced).ahead([1, 2])
     assert [state.forced_ids for state in states] == [(), (), (7,)]

@@ -41,7 +41,7 @@ def test_greedy_texts_equal_cpu(made_once: FolderMaker, family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
-def test_narrow_types_generate(made_once: FolderMaker, dtype: str) -> None:
+def test_16_bit_dtypes_generate(made_once: FolderMaker, dtype: str) -> None:
     """The load compares their logits with those of the original."""
     model = _load_there(made_once(save_causal_model), dtype=dtype, min_cosine=0.9)
     texts = ids_of(model, *(request(i, prompt, 12, Sampling(top_p=0.9, seed=i)) for i, prompt in enumerate(PROMPTS)))

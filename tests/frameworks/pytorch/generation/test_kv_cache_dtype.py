@@ -37,7 +37,7 @@ def logits_of(model: GeneratingModel) -> torch.Tensor:
 @pytest.mark.isa
 @pytest.mark.parametrize(("kv_dtype", "tolerance"), [("bf16", 0.1), ("f16", 0.02)])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_narrow_keys_and_values_are_near(made_once: FolderMaker, family: str, kv_dtype: str, tolerance: float) -> None:
+def test_16_bit_keys_and_values_are_near(made_once: FolderMaker, family: str, kv_dtype: str, tolerance: float) -> None:
     """They are rounded to 8 or 11 bits; errors are relative to the spread of the logits."""
     folder = made_once(save_causal_model, model_type=family)
     wide, narrow = load_generating(folder), load_generating(folder, kv_cache_dtype=kv_dtype)
@@ -50,7 +50,7 @@ def test_narrow_keys_and_values_are_near(made_once: FolderMaker, family: str, kv
     assert 0 < float((found - expected).abs().max()) < tolerance * float(expected.std())
 
 
-def test_narrow_cache_holds_twice_the_tokens(made_once: FolderMaker) -> None:
+def test_16_bit_cache_holds_twice_the_tokens(made_once: FolderMaker) -> None:
     folder = made_once(save_causal_model)
     wide, narrow = (load_generating(folder, kv_cache_bytes=1 << 16, kv_cache_dtype=each) for each in ("auto", "bf16"))
     assert runner_of(narrow).cache.blocks == 2 * runner_of(wide).cache.blocks

@@ -86,7 +86,7 @@ class TestRowsAreIndependent:
         data=st.data(),
     )
     @pytest.mark.usefixtures("_searched_by")
-    def test_row_is_independent_of_batch_and_place(
+    def test_row_is_independent_of_batch_and_position(
         self, rows: list[Row], vocabulary_size: int, seed: int, kind: str, data: st.DataObject
     ) -> None:
         order = data.draw(st.permutations(range(len(rows))))

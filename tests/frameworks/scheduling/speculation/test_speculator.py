@@ -60,7 +60,7 @@ def test_undecided_text_pauses_for_one_step() -> None:
     assert speculator.propose(StepPlan(parts=[part])) != {}
 
 
-def test_text_begins_with_share_of_earlier_texts() -> None:
+def test_text_begins_with_earlier_acceptance_rate() -> None:
     speculator = measured()
     speculator.learn_step(1, 8, 3.0)
     assert speculator.propose(StepPlan(parts=[decode_of(1)])) != {}

@@ -97,7 +97,7 @@ class TestAllocate:
         assert found(pool, *A, 0) == keep
         assert pool.num_cached == 1
 
-    def test_held_blocks_need_no_room_in_keep(self) -> None:
+    def test_held_blocks_in_keep_need_no_block(self) -> None:
         pool = BlockPool(3, 2)
         held = filled(pool, A)
         assert pool.allocate(2, keep=held) == [1, 2]
@@ -177,7 +177,7 @@ class TestRelease:
         assert pool.allocate(4) == [0, 1, 2, 3]
         pool.check_integrity([0, 1, 2, 3])
 
-    def test_release_keeps_place_without_room_above(self) -> None:
+    def test_release_keeps_block_without_free_one_above(self) -> None:
         pool = BlockPool(3, 2)
         blocks = filled(pool, A, B, C)
         assert pool.release(blocks) == []

@@ -60,13 +60,13 @@ class TestShares:
         computed = tokens_by_tenant(scheduler, floods, 1500)
         assert computed["heavy"] / computed["light"] == pytest.approx(3, rel=0.05)
 
-    def test_shares_follow_weights_without_free_blocks(self) -> None:
+    def test_tokens_follow_weights_without_free_blocks(self) -> None:
         scheduler = scheduler_of(blocks=40, max_sequences=16, max_num_batched_tokens=64)
         floods = [Flood(scheduler, HEAVY, 32, ((9, 20),), 0), Flood(scheduler, LIGHT, 32, ((5, 40),), 100_000)]
         computed = tokens_by_tenant(scheduler, floods, 1500)
         assert computed["heavy"] > 2 * computed["light"]
 
-    def test_unused_places_go_to_other_tenant(self) -> None:
+    def test_unused_tokens_are_used_by_other_tenant(self) -> None:
         scheduler = scheduler_of(max_sequences=4)
         add(scheduler, 0, 1, tenant=HEAVY)
         for i in range(1, 9):
@@ -77,7 +77,7 @@ class TestShares:
             assert len(plan.parts) == 4
             assert 0 in [number for number, _, _ in parts(plan)]
 
-    def test_tenants_with_room_get_everything(self) -> None:
+    def test_tenants_with_free_blocks_are_not_limited(self) -> None:
         """The lighter tenant is not limited while both fit; nothing is saved up for a later shortage."""
         scheduler = scheduler_of(blocks=500, max_sequences=4)
         add(scheduler, 0, 1, max_tokens=400, tenant=HEAVY)
@@ -131,7 +131,7 @@ class TestNewcomer:
             add(scheduler, number, 5, max_tokens=1, arrived_s=1e6, tenant=THIRD)
             assert (number, 0, 5) in parts(step(scheduler))
 
-    def test_newcomer_displaces_youngest_without_free_blocks(self) -> None:
+    def test_newcomer_preempts_youngest_without_free_blocks(self) -> None:
         scheduler, memory = scheduler_of(blocks=16, max_sequences=4), BlockMemory(16, BLOCK)
         for i in range(3):
             add(scheduler, i, 16, max_tokens=20, arrived_s=i, tenant=LIGHT)
@@ -143,7 +143,7 @@ class TestNewcomer:
             step(scheduler, memory)
         assert scheduler.stats(0).preemptions <= 3
 
-    def test_sequence_is_displaced_once_only(self) -> None:
+    def test_sequence_is_preempted_once_for_newcomers(self) -> None:
         scheduler = scheduler_of(blocks=10, max_sequences=4)
         add(scheduler, 0, 34, max_tokens=6, tenant=LIGHT)
         step(scheduler)

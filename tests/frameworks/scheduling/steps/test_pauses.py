@@ -63,7 +63,7 @@ def test_decodes_continue_without_blocks_for_prompt() -> None:
     run_out(scheduler)
 
 
-def test_no_pause_for_prompt_without_place() -> None:
+def test_no_pause_for_prompt_without_blocks() -> None:
     scheduler = scheduler_with_prices(max_sequences=1)
     add(scheduler, 9, 80)
     assert parts(step(scheduler)) == [(0, 3, 1)]

@@ -33,7 +33,7 @@ class TestStart:
             add(scheduler, number, 6, adapter_id=adapter_id)
         assert [each for each, _, _ in parts(step(scheduler))] == [1, 2, 0, 3, 5, 4]
 
-    def test_removed_sequence_frees_its_place_at_once(self) -> None:
+    def test_removed_sequence_frees_its_blocks_at_once(self) -> None:
         scheduler = scheduler_of(max_sequences=1)
         first = add(scheduler, 0, 5)
         add(scheduler, 1, 5)
@@ -80,7 +80,7 @@ class TestStart:
         step(scheduler)
         assert running(scheduler) == [1 if first == "urgent" else 0]
 
-    def test_prompt_without_room_is_not_overtaken(self) -> None:
+    def test_prompt_without_blocks_is_not_overtaken(self) -> None:
         """Otherwise a long prompt would wait for ever behind short ones."""
         scheduler = scheduler_of(blocks=8)
         first = add(scheduler, 0, 16)
@@ -102,7 +102,7 @@ class TestStart:
         step(scheduler)
         assert running(scheduler) == [2, 0]
 
-    def test_cached_prefix_evicted_when_its_prompt_needs_room(self) -> None:
+    def test_cached_prefix_evicted_when_prompt_needs_blocks(self) -> None:
         """The cache is full of one long prompt's prefix, and the next prompt needs all of it."""
         scheduler, memory = scheduler_of(blocks=4), BlockMemory(4, BLOCK)
         prompt = tuple(range(15))

@@ -27,7 +27,7 @@ class TestPreemption:
             step(scheduler, memory)
         assert (old.num_generated_tokens, young.num_generated_tokens) == (16, 10)
 
-    def test_preempted_sequence_keeps_its_place(self) -> None:
+    def test_preempted_sequence_keeps_its_order(self) -> None:
         scheduler = scheduler_of(blocks=6)
         add(scheduler, 0, 8, max_tokens=16)
         young = add(scheduler, 1, 8, max_tokens=16, arrived_s=1.0)

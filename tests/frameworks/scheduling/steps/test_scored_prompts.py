@@ -29,7 +29,7 @@ def test_scored_tokens_of_step_are_bounded(others: Tenant) -> None:
     assert 6 * 16 <= sum(scored) <= 6 * 17
 
 
-def test_sequence_without_room_does_not_start() -> None:
+def test_sequence_without_scorable_tokens_does_not_start() -> None:
     scheduler = scheduler_of(max_scored_tokens=4)
     add(scheduler, 1, 9, prompt_logprobs=0)
     add(scheduler, 2, 9, prompt_logprobs=0)

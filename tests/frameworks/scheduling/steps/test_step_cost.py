@@ -55,7 +55,7 @@ def test_decodes_grouped_by_powers_of_two() -> None:
     assert many == pytest.approx(640, abs=1)
 
 
-def test_unmeasured_number_uses_nearest() -> None:
+def test_unmeasured_batch_size_uses_nearest() -> None:
     cost = learned((2, 0, 0.010), (64, 0, 0.040), (0, 100, 0.010))
     assert cost.max_prompt_tokens(4) == cost.max_prompt_tokens(2)
     assert cost.max_prompt_tokens(32) == cost.max_prompt_tokens(64)

@@ -217,7 +217,7 @@ class TestForms:
         """Prompts of medium length use other products in bfloat16, and in a batch."""
         check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)
 
-    def test_bf16_prompt_without_bf16_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bf16_prefill_without_bf16_matmul(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "multiplies_bf16", lambda: False)
         check(Case([Part(0, 48), Part(40, 1), Part(0, 40)], Form(2, 3, 24, torch.bfloat16), IN_ROW))
 
@@ -274,7 +274,7 @@ class TestMemory:
             del each[1:]
         assert torch.allclose(together, case.ours()[0], atol=1e-6)
 
-    def test_float16_products_do_not_overflow(self) -> None:
+    def test_float16_scores_do_not_overflow(self) -> None:
         case = Case([Part(40, 1), Part(3, 1), Part(33, 4)], Form(dtype=torch.float16), IN_ROW)
         for queries in case.queries:
             queries.mul_(400)

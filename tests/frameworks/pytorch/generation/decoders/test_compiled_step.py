@@ -115,7 +115,7 @@ def test_token_beyond_vocabulary_is_an_error(runner: Any, token_id: int) -> None
         runner.step.logits([StepPart(sequence, 1, 1)])
 
 
-def test_failed_numbers_reach_the_logits(runner: Any) -> None:
+def test_nan_reaches_the_logits(runner: Any) -> None:
     """The sampler finds them there, and fails that text alone."""
     decodes = plan_of([(3, 1), (3, 1)], range(BLOCKS))
     row = runner.decoder.embedding[decodes[0].sequence.token_ids[-1]]
@@ -133,7 +133,7 @@ def test_failed_numbers_reach_the_logits(runner: Any) -> None:
 
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "tolerance"), NARROW)
-def test_narrow_numbers_equal_those_by_layers(
+def test_16_bit_logits_equal_those_by_layers(
     made_once: FolderMaker, dtype: str, kv_dtype: str, tolerance: float, head_dim: int
 ) -> None:
     """Layers round queries, and states of a narrow dtype, too; the compiled step rounds the rows of products alone."""
@@ -182,7 +182,7 @@ def test_embedding_read_by_torch_gives_the_same_bits(made_once: FolderMaker, dty
 @pytest.mark.extended
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [each[:2] for each in NARROW])
-def test_narrow_prompt_does_not_depend_on_its_parts(
+def test_16_bit_prompt_does_not_depend_on_its_parts(
     made_once: FolderMaker, dtype: str, kv_dtype: str, head_dim: int
 ) -> None:
     folder = made_once(save_causal_model, head_dim=head_dim)

@@ -22,7 +22,7 @@ def test_bytes_per_token_match_tensor() -> None:
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_written_rows_are_read_at_their_places(is_transposed: bool) -> None:
+def test_written_states_are_read_at_their_slots(is_transposed: bool) -> None:
     cache = KeyValueCache(SHAPE, 5, CPU, is_transposed=is_transposed)
     blocks, positions = [4, 1, 1, 0], [BLOCK_TOKENS + 3, 0, 1, 5]
     states = torch.randn(4, 2 * SHAPE.heads, SHAPE.head_size)

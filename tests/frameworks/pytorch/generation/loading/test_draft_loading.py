@@ -113,7 +113,7 @@ def test_other_vocabulary_is_refused_with_both_sizes(folder: Path, tmp_path: Pat
     assert "draft_model: expected the 257 tokens of the model, got 259 tokens; choose a draft model with" in message
 
 
-def test_other_numbers_of_tokens_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_other_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     other = save_causal_model(tmp_path / "other")
     tokenizer = other / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace('"a"', '"?a"').replace('"b"', '"a"').replace('"?a"', '"b"'))

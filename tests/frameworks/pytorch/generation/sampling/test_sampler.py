@@ -70,7 +70,7 @@ class TestDrawing:
         ],
         ids=str,
     )
-    def test_shares_equal_transformers(self, vocabulary_size: int, scale: float, cuts: dict[str, float]) -> None:
+    def test_frequencies_equal_transformers(self, vocabulary_size: int, scale: float, cuts: dict[str, float]) -> None:
         temperature = 0.6 if "top_p" in cuts else 1.0
         logits = random_logits(1, vocabulary_size, seed=vocabulary_size, scale=scale)[0]
         asked = {"top_k": None, "top_p": 1.0, "min_p": 0.0} | cuts

@@ -344,7 +344,7 @@ def test_inexact_model_is_refused_before_code(made_once: FolderMaker, gate: Code
 
 
 @pytest.mark.parametrize("is_file", [True, False])
-def test_change_of_rounded_rows_waits_for_texts(
+def test_change_of_quantized_activations_waits_for_texts(
     made_once: FolderMaker, gate: CodeGate, tmp_path: Path, is_file: bool
 ) -> None:
     if is_file:

@@ -117,7 +117,7 @@ def test_half_bytes_fill_up_blocks() -> None:
         (COMPILED_INT8, (24, 72)),
     ],
 )
-def test_narrow_kernel_refuses_odd_sizes(kernel: CpuKernel, shape: tuple[int, int]) -> None:
+def test_weight_only_kernel_refuses_odd_sizes(kernel: CpuKernel, shape: tuple[int, int]) -> None:
     """torch reads beyond the memory of such weights, or refuses them; ours have whole groups."""
     assert not kernel.fits(torch.zeros(shape))
     assert kernel.fits(torch.zeros(48, 64))

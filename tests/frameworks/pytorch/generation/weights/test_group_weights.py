@@ -51,17 +51,17 @@ def test_four_bits_better_than_whole_range() -> None:
     assert float(ours.sum()) < 0.95 * float(squared_errors(weight, spread).sum())
 
 
-def test_four_bits_keep_sixteen_numbers_exactly() -> None:
+def test_int4_keeps_sixteen_values_exactly() -> None:
     steps = torch.arange(16.0).repeat(OUTPUTS, INPUTS // 16) * 0.25 - 1.5
     assert torch.allclose(quantize_groups(steps, 4, 32).dense(), steps, atol=0.06)
 
 
-def test_equal_numbers_are_kept() -> None:
+def test_equal_weights_are_kept() -> None:
     constant = torch.full((OUTPUTS, INPUTS), 0.3)
     assert torch.allclose(quantize_groups(constant, 4, 32).dense(), constant, atol=1e-6)
 
 
-def test_nibbles_keep_numbers_of_parts() -> None:
+def test_nibbles_keep_values_of_parts() -> None:
     rounded = quantize_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32)
     nibbles, part = NibbleWeights.of(rounded), slice(3, 7)
     assert nibbles.nibbles.nbytes == OUTPUTS * INPUTS // 2
@@ -72,7 +72,7 @@ def test_nibbles_keep_numbers_of_parts() -> None:
 @pytest.mark.skipif(not compiles("int8"), reason="no products are compiled for this CPU")
 @pytest.mark.parametrize("inputs", [96, 70])
 @pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.02), (4, 0.2)])
-def test_rounded_product_equals_compiled(bits: int, tolerance: float, inputs: int) -> None:
+def test_quantized_linear_equals_compiled(bits: int, tolerance: float, inputs: int) -> None:
     """The same whole numbers of weights and of rows: sums alone differ."""
     weight, rows = random(OUTPUTS, inputs, seed=1), random(9, inputs, seed=2)
     bias = random(OUTPUTS, seed=3)
@@ -98,7 +98,7 @@ def test_scale_of_other_shape_is_refused() -> None:
 @pytest.mark.parametrize(
     ("bits", "group", "outputs"), [(4, 32, 48), (4, 64, 48), (4, 16, 48), (4, 32, 24), (8, 32, 48)]
 )
-def test_group_product_near_double_precision(bits: int, group: int, outputs: int, rows: int) -> None:
+def test_group_matmul_near_double_precision(bits: int, group: int, outputs: int, rows: int) -> None:
     """Rows and scales are rounded to bfloat16, and where torch has no product of the groups, weights to 8 bits."""
     weights, bias = quantize_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
     given = random(rows, INPUTS, seed=3)
@@ -108,7 +108,7 @@ def test_group_product_near_double_precision(bits: int, group: int, outputs: int
 
 
 @pytest.mark.parametrize("elements", [1 << 18, 5 * INPUTS])
-def test_widened_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+def test_dequantized_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     monkeypatch.setattr(group_linear, "_PIECE_ELEMENTS", elements)
     weights, bias = quantize_groups(random(OUTPUTS, INPUTS, seed=1), 4, 32), random(OUTPUTS, seed=2)
     given = random(3, INPUTS, seed=3)
@@ -120,7 +120,7 @@ def test_widened_groups_match_double_precision(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("bits", "group", "outputs"), [(4, 32, 48), (4, 16, 48), (4, 32, 24), (8, 32, 48), (8, 16, 48)]
 )
-def test_deferred_product_returns_its_weights(bits: int, group: int, outputs: int) -> None:
+def test_deferred_linear_returns_its_weights(bits: int, group: int, outputs: int) -> None:
     weights, bias = quantize_groups(random(outputs, INPUTS, seed=1), bits, group), random(outputs, seed=2)
     linear = DeferredGroupLinear(lambda: weights, bias)
     given = random(3, INPUTS, seed=3)
@@ -130,7 +130,7 @@ def test_deferred_product_returns_its_weights(bits: int, group: int, outputs: in
     assert linear.held_bytes >= outputs * INPUTS * bits // 8
 
 
-def test_joined_and_reordered_products_are_replaced() -> None:
+def test_joined_and_reordered_linears_are_replaced() -> None:
     first, second, third = (PlainLinear(random(4, INPUTS, seed=seed)) for seed in range(3))
     order = torch.arange(INPUTS).flip(0)
     whole = JoinedLinear([first, ReorderedLinear(second, order)])

@@ -148,14 +148,14 @@ class TestSlower:
         assert sum_milliseconds(self.trials(0.5)) == ({"1": 3.0, "16": 6.0}, {"1": 1.5, "16": 3.0})
 
     @pytest.mark.parametrize(("quantized_ms", "warned"), [(0.5, []), (1.5, [["1"]])])
-    def test_slower_products_warn_with_both_figures(self, quantized_ms: float, warned: list[list[str]]) -> None:
+    def test_slower_kernels_warn_with_both_figures(self, quantized_ms: float, warned: list[list[str]]) -> None:
         with capture_logs() as logs:
             log_trials(self.trials(quantized_ms), "m", "int8")
         warnings = [each for each in logs if each["log_level"] == "warning"]
         assert [each["rows"] for each in warnings] == warned
         assert all(each["original_ms"]["1"] == 3.0 and each["quantized_ms"]["1"] == 4.5 for each in warnings)
 
-    def test_unmeasured_products_log_nothing(self) -> None:
+    def test_unmeasured_kernels_log_nothing(self) -> None:
         with capture_logs() as logs:
             log_trials((ProductTrial(4, 4, 2, "plain"),), "m", "f32")
         assert logs == []

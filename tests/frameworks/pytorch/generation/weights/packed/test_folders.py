@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Pack, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_folder_gives_logits_of_its_numbers(copied: FolderMaker, case: str) -> None:
+def test_folder_gives_logits_of_dequantized_weights(copied: FolderMaker, case: str) -> None:
     folder = copied(save_causal_model)
     pack, scheme = CASES[case]
     meant = save_packed(folder, pack, scheme)

@@ -73,9 +73,7 @@ def test_logits_are_those_of_transformers(made_once: FolderMaker, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_numbers_are_exactly_those_of_llama_cpp(
-    made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_weights_equal_llama_cpp(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """As the package of llama.cpp dequantizes them, whole and in pieces."""
     file = made_once(save_gguf, kind=kind, **SIZES["llama"]) / "model.gguf"
     expected = reference_model(file).state_dict()
@@ -124,7 +122,7 @@ def test_large_table_is_read_from_file(made_once: FolderMaker, tmp_path: Path, m
     assert mapped.spec.memory_bytes < dense.spec.memory_bytes
 
 
-def test_weights_are_widened_for_accelerators(
+def test_weights_are_dequantized_for_accelerators(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU no module keeps packed weights."""
