@@ -182,7 +182,7 @@ def test_embedding_read_by_torch_gives_the_same_bits(made_once: FolderMaker, dty
 @pytest.mark.extended
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [each[:2] for each in NARROW])
-def test_16_bit_prompt_does_not_depend_on_its_parts(
+def test_16_bit_prompt_is_independent_of_parts(
     made_once: FolderMaker, dtype: str, kv_dtype: str, head_dim: int
 ) -> None:
     folder = made_once(save_causal_model, head_dim=head_dim)
