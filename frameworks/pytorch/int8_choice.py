@@ -6,7 +6,7 @@ oneDNN's 0.5 to 1.2, and FBGEMM's 0.2 to 0.6; on a CPU with VNNI all three are f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import structlog
@@ -45,6 +45,8 @@ Matmul = Callable[[torch.Tensor], torch.Tensor]
 MakeMatmul = Callable[[torch.Tensor], Matmul]
 Measure = Callable[[Mapping[str, Callable[[], object]]], Mapping[str, float]]
 """The seconds of each run."""
+Times = Mapping[str, Mapping[int, float]]
+"""Seconds of each kernel by the number of rows; fewer entries for a hopeless one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def choose_int8(
     weight = weight[: max(1, _MAX_ELEMENTS // weight.shape[1])]
     shape = (weight.shape[0], weight.shape[1])
     kernels = _small_kernels(shape)
-    errors = {kernel.name: _error(weight, kernel.pack(weight)) for kernel in kernels}
+    errors = {kernel.name: result_error(_with_quantization(kernel.pack(weight)), weight) for kernel in kernels}
     times = _times(shape, weight.dtype, tuple(row_counts), make_original, measure or shortest_seconds)
     limit = largest_error(weight)
     usable = [each for each in kernels if errors[each.name] <= limit and len(times[each.name]) == len(row_counts)]
@@ -158,28 +160,28 @@ def _times(
     row_counts: tuple[int, ...],
     make_original: MakeMatmul,
     measure: Measure,
-) -> Mapping[str, Mapping[int, float]]:
-    """Return the seconds of the original and of each int8 matmul by the number of rows; fewer for a hopeless one.
-
-    Measured once for layers of one shape: loads of the same model choose alike.
-    """
+) -> Times:
+    """Time the original and each int8 matmul, once for layers of one shape: loads of the same model choose alike."""
     weight = torch.rand(shape).sub_(0.5).to(dtype)
-    products: dict[str, Callable[[torch.Tensor], object]] = {ORIGINAL: make_original(weight)}
+    matmuls = {ORIGINAL: make_original(weight)}
     for kernel in _small_kernels(shape):
-        products[kernel.name] = _with_quantization(kernel.pack(weight))
-    times: dict[str, dict[int, float]] = {name: {} for name in products}
+        matmuls[kernel.name] = _with_quantization(kernel.pack(weight))
+    return time_matmuls(matmuls, row_counts, shape[1], dtype, measure)
+
+
+def time_matmuls(
+    matmuls: Mapping[str, Matmul], row_counts: Sequence[int], inputs: int, dtype: torch.dtype, measure: Measure
+) -> Times:
+    """Return the seconds of each matmul by the number of rows. Activations are [rows, inputs] of this dtype."""
+    times: dict[str, dict[int, float]] = {name: {} for name in matmuls}
     for count in row_counts:
-        rows = torch.ones(count, shape[1], dtype=dtype)
-        found = measure({name: _run(product, rows) for name, product in products.items()})
+        rows = torch.ones(count, inputs, dtype=dtype)
+        found = measure({name: partial(matmul, rows) for name, matmul in matmuls.items()})
         for name, seconds in found.items():
             times[name][count] = seconds
         slowest = _HOPELESS * min(seconds for name, seconds in found.items() if name != ORIGINAL)
-        products = {name: each for name, each in products.items() if name == ORIGINAL or found[name] <= slowest}
+        matmuls = {name: each for name, each in matmuls.items() if name == ORIGINAL or found[name] <= slowest}
     return times
-
-
-def _run(product: Callable[[torch.Tensor], object], rows: torch.Tensor) -> Callable[[], object]:
-    return lambda: product(rows)
 
 
 def _with_quantization(product: Int8Matmul) -> Matmul:
@@ -190,17 +192,20 @@ def _with_quantization(product: Int8Matmul) -> Matmul:
     return rounded
 
 
-def _error(weight: torch.Tensor, product: Int8Matmul) -> float:
-    """Return the root mean square of the rows' errors, relative to each row's exact result."""
+def result_error(matmul: Matmul, weight: torch.Tensor) -> float:
+    """Return the root mean square of the rows' errors, relative to the norm of each row's exact result.
+
+    `weight`: [outputs, inputs] of any float dtype; `matmul` takes float32 activations.
+    """
     rows = sample_rows(weight.shape[1])
     exact = torch.nn.functional.linear(rows, weight.float())
-    errors = (_with_quantization(product)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
+    errors = (matmul(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
     return float(errors.square().mean().sqrt())
 
 
 def largest_error(weight: torch.Tensor) -> float:
     """Return the largest error that a matmul of these weights [outputs, inputs] may have to be chosen."""
-    return _MAX_ERROR * _error(weight, Int8Kernel(WidenedMatmul, WHOLE).pack(weight))
+    return _MAX_ERROR * result_error(_with_quantization(Int8Kernel(WidenedMatmul, WHOLE).pack(weight)), weight)
 
 
 def sample_rows(inputs: int) -> torch.Tensor:

@@ -42,7 +42,6 @@ from frameworks.pytorch.generation.weights.weight_only import (
 from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_matmul import Int8Kernel
 
-ORIGINAL = "original"
 GROUPED = "grouped"
 """Weights that are quantized in groups of inputs, for `CpuKernel.weights`."""
 _FBGEMM_BLOCK = 512

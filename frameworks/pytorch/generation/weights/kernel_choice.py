@@ -5,6 +5,7 @@ kernel for other batch sizes is worth its memory. float16 weights take a third o
 long for 16 and more; int8 matmuls of quantized activations are fastest at every batch size.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import structlog
 import torch
 
-from frameworks.pytorch.generation.weights.cpu_kernels import ORIGINAL, CpuKernel
+from frameworks.pytorch.generation.weights.cpu_kernels import CpuKernel
 from frameworks.pytorch.generation.weights.group_weights import GroupWeights
 from frameworks.pytorch.generation.weights.linear import Linear
-from frameworks.pytorch.int8_choice import Measure, geometric_mean, sample_rows
+from frameworks.pytorch.int8_choice import ORIGINAL, Matmul, Measure, Times, geometric_mean, result_error, time_matmuls
 from frameworks.pytorch.kernels import shortest_seconds
 from frameworks.types import KernelTrial, ProductTrial
 
@@ -35,13 +36,8 @@ _MIN_ELEMENTS = 1 << 15
 _BLOCK = 32
 # Copies of a layer that are computed in turn, so that none stays in the cache of a core, as in a model.
 _COPIES = 2
-# A kernel this many times slower than the fastest is not timed with more rows.
-_HOPELESS = 4.0
 # Shortest times of one kernel differ by a few percent.
 _SLOWER = 1.03
-
-Times = Mapping[str, Mapping[int, float]]
-"""Seconds of each kernel by the number of rows; fewer entries for a hopeless one."""
 
 _measured: dict[tuple[object, ...], Times] = {}
 
@@ -137,7 +133,7 @@ class KernelChooser:
         times, errors, exact = self._times(cut, timed, layers), dict[str, float](), usable
         if self._max_error is not None:
             limit = self._max_error(cut)
-            errors = {each.name: _error(layers[each.name][0], cut) for each in usable}
+            errors = {each.name: result_error(layers[each.name][0], cut) for each in usable}
             exact = [each for each in usable if errors[each.name] <= limit] or usable
         self._spent_s += time.perf_counter() - started_s
         return _Choice(fastest(exact, times), weights, times, errors)
@@ -154,11 +150,12 @@ class KernelChooser:
 
     def _times(self, weight: torch.Tensor, timed: Sequence[CpuKernel], layers: Mapping[str, Sequence[Linear]]) -> Times:
         inputs, dtype = weight.shape[1], weight.dtype
+        matmuls = {name: _in_turn(copies) for name, copies in layers.items()}
         if self._measure is not None:
-            return time_layers(layers, inputs, dtype, self._measure)
+            return time_matmuls(matmuls, TRIAL_ROWS, inputs, dtype, self._measure)
         key = (*weight.shape, weight.dtype, *((each.name, each.weights) for each in timed))
         if key not in _measured:
-            _measured[key] = time_layers(layers, inputs, dtype, shortest_seconds)
+            _measured[key] = time_matmuls(matmuls, TRIAL_ROWS, inputs, dtype, shortest_seconds)
         return _measured[key]
 
 
@@ -177,20 +174,6 @@ def fastest(usable: Sequence[CpuKernel], times: Times) -> CpuKernel:
         ):
             best = each
     return best
-
-
-def time_layers(layers: Mapping[str, Sequence[Linear]], inputs: int, dtype: torch.dtype, measure: Measure) -> Times:
-    """Return the seconds of each kernel by the number of rows. `layers`: of each kernel, computed in turn."""
-    timed = dict(layers)
-    times: dict[str, dict[int, float]] = {name: {} for name in timed}
-    for count in TRIAL_ROWS:
-        rows = torch.ones(count, inputs, dtype=dtype)
-        found = measure({name: _in_turn(copies, rows) for name, copies in timed.items()})
-        for name, seconds in found.items():
-            times[name][count] = seconds
-        slowest = _HOPELESS * min(seconds for name, seconds in found.items() if name != ORIGINAL)
-        timed = {name: each for name, each in timed.items() if name == ORIGINAL or found[name] <= slowest}
-    return times
 
 
 def sum_milliseconds(trials: Sequence[ProductTrial]) -> tuple[Mapping[str, float], Mapping[str, float]]:
@@ -228,13 +211,12 @@ def log_trials(trials: Sequence[ProductTrial], model: str, dtype: str) -> None:
         )
 
 
-def _in_turn(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], object]:
-    turn = 0
+def _in_turn(layers: Sequence[Linear]) -> Matmul:
+    """Return a matmul that calls the layers one after the other."""
+    turns = itertools.cycle(layers)
 
-    def run() -> object:
-        nonlocal turn
-        turn += 1
-        return layers[turn % len(layers)](rows)
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        return next(turns)(rows)
 
     return run
 
@@ -242,14 +224,6 @@ def _in_turn(layers: Sequence[Linear], rows: torch.Tensor) -> Callable[[], objec
 def _cut_outputs(inputs: int) -> int:
     """Return the outputs of a layer that is timed, a multiple that every kernel computes."""
     return max(1, _MAX_ELEMENTS // inputs // _OUTPUT_STEP) * _OUTPUT_STEP
-
-
-def _error(layer: Linear, weight: torch.Tensor) -> float:
-    """Return the root mean square of the rows' errors, relative to the norm of each row's result."""
-    rows = sample_rows(weight.shape[1])
-    exact = torch.nn.functional.linear(rows, weight.float())
-    errors = (layer(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
-    return float(errors.square().mean().sqrt())
 
 
 def _product(key: tuple[object, ...], layers: int, choice: _Choice) -> ProductTrial:

@@ -8,10 +8,10 @@ import torch
 from structlog.testing import capture_logs
 
 from frameworks.pytorch.generation.weights import kernel_choice
-from frameworks.pytorch.generation.weights.cpu_kernels import ORIGINAL, CpuKernel
+from frameworks.pytorch.generation.weights.cpu_kernels import CpuKernel
 from frameworks.pytorch.generation.weights.kernel_choice import TRIAL_ROWS, KernelChooser, log_trials, sum_milliseconds
 from frameworks.pytorch.generation.weights.linear import PlainLinear
-from frameworks.pytorch.int8_choice import Measure
+from frameworks.pytorch.int8_choice import ORIGINAL, Measure
 from frameworks.types import KernelTrial, ProductTrial
 
 LARGE = (256, 256)
