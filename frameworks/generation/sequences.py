@@ -102,13 +102,15 @@ class StepStats:
     preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
-    """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
-    in the cache. `failed`: sequences that end with an error. `num_sequences`: that were computed. `costs`: of each
-    tenant in the step, in any unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that
-    end without a token. `num_proposed`: tokens that were computed ahead of their texts, of which `num_accepted` were
-    right. `speculated`: the same of each sequence that had any, as (id, proposed, accepted).
+    """Outcome of a step, which the model fills in.
+
+    `begun`: sequences computed for the first time, with the number of their prompt tokens found in the cache. `failed`:
+    sequences that end with an error. `num_sequences`: that were computed. `costs`: of each tenant in the step, in any
+    unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that end without a token.
+    `num_proposed`: draft tokens, of which `num_accepted` were accepted. `speculated`: the same of each sequence that
+    had any, as (id, proposed, accepted).
     """
 
     tokens: list[GeneratedToken]
@@ -117,8 +119,8 @@ class StepResult:
     stats: StepStats
     num_sequences: int = 0
     costs: tuple[tuple[Tenant, float], ...] = ()
-    scored: tuple[PromptScores, ...] = ()
-    ended: tuple[int, ...] = ()
+    scored: list[PromptScores] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
     num_proposed: int = 0
     num_accepted: int = 0
-    speculated: tuple[tuple[int, int, int], ...] = ()
+    speculated: list[tuple[int, int, int]] = field(default_factory=list)

@@ -4,15 +4,14 @@ import threading
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
-from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, TokenMatcher
+from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, StepStats, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, Sampling
 from frameworks.pytorch.device_errors import RUN_ERRORS, empty_cache, map_device_error
@@ -34,6 +33,7 @@ from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, Quantiza
 # Two prompts, prefilled together in parts, and a few decodes.
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
 _WARM_UP_TOKENS = 3
+_NO_STATS = StepStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,6 @@ class EngineParts:
     tokenizer: GenerationTokenizer
     adapters: AdapterSet | None
     speculation: Speculation | None = None
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """The outcome of a step so far, as in StepResult."""
-
-    failed: list[tuple[int, Exception]]
-    tokens: list[GeneratedToken] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    num_proposed: int = 0
-    num_accepted: int = 0
-    speculated: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class GeneratingModel:
@@ -158,12 +146,11 @@ class GeneratingModel:
         if torch.get_num_threads() != self._intra_op_threads:
             # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
-        outcome, self._failed = _Outcome(self._failed), []
-        scored: list[PromptScores] = []
-        plan = StepPlan()
+        result, self._failed = StepResult([], [], self._failed, _NO_STATS), []
         if self._sequences:
             started_s = time.perf_counter()
             plan = parts.scheduler.plan(held)
+            result.begun, result.num_sequences = plan.begun, len(plan.parts)
             num_tokens = [part.num_tokens for part in plan.parts]
             texts = num_tokens.count(1)
             prompt_tokens = sum(num_tokens) - texts
@@ -171,30 +158,19 @@ class GeneratingModel:
             sampled = self._compute(parts, plan, ties)
             parts.scheduler.advance(plan)
             if plan.is_scored:
-                scored = self._scorer.take_scored(plan.parts)
-            self._take_all(parts, plan, sampled, ties, outcome)
+                result.scored = self._scorer.take_scored(plan.parts)
+            self._take_all(parts, plan, sampled, ties, result)
             seconds = time.perf_counter() - started_s
             if parts.speculation is not None:
                 seconds -= parts.speculation.unpriced_s
-            if parts.speculation is not None and outcome.num_proposed:
-                parts.speculation.learn_step(texts, prompt_tokens, outcome.num_proposed, seconds)
+            if parts.speculation is not None and result.num_proposed:
+                parts.speculation.learn_step(texts, prompt_tokens, result.num_proposed, seconds)
             else:
                 prompts = len(plan.parts) - texts
                 parts.scheduler.cost.learn(texts, prompt_tokens, seconds, prompts)
-        costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
-        return StepResult(
-            outcome.tokens,
-            plan.begun,
-            outcome.failed,
-            parts.scheduler.stats(self._block_bytes),
-            len(plan.parts),
-            costs,
-            tuple(scored),
-            tuple(outcome.ended),
-            outcome.num_proposed,
-            outcome.num_accepted,
-            tuple(outcome.speculated),
-        )
+            result.costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
+        result.stats = parts.scheduler.stats(self._block_bytes)
+        return result
 
     def warm_up(self) -> None:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the
@@ -279,7 +255,7 @@ class GeneratingModel:
         plan: StepPlan,
         sampled: list[Sampled | RoundhouseError],
         ties: TieCheck | None,
-        outcome: _Outcome,
+        result: StepResult,
     ) -> None:
         """Continue or end the sequences that the plan completes. `sampled`: as `_compute` returns it."""
         first = 0
@@ -288,27 +264,27 @@ class GeneratingModel:
                 continue
             if part.proposed and parts.speculation is not None:
                 rows = sampled[first : first + 1 + len(part.proposed)]
-                take = partial(self._take, parts, part.sequence, outcome=outcome)
+                take = partial(self._take, parts, part.sequence, result=result)
                 num_accepted = parts.speculation.take(part, rows, first, ties, take)
-                outcome.num_accepted += num_accepted
-                outcome.num_proposed += len(part.proposed)
-                outcome.speculated.append((part.sequence.sequence_id, len(part.proposed), num_accepted))
+                result.num_accepted += num_accepted
+                result.num_proposed += len(part.proposed)
+                result.speculated.append((part.sequence.sequence_id, len(part.proposed), num_accepted))
             else:
-                self._take(parts, part.sequence, sampled[first], outcome)
+                self._take(parts, part.sequence, sampled[first], result)
             first += 1 + len(part.proposed)
 
     def _take(
-        self, parts: EngineParts, sequence: Sequence, chosen: Sampled | RoundhouseError, outcome: _Outcome
+        self, parts: EngineParts, sequence: Sequence, chosen: Sampled | RoundhouseError, result: StepResult
     ) -> bool:
         """Continue or end a sequence as it was sampled. Return whether it continues."""
         if isinstance(chosen, Sampled) and sequence.request.max_tokens:
-            outcome.tokens.append(self._accept_token(parts, sequence, chosen))
-            return outcome.tokens[-1].finish_reason is None
+            result.tokens.append(self._accept_token(parts, sequence, chosen))
+            return result.tokens[-1].finish_reason is None
         self.abort(sequence.sequence_id)
         if isinstance(chosen, Sampled):
-            outcome.ended.append(sequence.sequence_id)
+            result.ended.append(sequence.sequence_id)
         else:
-            outcome.failed.append((sequence.sequence_id, chosen))
+            result.failed.append((sequence.sequence_id, chosen))
         return False
 
     def _accept_token(self, parts: EngineParts, sequence: Sequence, chosen: Sampled) -> GeneratedToken:
