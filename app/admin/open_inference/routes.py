@@ -17,7 +17,7 @@ from app.admin.views import View, Views
 from app.http.model_paths import NAME
 from app.http.openapi import add_route
 from app.http.responses import json_response
-from app.protocols.open_inference.infer_schemas import OpenInferenceErrorResponse
+from app.protocols.open_inference.errors import OpenInferenceErrorResponse
 from app.protocols.shared.errors import NotSupported
 
 Describe = Callable[[View, str, str], Awaitable[dict[str, Any]]]

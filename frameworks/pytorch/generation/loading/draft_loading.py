@@ -15,7 +15,7 @@ from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.speculation.drafting import DraftModel
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, read_limits, read_shape
-from frameworks.scheduling.speculation.draft_texts import DraftTexts
+from frameworks.scheduling.speculation.draft_sequences import DraftSequences
 
 # Tokens that the draft model reads in one step.
 _MAX_READ_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
@@ -62,7 +62,7 @@ def load_draft(load: GeneratorLoad, tokenizer: HuggingFaceTokenizer, device: tor
         served = load_paged(load)
     except NotPaged as error:
         raise _not_paged(folder, error) from error
-    texts = DraftTexts(served.pool)
+    texts = DraftSequences(served.pool)
     most = _MAX_READ_TOKENS[load.device.kind]
     model = DraftModel(folder.name, served.runner, texts, served.max_context_tokens, vocabulary_size, most, device)
     log.info("draft model loaded", model=load.entry.name, draft_model=folder.name, memory_bytes=served.memory_bytes)

@@ -16,7 +16,7 @@ from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw, draw_by
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
-from frameworks.scheduling.speculation.draft_texts import DraftTexts
+from frameworks.scheduling.speculation.draft_sequences import DraftSequences
 from frameworks.scheduling.speculation.proposals import Wish
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 from frameworks.scheduling.steps.step_cost import PromptPrices, StepCost
@@ -36,7 +36,7 @@ class DraftModel:
 
     name: str
     runner: StepRunner
-    texts: DraftTexts
+    texts: DraftSequences
     max_context_tokens: int
     vocabulary_size: int
     max_read_tokens: int

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from frameworks.scheduling.speculation.draft_texts import DraftTexts
+
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
-from frameworks.scheduling.speculation.draft_texts import DraftTexts
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 

@@ -9,7 +9,7 @@ from frameworks.scheduling.steps.running import RunningSequences
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 
 
-class DraftText:
+class DraftSequence:
     """One text. `sequence`: its first `num_known` tokens are those of the text; proposed ones follow them."""
 
     __slots__ = ("num_known", "sequence")
@@ -29,7 +29,7 @@ class DraftText:
         self.num_known = len(token_ids)
 
 
-class DraftTexts:
+class DraftSequences:
     """The texts that a draft model has computed, over a pool of blocks. Used by one thread.
 
     A text that is preempted in the model keeps its blocks here. Where blocks are missing, texts that are not of the
@@ -39,7 +39,7 @@ class DraftTexts:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self._running = RunningSequences(pool)
-        self._texts: dict[int, DraftText] = {}
+        self._texts: dict[int, DraftSequence] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -115,7 +115,7 @@ class DraftTexts:
                 return None
         ours.blocks = blocks
         self._running.start(plan, ours, cached.blocks)
-        self._texts[ours.sequence_id] = DraftText(ours)
+        self._texts[ours.sequence_id] = DraftSequence(ours)
         return ours
 
     def _drop_other(self, wished: Collection[int]) -> bool:

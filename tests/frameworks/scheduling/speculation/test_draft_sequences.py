@@ -4,7 +4,7 @@ from typing import Any
 
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
-from frameworks.scheduling.speculation.draft_texts import DraftTexts
+from frameworks.scheduling.speculation.draft_sequences import DraftSequences
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 
@@ -16,7 +16,7 @@ def text(number: int, *token_ids: int, **more: Any) -> Sequence:
     return Sequence(SequenceRequest(number, token_ids, 100, Sampling(), priority=5, **more), 0.0)
 
 
-def begun(texts: DraftTexts, sequence: Sequence, wished: set[int] | None = None) -> Sequence | None:
+def begun(texts: DraftSequences, sequence: Sequence, wished: set[int] | None = None) -> Sequence | None:
     """Return the draft's sequence after all of its tokens were computed."""
     plan = StepPlan()
     ours = texts.of(sequence, plan, wished or {sequence.sequence_id})
@@ -26,7 +26,7 @@ def begun(texts: DraftTexts, sequence: Sequence, wished: set[int] | None = None)
     return ours
 
 
-def propose(texts: DraftTexts, ours: Sequence, *token_ids: int) -> None:
+def propose(texts: DraftSequences, ours: Sequence, *token_ids: int) -> None:
     """Add proposed tokens, of which all but the last are computed."""
     for place, token_id in enumerate(token_ids):
         ours.token_ids.append(token_id)
@@ -36,7 +36,7 @@ def propose(texts: DraftTexts, ours: Sequence, *token_ids: int) -> None:
 
 
 def test_right_tokens_stay_computed() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     theirs = text(1, *range(5))
     ours = begun(texts, theirs)
     assert ours is not None
@@ -47,7 +47,7 @@ def test_right_tokens_stay_computed() -> None:
 
 
 def test_wrong_tokens_are_computed_again() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     theirs = text(1, *range(5))
     ours = begun(texts, theirs)
     assert ours is not None
@@ -65,7 +65,7 @@ def test_wrong_tokens_are_computed_again() -> None:
 
 def test_last_token_is_always_computed_again() -> None:
     """The model had no room for the proposed tokens, and chose one of them itself."""
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     theirs = text(1, *range(5))
     ours = begun(texts, theirs)
     assert ours is not None
@@ -76,7 +76,7 @@ def test_last_token_is_always_computed_again() -> None:
 
 
 def test_blocks_of_wrong_tokens_are_not_shared() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     first = text(1, *range(3))
     ours = begun(texts, first)
     assert ours is not None
@@ -91,7 +91,7 @@ def test_blocks_of_wrong_tokens_are_not_shared() -> None:
 
 
 def test_prefix_of_ended_text_is_copied() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     begun(texts, text(1, *range(10)))
     texts.forget(1)
     texts.forget(1)
@@ -105,7 +105,7 @@ def test_prefix_of_ended_text_is_copied() -> None:
 
 
 def test_text_waits_while_another_computes_its_block() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     plan = StepPlan()
     first = texts.of(text(1, *range(10)), plan, {1, 2})
     assert first is not None
@@ -117,7 +117,7 @@ def test_text_waits_while_another_computes_its_block() -> None:
 
 
 def test_missing_blocks_are_those_of_other_texts() -> None:
-    texts = DraftTexts(BlockPool(4, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(4, BLOCK_TOKENS))
     assert begun(texts, text(1, *range(8))) is not None
     assert begun(texts, text(2, *range(20, 26)), {1, 2}) is not None
     assert begun(texts, text(3, *range(40, 45)), {1, 2, 3}) is None
@@ -133,7 +133,7 @@ def test_missing_blocks_are_those_of_other_texts() -> None:
 
 
 def test_step_computes_the_new_tokens_only() -> None:
-    texts = DraftTexts(BlockPool(8, BLOCK_TOKENS))
+    texts = DraftSequences(BlockPool(8, BLOCK_TOKENS))
     theirs = text(1, *range(5), prompt_logprobs=2)
     ours = begun(texts, theirs)
     theirs.token_ids += [9]
