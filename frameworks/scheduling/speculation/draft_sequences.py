@@ -10,7 +10,7 @@ from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 
 
 class DraftSequence:
-    """One text. `sequence`: its first `num_known` tokens are those of the text; proposed ones follow them."""
+    """One sequence of the draft model. Its first `num_known` tokens are those of the model's; proposed ones follow."""
 
     __slots__ = ("num_known", "sequence")
 
@@ -19,7 +19,7 @@ class DraftSequence:
         self.num_known = len(sequence.token_ids)
 
     def follow(self, token_ids: list[int]) -> None:
-        """Continue with the tokens of the text. Of the proposed ones, only accepted ones stay computed."""
+        """Continue with the tokens of the model's sequence. Of the proposed ones, only accepted ones stay computed."""
         ours = self.sequence
         pairs = zip(ours.token_ids[self.num_known :], token_ids[self.num_known :], strict=False)
         num_accepted = self.num_known + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -30,28 +30,28 @@ class DraftSequence:
 
 
 class DraftSequences:
-    """The texts that a draft model has computed, over a pool of blocks. Used by one thread.
+    """The sequences that a draft model has computed, over a pool of blocks. Used by one thread.
 
-    A text that is preempted in the model keeps its blocks here. Where blocks are missing, texts that are not of the
-    step return theirs.
+    A sequence that is preempted in the model keeps its blocks here. Where blocks are missing, sequences outside the
+    step release theirs.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self._running = RunningSequences(pool)
-        self._texts: dict[int, DraftSequence] = {}
+        self._drafts: dict[int, DraftSequence] = {}
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._drafts)
 
     def of(self, sequence: Sequence, plan: StepPlan, wished: Collection[int]) -> Sequence | None:
-        """Return the draft's sequence, with all tokens of the text and with blocks for them. A new one begins with the
-        cached blocks of its prefix, which `plan` copies.
+        """Return the draft's sequence, with all tokens and blocks for them. A new one begins with the cached blocks of
+        its prefix, which `plan` copies.
 
-        None where blocks are missing, or another text is computing its next one. `wished`: ids of the texts of the
-        step, which keep their blocks.
+        None where blocks are missing, or another sequence is computing its next one. `wished`: ids of the sequences
+        of the step, which keep their blocks.
         """
-        known = self._texts.get(sequence.sequence_id)
+        known = self._drafts.get(sequence.sequence_id)
         if known is None:
             return self._begin(sequence, plan, wished)
         known.follow(sequence.token_ids)
@@ -70,9 +70,9 @@ class DraftSequences:
         return True
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Record that further tokens of a draft's sequence were computed. Those of the text may be shared."""
+        """Record that further tokens of a draft's sequence were computed. Blocks of accepted ones may be shared."""
         sequence.num_computed_tokens += num_tokens
-        if sequence.num_computed_tokens <= self._texts[sequence.sequence_id].num_known:
+        if sequence.num_computed_tokens <= self._drafts[sequence.sequence_id].num_known:
             self._running.cache_full_blocks(sequence)
 
     def take_copies(self, plan: StepPlan) -> None:
@@ -80,22 +80,21 @@ class DraftSequences:
         plan.copies += self._running.take_copies()
 
     def forget(self, sequence_id: int) -> None:
-        """Drop a text. Does nothing for an unknown one."""
-        text = self._texts.pop(sequence_id, None)
-        if text is not None:
-            # Proposed tokens may follow the text.
-            self._running.remove(text.sequence)
+        """Drop a sequence. Does nothing for an unknown one."""
+        draft = self._drafts.pop(sequence_id, None)
+        if draft is not None:
+            self._running.remove(draft.sequence)
 
     def clear(self) -> None:
-        """Drop all texts, and all cached content: it is unknown what the blocks hold."""
-        for sequence_id in list(self._texts):
+        """Drop all sequences, and all cached content: it is unknown what the blocks hold."""
+        for sequence_id in list(self._drafts):
             self.forget(sequence_id)
         self._running.clear_cache()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks are lost or held twice."""
         self._running.check_integrity()
-        assert {each.sequence_id for each in self._running.sequences} == set(self._texts), "a text was lost"
+        assert {each.sequence_id for each in self._running.sequences} == set(self._drafts), "a sequence was lost"
 
     def _begin(self, sequence: Sequence, plan: StepPlan, wished: Collection[int]) -> Sequence | None:
         # The draft model has no adapters, and scores no prompts.
@@ -110,17 +109,17 @@ class DraftSequences:
             blocks = self.pool.allocate(needed, cached.blocks)
             if blocks is not None:
                 break
-            # A dropped text may have held the blocks that match.
+            # A dropped sequence may have held the blocks that match.
             if not self._drop_other(wished):
                 return None
         ours.blocks = blocks
         self._running.start(plan, ours, cached.blocks)
-        self._texts[ours.sequence_id] = DraftSequence(ours)
+        self._drafts[ours.sequence_id] = DraftSequence(ours)
         return ours
 
     def _drop_other(self, wished: Collection[int]) -> bool:
-        """Drop the oldest text that is not wished. Return False if there is none."""
-        other = next((sequence_id for sequence_id in self._texts if sequence_id not in wished), None)
+        """Drop the oldest sequence that is not wished. Return False if there is none."""
+        other = next((sequence_id for sequence_id in self._drafts if sequence_id not in wished), None)
         if other is not None:
             self.forget(other)
         return other is not None

@@ -17,8 +17,8 @@ from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, read_limits, read_shape
 from frameworks.scheduling.speculation.draft_sequences import DraftSequences
 
-# Tokens that the draft model reads in one step.
-_MAX_READ_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
+# Tokens of prompts that the draft model computes in one step.
+_MAX_PREFILL_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
 log = structlog.get_logger(__name__)
 
 
@@ -62,9 +62,9 @@ def load_draft(load: GeneratorLoad, tokenizer: HuggingFaceTokenizer, device: tor
         served = load_paged(load)
     except NotPaged as error:
         raise _not_paged(folder, error) from error
-    texts = DraftSequences(served.pool)
-    most = _MAX_READ_TOKENS[load.device.kind]
-    model = DraftModel(folder.name, served.runner, texts, served.max_context_tokens, vocabulary_size, most, device)
+    sequences = DraftSequences(served.pool)
+    most = _MAX_PREFILL_TOKENS[load.device.kind]
+    model = DraftModel(folder.name, served.runner, sequences, served.max_context_tokens, vocabulary_size, most, device)
     log.info("draft model loaded", model=load.entry.name, draft_model=folder.name, memory_bytes=served.memory_bytes)
     return LoadedDraft(model, served.memory_bytes, served.switch)
 

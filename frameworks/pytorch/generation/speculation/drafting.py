@@ -1,4 +1,4 @@
-"""Propose the next tokens of texts with a smaller model."""
+"""Propose the next tokens of sequences with a smaller model."""
 
 import copy
 import time
@@ -21,10 +21,10 @@ from frameworks.scheduling.speculation.proposals import Wish
 from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
 from frameworks.scheduling.steps.step_cost import PromptPrices, StepCost
 
-# Prefill of the draft model in a step, beside the last tokens of its texts: at least this number of tokens, and
+# Prefill of the draft model in a step, beside the last tokens of its sequences: at least this number of tokens, and
 # otherwise the tokens that take as long as this number of steps of the model.
-_MIN_READ_TOKENS = 64
-_MAX_READ_STEPS = 1.6
+_MIN_PREFILL_TOKENS = 64
+_MAX_PREFILL_STEPS = 1.6
 # The last accepted tokens, and the token after them, are no prefill.
 _FOLLOWED_TOKENS = 4
 log = structlog.get_logger(__name__)
@@ -32,21 +32,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A loaded draft model. `vocabulary_size`: number of its logits. `max_read_tokens`: in one step."""
+    """A loaded draft model. `vocabulary_size`: number of its logits. `max_prefill_tokens`: in one step."""
 
     name: str
     runner: StepRunner
-    texts: DraftSequences
+    sequences: DraftSequences
     max_context_tokens: int
     vocabulary_size: int
-    max_read_tokens: int
+    max_prefill_tokens: int
     device: torch.device
 
 
 @dataclass(slots=True)
 class _Drafted:
-    """Proposed tokens of one text so far. `state`: of the sampling of the next one. `most`: number of tokens.
-    `draws`: of each token; None where the text's own random numbers draw them.
+    """Proposed tokens of one sequence so far. `state`: of the sampling of the next one. `most`: number of tokens.
+    `draws`: of each token; None where the sequence's own random numbers draw them.
     """
 
     sequence: Sequence
@@ -61,7 +61,7 @@ class _Drafted:
             return False
         ends = token_id in self.sequence.request.stop_token_ids
         if draw is not None and self.draws is not None:
-            # A token that is left out because of its number would change the distribution of the text.
+            # To leave out a token because of its id would change the distribution of the text.
             self.draws.append(draw)
         elif ends:
             return False
@@ -74,14 +74,14 @@ class _Drafted:
 
 
 class DraftProposer:
-    """A Proposer: the tokens that a smaller model samples with the parameters and the constraint of each text.
+    """A Proposer: the tokens that a smaller model samples with the parameters and the constraint of each sequence.
 
-    A text with a seed of its caller, or with a constraint, draws its proposed tokens by its own random numbers: it is
-    the text that the seed gives without proposals. For other texts that are drawn, `draws` has the distributions for
+    A sequence with a seed of its caller, or with a constraint, samples proposed tokens by its own random numbers: its
+    text is that of the seed without proposals. For other sampled sequences, `draws` has the distributions for
     accept_or_redraw, which accepts more tokens.
 
-    The model reads a text when its first tokens are to be proposed. A long one takes several steps, which propose
-    nothing for it.
+    A sequence is prefilled when its first tokens are to be proposed. The prefill of a long one takes several steps,
+    which propose nothing for it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DraftProposer:
         `random`: None for one that is new each time.
         """
         self._model = model
-        self._texts = model.texts
+        self._sequences = model.sequences
         self._sampler = sampler
         self._vocabulary_size = vocabulary_size
         self._step_cost = step_cost
@@ -104,16 +104,15 @@ class DraftProposer:
         self._prices = PromptPrices()
         self._has_failed = False
         self.states: Mapping[int, tuple[Sequence, SamplingState]] = {}
-        """The sampling of the texts by sequence id, as of this step."""
+        """The sampling states by sequence id, as of this step."""
         self.draws: dict[int, list[DraftDraw]] = {}
-        """The draws of the last `propose` by sequence id, of the texts that are to accept them by their probabilities.
-        """
-        self.reading_s = 0.0
-        """Seconds of the last `propose` in which texts were read."""
+        """The draws of the last `propose` by sequence id, of the sequences that accept them by rejection sampling."""
+        self.prefill_s = 0.0
+        """Seconds of prefill in the last `propose`."""
 
     def propose(self, wishes: Rows[Wish]) -> list[tuple[int, ...]]:
         """As Proposer.propose. Without memory for a step of the draft model nothing is proposed from then on."""
-        self.reading_s, self.draws = 0.0, {}
+        self.prefill_s, self.draws = 0.0, {}
         if self._has_failed:
             return [()] * len(wishes)
         try:
@@ -121,8 +120,10 @@ class DraftProposer:
                 return self._propose(wishes)
         except Exception as error:
             # It is unknown now which blocks were copied and computed.
-            self._texts.clear()
-            ours = map_device_error(error, f"a step of the draft model with {len(wishes)} texts", self._model.device)
+            self._sequences.clear()
+            ours = map_device_error(
+                error, f"a step of the draft model with {len(wishes)} sequences", self._model.device
+            )
             if ours is None:
                 raise
             self._has_failed, self.draws = True, {}
@@ -131,16 +132,16 @@ class DraftProposer:
 
     def forget(self, sequence_id: int) -> None:
         """As Proposer.forget."""
-        self._texts.forget(sequence_id)
+        self._sequences.forget(sequence_id)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks of its cache are lost or held twice."""
-        self._texts.check_integrity()
+        self._sequences.check_integrity()
 
     def _propose(self, wishes: Rows[Wish]) -> list[tuple[int, ...]]:
         started_s = time.perf_counter()
         wished = {wish.sequence.sequence_id for wish in wishes}
-        plan, drafted, num_read = self._first_step(wishes, wished)
+        plan, drafted, num_prefilled = self._first_step(wishes, wished)
         active = [drafted[part.sequence.sequence_id] for part in plan.parts if part.completes]
         passes, first_s = 0, 0.0
         while plan.parts:
@@ -149,86 +150,86 @@ class DraftProposer:
                 active = self._draw(logits, active)
             passes += 1
             first_s = first_s or time.perf_counter() - started_s
-            active = [each for each in active if self._texts.extend(each.sequence, wished)]
+            active = [each for each in active if self._sequences.extend(each.sequence, wished)]
             plan = StepPlan(parts=[StepPart(each.sequence, each.sequence.num_computed_tokens, 1) for each in active])
-        if num_read:
+        if num_prefilled:
             others_s = time.perf_counter() - started_s - first_s
-            self.reading_s = max(0.0, first_s - (others_s / (passes - 1) if passes > 1 else 0.0))
-            if self.reading_s:
-                self._prices.learn(1, num_read, self.reading_s)
+            self.prefill_s = max(0.0, first_s - (others_s / (passes - 1) if passes > 1 else 0.0))
+            if self.prefill_s:
+                self._prices.learn(1, num_prefilled, self.prefill_s)
         ids = [wish.sequence.sequence_id for wish in wishes]
         return [tuple(drafted[each].token_ids) if each in drafted else () for each in ids]
 
     def _first_step(self, wishes: Rows[Wish], wished: set[int]) -> tuple[StepPlan, dict[int, _Drafted], int]:
-        """Plan the tokens that the draft model has not computed, as far as they fit. Return the plan, the texts whose
-        parts complete them, and the number of tokens that are read beside the last ones.
+        """Plan the tokens that the draft model has not computed, as far as they fit. Return the plan, the sequences
+        that it completes, and the number of prefilled tokens beside the last ones.
         """
         plan = StepPlan()
         drafted: dict[int, _Drafted] = {}
-        budget = self._num_readable(len(wishes))
-        num_read = 0
+        budget = self._max_prefill_tokens(len(wishes))
+        num_prefilled = 0
         for wish in wishes:
             sequence_id = wish.sequence.sequence_id
             most = min(wish.most, self._model.max_context_tokens - len(wish.sequence.token_ids))
-            ours = self._texts.of(wish.sequence, plan, wished) if most > 0 and self._knows(wish.sequence) else None
+            ours = self._sequences.of(wish.sequence, plan, wished) if most > 0 and self._knows(wish.sequence) else None
             if ours is None:
                 continue
             behind = ours.num_uncomputed_tokens
-            is_read = behind > most + _FOLLOWED_TOKENS
-            if not is_read or num_read < budget:
-                count = plan.add_part(ours, budget - num_read if is_read else behind)
-                num_read += count * is_read
+            is_prefill = behind > most + _FOLLOWED_TOKENS
+            if not is_prefill or num_prefilled < budget:
+                count = plan.add_part(ours, budget - num_prefilled if is_prefill else behind)
+                num_prefilled += count * is_prefill
                 if count == behind:
                     state = copy.copy(self.states[sequence_id][1])
                     state.top_logprobs = None
                     draws = self.draws.setdefault(sequence_id, []) if _is_free(ours.request, state) else None
                     drafted[sequence_id] = _Drafted(ours, state, most, draws)
         plan.parts.sort(key=lambda part: part.num_tokens > 1)
-        return plan, drafted, num_read
+        return plan, drafted, num_prefilled
 
     def _compute(self, plan: StepPlan) -> torch.Tensor:
-        """Return the logits of the parts that complete their texts, [texts, vocabulary of the served model]."""
-        self._texts.take_copies(plan)
+        """Return the logits of the parts that complete their sequences, [parts, vocabulary of the served model]."""
+        self._sequences.take_copies(plan)
         logits = self._model.runner.logits(plan)
         for part in plan.parts:
-            self._texts.advance(part.sequence, part.num_tokens)
+            self._sequences.advance(part.sequence, part.num_tokens)
         missing = self._vocabulary_size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[:, : self._vocabulary_size]
 
-    def _draw(self, logits: torch.Tensor, texts: list[_Drafted]) -> list[_Drafted]:
-        """Add a token to each text. Return those to which another one may be added."""
-        free = [row for row, each in enumerate(texts) if each.draws is not None]
-        others = [row for row, each in enumerate(texts) if each.draws is None]
+    def _draw(self, logits: torch.Tensor, drafted: list[_Drafted]) -> list[_Drafted]:
+        """Add a token to each sequence. Return those to which another one may be added."""
+        free = [row for row, each in enumerate(drafted) if each.draws is not None]
+        others = [row for row, each in enumerate(drafted) if each.draws is None]
         draws: dict[int, DraftDraw | None] = {}
         tokens: dict[int, int | None] = {}
         if others:
             of_others = logits if not free else logits[others]
-            sampled = self._sampler.sample(of_others, [texts[row].state for row in others])
+            sampled = self._sampler.sample(of_others, [drafted[row].state for row in others])
             for row, each in zip(others, sampled, strict=True):
                 tokens[row] = each.token_id if isinstance(each, Sampled) else None
         if free:
-            weights = self._sampler.distribution(logits[free], [texts[row].state for row in free])
+            weights = self._sampler.distribution(logits[free], [drafted[row].state for row in free])
             uniforms = self._random.random((len(free), 3))
             drawn = draw_by(weights, torch.from_numpy(uniforms[:, :1]).to(weights.device)).tolist()
             are_usable = (weights.sum(dim=-1) > 0).tolist()  # not where logits are NaN
             for index, row in enumerate(free):
                 tokens[row] = drawn[index] if are_usable[index] else None
                 draws[row] = DraftDraw(drawn[index], weights[index], *uniforms[index, 1:].tolist())
-        return [each for row, each in enumerate(texts) if each.add(tokens[row], draws.get(row))]
+        return [each for row, each in enumerate(drafted) if each.add(tokens[row], draws.get(row))]
 
-    def _num_readable(self, texts: int) -> int:
-        step_s = self._step_cost.seconds_of(texts) or 0.0
-        fitting = self._prices.fitting_tokens(_MAX_READ_STEPS * step_s)
-        return min(self._model.max_read_tokens, max(_MIN_READ_TOKENS, fitting))
+    def _max_prefill_tokens(self, num_sequences: int) -> int:
+        step_s = self._step_cost.seconds_of(num_sequences) or 0.0
+        fitting = self._prices.fitting_tokens(_MAX_PREFILL_STEPS * step_s)
+        return min(self._model.max_prefill_tokens, max(_MIN_PREFILL_TOKENS, fitting))
 
     def _knows(self, sequence: Sequence) -> bool:
-        """Whether all tokens of a text are within the draft model's vocabulary."""
+        """Whether all tokens of a sequence are within the draft model's vocabulary."""
         size = self._model.vocabulary_size
         return size >= self._vocabulary_size or max(sequence.token_ids) < size
 
 
 def _is_free(request: SequenceRequest, state: SamplingState) -> bool:
-    """Whether a text may be drawn by other random numbers than its own."""
+    """Whether a sequence may be sampled by other random numbers than its own."""
     return not (state.is_greedy or request.is_seeded or state.matcher is not None)

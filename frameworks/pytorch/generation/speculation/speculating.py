@@ -77,7 +77,7 @@ class Speculation:
         if not proposals:
             self.unpriced_s = time.perf_counter() - started_s
             return None
-        self.unpriced_s = 0.0 if self._draft is None else self._draft.reading_s
+        self.unpriced_s = 0.0 if self._draft is None else self._draft.prefill_s
         self._scheduler.add_proposals(plan, proposals)
         rows: list[int] = []
         first = 0

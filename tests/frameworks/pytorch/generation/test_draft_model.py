@@ -172,11 +172,11 @@ def test_cancelled_texts_leave_nothing(drafted: GeneratingModel) -> None:
         drafted.add(request(number, [*range(CYCLE), number], 60, FREE, is_seeded=False))
     for _ in range(4):
         stepped(drafted)
-    assert len(proposer_of(drafted)._texts) == 4
+    assert len(proposer_of(drafted)._sequences) == 4
     for number in range(4):
         drafted.abort(number)
         drafted.check_integrity()
-    texts = proposer_of(drafted)._texts
+    texts = proposer_of(drafted)._sequences
     assert (len(texts), texts.pool.num_used) == (0, 0)
 
 
@@ -204,7 +204,7 @@ def test_long_prompts_are_read_in_parts(
     plain: GeneratingModel, folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = drafting(folder, draft_folder)
-    monkeypatch.setattr(DraftProposer, "_num_readable", lambda self, texts: 48)
+    monkeypatch.setattr(DraftProposer, "_max_prefill_tokens", lambda self, num_sequences: 48)
     requests = [request(i, [*prompt, *[*range(CYCLE)] * 4], 60) for i, prompt in enumerate(prompts(4))]
     tokens, _, accepted = with_counts(model, *requests)
     assert_alike(tokens, tokens_of(plain, *requests))
