@@ -15,7 +15,7 @@ NO_TOKEN = -1
 
 
 class TokenMatcher(Protocol):
-    """Position of one text within its constraint. Used by one thread."""
+    """The state of one sequence's grammar mask. Used by one thread."""
 
     def fill_mask(self, mask: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
         """Set bit i % 32 of word i // 32 where token i is allowed next; `mask` is int32 [ceil(vocabulary / 32)]."""
@@ -36,7 +36,7 @@ class TokenMatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One text to generate, as a model receives it.
+    """One sequence to generate, as a model receives it.
 
     `sequence_id`: unique. `max_tokens`: within the context; 0: the sequence ends after its prompt. `stop_token_ids`:
     includes the end-of-text tokens unless those are ignored; none of them is sampled before `min_tokens`.

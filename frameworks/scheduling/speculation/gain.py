@@ -25,28 +25,28 @@ class ProposalCost:
         self._seen: dict[tuple[int, int], deque[float]] = {}
         self._nearest: dict[tuple[int, int], float] = {}
 
-    def learn(self, texts: int, proposed: int, seconds: float, plain_s: float) -> None:
-        """Record a step of `texts` decodes with `proposed` further tokens. `plain_s`: what it takes without them."""
+    def learn(self, decodes: int, proposed: int, seconds: float, plain_s: float) -> None:
+        """Record a step of so many decodes with `proposed` further tokens. `plain_s`: what it takes without them."""
         if seconds <= 0 or plain_s <= 0:
             return  # the clock did not advance
-        key = texts.bit_length(), proposed.bit_length()
+        key = decodes.bit_length(), proposed.bit_length()
         costs = self._seen.setdefault(key, deque(maxlen=_REMEMBERED_STEPS))
-        costs.append(max(0.0, seconds / plain_s - 1) * texts / proposed)
+        costs.append(max(0.0, seconds / plain_s - 1) * decodes / proposed)
         self._nearest.clear()
 
-    def of_token(self, texts: int, proposed: int) -> float:
-        """Return the cost of each of `proposed` tokens beside `texts` decodes; that of the most similar steps that were
+    def of_token(self, decodes: int, proposed: int) -> float:
+        """Return the cost of each of `proposed` tokens beside so many decodes; that of the most similar steps that were
         measured, 0 before any. At least _LEAST_COST afterwards.
         """
-        wanted = texts.bit_length(), proposed.bit_length()
+        wanted = decodes.bit_length(), proposed.bit_length()
         cost = self._nearest.get(wanted)
         if cost is None:
             cost = self._nearest[wanted] = self._cost_near(wanted)
         return cost
 
-    def of_trial(self, texts: int) -> float:
+    def of_trial(self, decodes: int) -> float:
         """Return the cost of a trial beside so many decodes."""
-        return _TRIAL_TOKENS * self.of_token(texts, _TRIAL_TOKENS)
+        return _TRIAL_TOKENS * self.of_token(decodes, _TRIAL_TOKENS)
 
     def _cost_near(self, wanted: tuple[int, int]) -> float:
         if not self._seen:
@@ -68,7 +68,7 @@ class RequestGain:
 
     def __init__(self, acceptance_rate: float = FIRST_RATE, max_tokens: int = 0, saved: float = 0.0) -> None:
         """`acceptance_rate`: of the proposed tokens of earlier requests. `max_tokens`: of the text. `saved`: unused
-        trial time of earlier texts, in decodes.
+        trial time of earlier decodes, in decodes.
         """
         self._first_trial_limit = max(TRIAL_FRACTION * max_tokens, saved)
         self._accepted = _FIRST_WEIGHT * acceptance_rate
@@ -82,10 +82,10 @@ class RequestGain:
         """Whether the proposals of this step are a trial."""
         return self._is_trial and not self._pause
 
-    def num_wanted(self, most: int, texts: int, cost: ProposalCost, proposing: int = 1) -> int:
+    def num_wanted(self, most: int, decodes: int, cost: ProposalCost, proposing: int = 1) -> int:
         """Return how many tokens to propose in this step, up to `most`.
 
-        `texts`: decodes of the step, for `proposing` of which tokens are proposed, as far as is known.
+        `decodes`: of the step, for `proposing` of which tokens are proposed, as far as is known.
         """
         if self._pause:
             self._pause -= 1
@@ -93,11 +93,11 @@ class RequestGain:
             return 0
         if self._is_trial:
             return min(most, _TRIAL_TOKENS)
-        best = self._best(most, texts, cost, proposing)
+        best = self._best(most, decodes, cost, proposing)
         if best:
             self._next_pause = _FIRST_PAUSE
         else:
-            trial_cost = cost.of_trial(texts)
+            trial_cost = cost.of_trial(decodes)
             if trial_cost < self._first_trial_limit:
                 self._is_trial = True
                 return min(most, _TRIAL_TOKENS)
@@ -112,7 +112,7 @@ class RequestGain:
         self._accepted = _FADING * self._accepted + accepted
         self._rejected = _FADING * self._rejected + (accepted < proposed)
 
-    def _best(self, most: int, texts: int, cost: ProposalCost, proposing: int) -> int:
+    def _best(self, most: int, decodes: int, cost: ProposalCost, proposing: int) -> int:
         """Return the number of proposals with the most tokens per time; 0 if none gives more than without."""
         right = self._accepted / (self._accepted + self._rejected)
         best, best_gain = 0, _LEAST_GAIN
@@ -120,7 +120,7 @@ class RequestGain:
         for count in range(1, most + 1):
             is_right *= right
             expected += is_right
-            gain = expected / (1 + count * cost.of_token(texts, count * proposing))
+            gain = expected / (1 + count * cost.of_token(decodes, count * proposing))
             if gain > best_gain:
                 best, best_gain = count, gain
         return best

@@ -32,7 +32,7 @@ class Speculator:
         """Whether the step before had a prompt, which replaced the weights in the CPU's caches."""
 
     def propose(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
-        """Return the proposed tokens by sequence id. Empty until a step of as many texts was measured without."""
+        """Return the proposed tokens by sequence id. Empty until a step without proposals was measured."""
         decodes = [part for part in plan.parts if _is_decode(part)]
         self._follows_prompt, self._has_prompt = self._has_prompt, len(decodes) < len(plan.parts)
         if not decodes or self._step_cost.seconds_of(len(decodes)) is None:
@@ -58,14 +58,14 @@ class Speculator:
         if is_undecided:
             self._undecided.add(sequence_id)
 
-    def learn_step(self, texts: int, proposed: int, seconds: float) -> None:
-        """Record the time of a step of `texts` decodes, without prompts, with this number of proposals.
+    def learn_step(self, decodes: int, proposed: int, seconds: float) -> None:
+        """Record the time of a step of so many decodes, without prompts, with this number of proposals.
 
         A step after a prompt is not recorded: it is slower, and all trials of short texts are such steps.
         """
-        plain_s = self._step_cost.seconds_of(texts)
+        plain_s = self._step_cost.seconds_of(decodes)
         if plain_s is not None and not self._follows_prompt:
-            self._cost.learn(texts, proposed, seconds, plain_s)
+            self._cost.learn(decodes, proposed, seconds, plain_s)
 
     def forget(self, sequence_id: int) -> None:
         """Drop a sequence that has ended."""
@@ -73,7 +73,7 @@ class Speculator:
         self._undecided.discard(sequence_id)
         self._proposer.forget(sequence_id)
 
-    def _num_wanted(self, sequence: Sequence, texts: int) -> int:
+    def _num_wanted(self, sequence: Sequence, decodes: int) -> int:
         sequence_id = sequence.sequence_id
         if sequence_id in self._undecided:
             self._undecided.remove(sequence_id)
@@ -86,9 +86,9 @@ class Speculator:
         if gain is None:
             max_tokens = sequence.request.max_tokens
             gain = self._gains[sequence_id] = RequestGain(self._acceptance_rate, max_tokens, self._saved)
-        wanted = gain.num_wanted(most, texts, self._cost, self._num_proposing)
+        wanted = gain.num_wanted(most, decodes, self._cost, self._num_proposing)
         if gain.is_trial:
-            self._saved = max(0.0, self._saved - self._cost.of_trial(texts))
+            self._saved = max(0.0, self._saved - self._cost.of_trial(decodes))
         return wanted
 
 

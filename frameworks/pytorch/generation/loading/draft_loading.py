@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """`memory_bytes`: of its weights, and of the keys and values of all texts. `switch`: as of a ServedModel."""
+    """`memory_bytes`: of its weights and its KV cache. `switch`: as of a ServedModel."""
 
     model: DraftModel
     memory_bytes: int

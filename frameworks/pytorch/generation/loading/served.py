@@ -19,8 +19,8 @@ from frameworks.types import ProductTrial, QuantizationReport
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPerformance:
-    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
-    waiting text gains a level of priority.
+    """`max_sequences`: in one step. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
+    waiting sequence gains a level of priority.
     """
 
     max_sequences: int

@@ -52,12 +52,12 @@ class Speculation:
         self._scheduler = scheduler
         self._draft = draft
         self.unpriced_s = 0.0
-        """Seconds of the last `propose` that are no part of the price of its tokens: the draft model read texts, or
+        """Seconds of the last `propose` that are no part of the price of its tokens: prefill of the draft model, or
         nothing was proposed."""
 
     @property
     def draws(self) -> Draws:
-        """The tokens that the draft model drew in this step, for texts that accept them by their probabilities."""
+        """The tokens that the draft model drew in this step, for sequences that accept them by rejection sampling."""
         return NO_DRAWS if self._draft is None else self._draft.draws
 
     def forget(self, sequence_id: int) -> None:
@@ -65,7 +65,7 @@ class Speculation:
         self._speculator.forget(sequence_id)
 
     def propose(self, plan: StepPlan, sequences: Sequences) -> TieCheck | None:
-        """Add tokens to the plan that its texts may have. Return the check of the greedy rows; None without any."""
+        """Add proposed tokens to the plan. Return the check of the greedy rows; None without any."""
         started_s = time.perf_counter()
         if self._draft is not None:
             self._draft.states = sequences
@@ -131,10 +131,10 @@ class Speculation:
         if self._draft is not None:
             self._draft.check_integrity()
 
-    def learn_step(self, texts: int, prompt_tokens: int, num_proposed: int, seconds: float) -> None:
+    def learn_step(self, decodes: int, prompt_tokens: int, num_proposed: int, seconds: float) -> None:
         """Learn what the proposals of a step cost. Prompts beside them hide it."""
         if not prompt_tokens:
-            self._speculator.learn_step(texts, num_proposed, seconds)
+            self._speculator.learn_step(decodes, num_proposed, seconds)
 
 
 def _is_token(chosen: Sampled | RoundhouseError, token_id: int) -> bool:

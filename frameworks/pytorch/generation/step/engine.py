@@ -152,8 +152,8 @@ class GeneratingModel:
             plan = parts.scheduler.plan(held)
             result.begun, result.num_sequences = plan.begun, len(plan.parts)
             num_tokens = [part.num_tokens for part in plan.parts]
-            texts = num_tokens.count(1)
-            prompt_tokens = sum(num_tokens) - texts
+            decodes = num_tokens.count(1)
+            prompt_tokens = sum(num_tokens) - decodes
             ties = None if parts.speculation is None else parts.speculation.propose(plan, self._sequences)
             sampled = self._compute(parts, plan, ties)
             parts.scheduler.advance(plan)
@@ -164,10 +164,10 @@ class GeneratingModel:
             if parts.speculation is not None:
                 seconds -= parts.speculation.unpriced_s
             if parts.speculation is not None and result.num_proposed:
-                parts.speculation.learn_step(texts, prompt_tokens, result.num_proposed, seconds)
+                parts.speculation.learn_step(decodes, prompt_tokens, result.num_proposed, seconds)
             else:
-                prompts = len(plan.parts) - texts
-                parts.scheduler.cost.learn(texts, prompt_tokens, seconds, prompts)
+                prompts = len(plan.parts) - decodes
+                parts.scheduler.cost.learn(decodes, prompt_tokens, seconds, prompts)
             result.costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
         result.stats = parts.scheduler.stats(self._block_bytes)
         return result
