@@ -12,4 +12,4 @@ def force_proposals_if_asked() -> None:
         return
     from frameworks.scheduling.speculation.gain import ProposalCost
 
-    ProposalCost.of_token = lambda self, texts, proposed: -0.1 / proposed  # type: ignore[method-assign]
+    ProposalCost.of_token = lambda self, decodes, proposed: -0.1 / proposed  # type: ignore[method-assign]
