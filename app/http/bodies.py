@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope
 
-from app.observability.fast_path import FastPath
+from app.http.listener.protocol import Cycle
 from app.protocols.shared.codec import Header
 from app.protocols.shared.errors import ClientGone, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
@@ -32,7 +32,7 @@ async def read_body(
     max_body_bytes: int,
     hold: ByteHold,
     early_reject: Callable[[bytes], None] | None = None,
-    fast_path: FastPath | None = None,
+    fast_path: Cycle | None = None,
     lead_bytes: int = 0,
 ) -> bytes:
     """Return the whole body behind `lead_bytes` bytes of padding.
@@ -74,7 +74,7 @@ async def read_body(
 
 
 async def read_body_into(
-    receive: Receive, fast_path: FastPath, hold: ByteHold, lease: LeaseBody, lead_bytes: int, length: int
+    receive: Receive, fast_path: Cycle, hold: ByteHold, lease: LeaseBody, lead_bytes: int, length: int
 ) -> memoryview:
     """Return the whole body of `length` bytes, behind `lead_bytes` bytes of any content, in the memory of `lease`.
 

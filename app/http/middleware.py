@@ -109,7 +109,7 @@ def _with_headers(message: Message, record: RequestRecord) -> Message:
     return {**message, "headers": [*message["headers"], *missing, *record.headers]}
 
 
-def _sent_at_once(record: RequestRecord, head: Message, body: Message) -> bool:
+def _sent_at_once(record: HttpRequest, head: Message, body: Message) -> bool:
     if record.fast_path is None or body.get("more_body", False):
         return False
     lines = b"".join([b"%b: %b\r\n" % pair for pair in head["headers"]])

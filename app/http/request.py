@@ -9,10 +9,11 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 
 from app.auth.authenticator import CREDENTIAL_HEADERS
+from app.auth.quotas import TenantLimits
 from app.http.bodies import check_body, declared_length, read_body, read_body_into
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.listener.parsing import LONG_BODY_BYTES
-from app.http.listener.protocol import FAST_PATH
+from app.http.listener.protocol import FAST_PATH, Cycle
 from app.http.responses import error_body, id_headers, own_headers
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -86,7 +87,7 @@ class HttpRequest(WatchedRequest, RequestContext):
         self.watcher = watcher
         self.receive = receive
         self.send = send
-        self.fast_path = (scope.get("extensions") or {}).pop(FAST_PATH, None)
+        self.fast_path: Cycle | None = (scope.get("extensions") or {}).pop(FAST_PATH, None)
         self.is_json = is_json and not is_encoded
         self.is_encoded = is_encoded
         """Whether a header names a content-encoding."""
@@ -95,6 +96,16 @@ class HttpRequest(WatchedRequest, RequestContext):
         """The only Host header, if no header says that a web page sends the request."""
         if credentials:
             self.credentials = credentials
+
+    def set_limits(self, limits: TenantLimits) -> None:
+        """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
+        self.limits = limits
+        if self.fast_path is not None:
+            self.fast_path.count_unread(limits.byte_limit)
+
+    def abort(self) -> None:
+        if self.fast_path is not None:
+            self.fast_path.abort()
 
     async def complete_body(
         self, body: bytes | None, scope: Scope, target: Target, encoding: Encoding | None, max_body_bytes: int

@@ -125,8 +125,7 @@ class EventStream:
             async with asyncio.timeout_at(deadline_s):
                 await self._send_events(self._last, is_last=True)
         except (TimeoutError, CancelledError):
-            if self._record.fast_path is not None:
-                self._record.fast_path.abort()
+            self._record.abort()
 
     def _payloads(self, pieces: list[TextDelta]) -> list[Payload]:
         """Return the payloads of pieces that exist together, which are sent in one write."""

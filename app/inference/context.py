@@ -70,10 +70,8 @@ class RequestContext(RequestRecord, RunContext, ABC):
     """Waits for the disconnect; None: the request has not been watched for long."""
 
     def set_limits(self, limits: TenantLimits) -> None:
-        """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
+        """Note the limits of the request's tenant."""
         self.limits = limits
-        if self.fast_path is not None:
-            self.fast_path.count_unread(limits.byte_limit)
 
     @abstractmethod
     def encode(self, decoded: Any, answer: Any) -> Any:

@@ -8,11 +8,6 @@ from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec
 
-PLACEHOLDERS = frozenset({"default/not-specified", "dummy", "tgi"})
-"""Names that clients send for a model that the caller did not name: of Infinity, and of huggingface_hub for TGI."""
-# Hugging Face's client for JavaScript sends the address of the server.
-_ADDRESSES = ("http://", "https://")
-
 Kind = Literal["generate", "embed", "classify", "rerank"]
 """A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels."""
 
@@ -30,8 +25,8 @@ _VERBS: dict[Kind, str] = {
 class UnnamedModel:
     """Stands for the name that a request omits. `field`: where the caller can name the model.
 
-    `kinds`: the model is the only one of the first kind that any model has. `placeholder`: the name that the request
-    has instead, as of `is_placeholder`; a model or an alias of this name is meant first.
+    `kinds`: the model is the only one of the first kind that any model has. `placeholder`: the name that the client
+    sends instead; a model or an alias of this name is meant first.
     """
 
     kinds: tuple[Kind, ...]
@@ -63,11 +58,6 @@ class UnnamedModel:
             return f"no model whose task is {' or '.join(tasks)} is loaded"
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return f"{', '.join(names[:_MAX_NAMES])}{more} {_VERBS[kind]}"
-
-
-def is_placeholder(name: str) -> bool:
-    """Return whether clients send this name for a model that the caller did not name: PLACEHOLDERS and addresses."""
-    return name in PLACEHOLDERS or name.startswith(_ADDRESSES)
 
 
 def kind_of(spec: ModelSpec) -> Kind | None:

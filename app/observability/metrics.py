@@ -11,7 +11,6 @@ import structlog
 from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
-from app.observability.fast_path import FastPath
 from app.observability.recent_requests import MAX_NAME, MAX_PATH, MAX_TEXT, RecentRequests, cut
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces.traces import EndedRequest, RequestTrace, Tracer
@@ -79,7 +78,6 @@ class RequestRecord:
     """Headers that may hold a key. They are never logged."""
     digest: BodyDigest | None = field(default=None, repr=False)
     """That of the body of a signed request. The body is used after it was checked."""
-    fast_path: FastPath | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the response, for web pages."""
     trace: RequestTrace | None = None
@@ -104,11 +102,8 @@ class RequestRecord:
         """The id of the trace, for log lines."""
         return None if self.trace is None else self.trace.hex_id
 
-    def set_limits(self, limits: TenantLimits) -> None:
-        """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
-        self.limits = limits
-        if self.fast_path is not None:
-            self.fast_path.count_unread(limits.byte_limit)
+    def abort(self) -> None:
+        """Close the connection, with what its reader has not taken. Does nothing where the request has none."""
 
 
 class Observer(RequestTallies):

@@ -178,8 +178,7 @@ class Viewers:
             await _send_head(send)
             return
         self._loop = asyncio.get_running_loop()
-        abort = _ignore if record.fast_path is None else record.fast_path.abort
-        viewer, group = Viewer(principal, abort), self._group(principal)
+        viewer, group = Viewer(principal, record.abort), self._group(principal)
         group.viewers.add(viewer)
         watching = asyncio.create_task(_watch(receive, viewer))
         try:
@@ -281,10 +280,6 @@ async def _send_all(viewer: Viewer, send: Send) -> None:
 async def _send_head(send: Send) -> None:
     await send(_START)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _ignore() -> None:
-    pass
 
 
 async def _watch(receive: Receive, viewer: Viewer) -> None:

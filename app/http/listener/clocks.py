@@ -119,7 +119,7 @@ class ClockedCycle(RequestResponseCycle):
     """Counts the bytes of the response that its reader has not taken; None: the server's limit."""
 
     def count_unread(self, limit: ByteLimit) -> None:
-        """Implement FastPath.count_unread."""
+        """Count the bytes of the response that its reader has not taken in this limit, of the request's tenant."""
         self.unread_limit = limit
 
     def bytes_left(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from app.inference.contract import NamedRequest
-from app.inference.unnamed_model import Kind, UnnamedModel, is_placeholder
+from app.inference.unnamed_model import Kind, UnnamedModel
 from app.protocols.shared.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.shared.chat_turns import is_long_to_parse
 from app.protocols.shared.codec import (
@@ -37,6 +37,10 @@ IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
 IGNORED_HEADER = b"x-roundhouse-ignored"
 """Names the fields of the body that have no effect on the model."""
 
+PLACEHOLDERS = frozenset({"default/not-specified", "dummy", "tgi"})
+"""Names that clients send for a model that the caller did not name: of Infinity, and of huggingface_hub for TGI."""
+# Hugging Face's client for JavaScript sends the address of the server.
+_ADDRESSES = ("http://", "https://")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _DENSE_BYTES = 8 * 1024
 _DENSE_VALUES = 1024
@@ -218,3 +222,8 @@ class BodyCodec(JsonCodec, ABC):
 
 def _timeout_ms_of(members: dict[str, Any]) -> int | None:
     return read_body(_Deadline, {"timeout_ms": members.get("timeout_ms")}).timeout_ms
+
+
+def is_placeholder(name: str) -> bool:
+    """Return whether clients send this name for a model that the caller did not name: PLACEHOLDERS and addresses."""
+    return name in PLACEHOLDERS or name.startswith(_ADDRESSES)

@@ -127,7 +127,7 @@ class Client:
         self.aborted = False
         self.gone = asyncio.Event()
         record = RequestRecord("id", method, "/events", 0.0, principal=principal)
-        record.fast_path = self  # type: ignore[assignment]
+        record.abort = self.abort  # type: ignore[method-assign]
         self.stream = task(viewers.stream({"record": record, "type": "http"}, self.receive, self.send))
 
     def abort(self) -> None:

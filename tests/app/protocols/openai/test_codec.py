@@ -78,7 +78,9 @@ class TestModel:
     def test_invalid_model_name_is_refused(self, model: object, word: str) -> None:
         assert_refused(COMPLETIONS_CODEC, "model", word, "/v1/models", model=model, prompt="a")
 
-    @pytest.mark.parametrize("given", [None, "default/not-specified", "dummy", "tgi", "http://127.0.0.1:8080"])
+    @pytest.mark.parametrize(
+        "given", [None, "default/not-specified", "dummy", "tgi", "http://127.0.0.1:8080", "http://" + "a" * 9999]
+    )
     def test_request_without_model_means_the_only_one(self, given: str | None) -> None:
         asked: list[str | UnnamedModel] = []
 
