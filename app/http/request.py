@@ -170,8 +170,12 @@ class HttpRequest(WatchedRequest, RequestContext):
         self.read = partial(self._read_inflated, target, inflate)
 
     def _read_inflated(self, target: Target, inflate: Callable[[], bytes]) -> NamedRequest:
+        try:
+            body = inflate()
+        finally:
+            del self.read  # it refers to this object and to the compressed body
         # Once: a request that waits for a load is read again.
-        self.open_body(inflate(), target)
+        self.open_body(body, target)
         return self.read()
 
     def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:

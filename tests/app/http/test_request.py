@@ -3,9 +3,12 @@
 import gzip
 import sys
 
+import pytest
+
 from app.protocols.native.codec import NativeCodec
 from app.protocols.shared.codec import Target
 from app.protocols.shared.compression import body_encoding
+from frameworks.core.errors import InvalidInput
 from frameworks.scheduling.admission import Permit, RequestLimit
 from tests.app.http.requests import http_request
 from tests.app.protocols.native.specs import SPECS
@@ -36,4 +39,19 @@ def test_compressed_body_is_inflated_once_off_the_loop() -> None:
         sent[:] = b"no gzip"  # a second decompression would fail
         (value,) = named.decode(SPECS["matrix"]).request.inputs.values()
         assert value.tolist() == [[1, 2, 3]]
+    request.permit.release()
+
+
+def test_refused_compressed_body_is_released() -> None:
+    body = b"no gzip" * 100
+    references = sys.getrefcount(body)
+    request = http_request()
+    request.codec = NativeCodec()
+    encoding = body_encoding([(b"content-encoding", b"gzip")])
+    assert encoding is not None
+    request.permit = Permit(RequestLimit("the server", None, None))
+    request.open_compressed(body, Target(), encoding, 1000)
+    with pytest.raises(InvalidInput):
+        request.read()
+    assert sys.getrefcount(body) == references
     request.permit.release()
