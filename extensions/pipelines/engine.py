@@ -8,10 +8,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from extensions.pipelines.checker import Typed
-from extensions.pipelines.kinds import ImagesType, Kind, PredictionsType
+from extensions.pipelines.kinds import PREDICTIONS_VALUE, TEXTS, ImagesType, Kind, PredictionsType
 from extensions.pipelines.plan import make_plan
-from extensions.pipelines.runs import Parts, Runner
-from extensions.pipelines.spec import embedding_output, prediction_output, spec_of
+from extensions.pipelines.runs import Runner
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
@@ -20,7 +19,8 @@ from frameworks.engine.contract import EngineRequest, Run, TokenTimes
 from frameworks.generation.sequences import StepStats
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.encoded import read_encoded
-from frameworks.images.spec import ImageRequest
+from frameworks.images.spec import ImageRequest, ImageSpec
+from frameworks.models.residency.subrequests import SubRequests
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.pooling import normalize_rows
@@ -33,13 +33,20 @@ from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
+    Task,
     TensorBatch,
     TensorType,
     TextRequest,
+    TextSpec,
+    ValueSpec,
 )
 
 _MANY_CHARACTERS = 256 * 1024
 """Of base64: decoding them would block the event loop for about a millisecond."""
+
+_NO_LIMIT = 2**31 - 1
+EMBEDDINGS = "embeddings"
+"""An only output of this name, float32 [n, size], makes a pipeline of texts a model that embeds them."""
 
 
 class _Described:
@@ -58,7 +65,7 @@ class PipelineEngine:
     compute_now: ClassVar = None
 
     def __init__(
-        self, typed: Typed, parts: Parts, threads: ThreadPoolExecutor, collections: NamedCollections | None = None
+        self, typed: Typed, parts: SubRequests, threads: ThreadPoolExecutor, collections: NamedCollections | None = None
     ) -> None:
         """`typed`: a complete pipeline. `parts`: answers requests to its models. `threads`: for slow steps.
 
@@ -67,10 +74,10 @@ class PipelineEngine:
         self._threads = threads
         self._plan = make_plan(typed)
         self._runner = Runner(typed, self._plan, parts, threads, collections)
-        self.model = _Described(spec_of(typed))
+        self.model = _Described(_spec_of(typed))
         self._image_inputs = [(name, at) for name, at, kind in self._plan.inputs if isinstance(kind, ImagesType)]
-        self._embeddings = embedding_output(typed)
-        self._predictions = prediction_output(typed)
+        self._embeddings = _embedding_output(typed)
+        self._predictions = _prediction_output(typed)
         self._num_running = 0
         self.has_ended_requests = False
         self._own_limit = RequestLimit("the pipeline", None, None)
@@ -230,3 +237,57 @@ def _images(name: str, texts: list[str]) -> list[bytes]:
 def _as_value(value: Any, kind: Kind) -> Any:
     """Return an output in the form of a Value."""
     return [dict(row) for row in value] if isinstance(kind, PredictionsType) else value
+
+
+def _spec_of(typed: Typed) -> ModelSpec:
+    """Return the spec of a complete pipeline.
+
+    A pipeline of one text or image is a model of task `classify` where its only output is predictions, and of task
+    `embed` where it is `embeddings`; else its task is `tensor`. Images are texts in base64 in its inputs.
+    """
+    inputs = tuple(ValueSpec(name, _input_type(kind)) for name, kind in typed.inputs.items())
+    outputs = tuple(
+        ValueSpec(name, PREDICTIONS_VALUE if isinstance(kind, PredictionsType) else _value_type(kind))
+        for name, kind in typed.outputs.items()
+    )
+    labels, size = _prediction_output(typed), _embedding_output(typed)
+    task: Task = "tensor" if labels is None and size is None else "embed" if labels is None else "classify"
+    text = image = None
+    [kind, *others] = typed.inputs.values()
+    if not others and kind == TEXTS and task != "tensor":
+        text = TextSpec(_NO_LIMIT, normalize=False, labels=labels or (), embedding_size=None if size == -1 else size)
+    elif not others and isinstance(kind, ImagesType):
+        image = _image_spec(next(iter(typed.inputs)), labels or (), size)
+    if text is None and image is None:
+        task = "tensor"
+    return ModelSpec("pipeline", task, inputs, outputs, "cpu", "float32", 0, text=text, image=image, is_composite=True)
+
+
+def _prediction_output(typed: Typed) -> tuple[str, ...] | None:
+    """Return the labels of the only output, where that is predictions."""
+    kinds = list(typed.outputs.values())
+    return kinds[0].labels if len(kinds) == 1 and isinstance(kinds[0], PredictionsType) else None
+
+
+def _embedding_output(typed: Typed) -> int | None:
+    """Return the size of the embeddings, -1 where it is free; None for other outputs."""
+    if list(typed.outputs) != [EMBEDDINGS]:
+        return None
+    kind = typed.outputs[EMBEDDINGS]
+    if not isinstance(kind, TensorType) or kind.dtype != "float32" or kind.shape is None or len(kind.shape) != 2:
+        return None
+    return kind.shape[1]
+
+
+def _input_type(kind: Kind) -> Any:
+    return TEXTS if isinstance(kind, ImagesType) else _value_type(kind)
+
+
+def _value_type(kind: Kind) -> Any:
+    assert isinstance(kind, TensorType), f"{kind} is no value of a request"
+    return kind
+
+
+def _image_spec(name: str, labels: tuple[str, ...], size: int | None) -> ImageSpec:
+    # Height and width of the steps inside differ: 0 here says that a pipeline takes images of any size.
+    return ImageSpec(name, 0, 0, labels=labels, normalize=False, embedding_size=None if size == -1 else size)

@@ -5,10 +5,9 @@ Branches run in parallel.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,36 +18,15 @@ from extensions.pipelines.plan import Plan, PlannedStep
 from extensions.pipelines.searches import SearchStep
 from extensions.pipelines.steps.contract import BuiltinStep, StepFault
 from frameworks.core.errors import FieldError, InvalidInput, ModelFailed, RoundhouseError
-from frameworks.core.timings import Timings
 from frameworks.core.vector_search import NamedCollections
 from frameworks.engine.contract import EngineRequest, Run
+from frameworks.models.residency.subrequests import SubRequests
 from frameworks.types import ModelSpec, TensorBatch
 
 _MANY_NUMBERS = 16 * 1024
 _MANY_CHARACTERS = 64 * 1024
 _LONGEST_TURN_S = 0.002
 """Seconds of steps on the event loop after which a request lets others run."""
-
-
-class Parts(Protocol):
-    """Answers requests to models as parts of another request. The methods are those of SubRequests of
-    frameworks/models.
-    """
-
-    def compute_now(self, whole: Run, name: str, make: Callable[[ModelSpec], TensorBatch], step: str) -> Values | None:
-        """As SubRequests.compute_now."""
-        ...
-
-    def answer(
-        self,
-        whole: Run,
-        name: str,
-        make: Callable[[ModelSpec], EngineRequest],
-        step: str,
-        timings: Timings | None = None,
-    ) -> Awaitable[Any]:
-        """As SubRequests.answer."""
-        ...
 
 
 class Runner:
@@ -58,7 +36,7 @@ class Runner:
         self,
         typed: Typed,
         plan: Plan,
-        parts: Parts,
+        parts: SubRequests,
         threads: ThreadPoolExecutor,
         collections: NamedCollections | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -104,7 +104,7 @@ def engine_of(
 ) -> PipelineEngine:
     """Return the engine of a pipeline over numpy."""
     dimensions = {} if collections is None else collections.dimensions
-    return PipelineEngine(checked(entry, parts.specs, dimensions), parts, threads, collections)
+    return PipelineEngine(checked(entry, parts.specs, dimensions), cast(Any, parts), threads, collections)
 
 
 async def ask(engine: PipelineEngine, request: Any, timings: Timings | None = None) -> Any:
