@@ -11,6 +11,7 @@ from extensions.pipelines.checker import Typed
 from extensions.pipelines.kinds import PREDICTIONS_VALUE, TEXTS, ImagesType, Kind, PredictionsType
 from extensions.pipelines.plan import make_plan
 from extensions.pipelines.runs import Runner
+from extensions.pipelines.settings import FRAMEWORK
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
@@ -260,7 +261,7 @@ def _spec_of(typed: Typed) -> ModelSpec:
         image = _image_spec(next(iter(typed.inputs)), labels or (), size)
     if text is None and image is None:
         task = "tensor"
-    return ModelSpec("pipeline", task, inputs, outputs, "cpu", "float32", 0, text=text, image=image, is_composite=True)
+    return ModelSpec(FRAMEWORK, task, inputs, outputs, "cpu", "float32", 0, text=text, image=image, is_composite=True)
 
 
 def _prediction_output(typed: Typed) -> tuple[str, ...] | None:

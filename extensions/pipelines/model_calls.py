@@ -46,7 +46,7 @@ class TensorCall:
         }
         self.outputs: dict[str, Kind] = {value.name: value.type for value in spec.outputs}
         names = tuple(value.name for value in spec.outputs if value.name in used)
-        # One tuple for all requests: the model compares it, and computes no output in vain.
+        # One tuple for all requests: the model compares it, and computes no other output.
         self._output_names = None if len(names) == len(spec.outputs) else names or spec.first_output
 
     def request(self, values: Values) -> TensorBatch:
@@ -154,7 +154,7 @@ class TokenizeCall:
         return {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
 
     def _cut(self, ids: list[int], spans: list[tuple[int, int] | None]) -> list[int]:
-        """Return the tokens within the limit of the model, with the special one at the end."""
+        """Return the tokens within the limit of the model, with the special token at the end."""
         if len(ids) <= self._max_tokens:
             return ids
         if not self._truncate:
@@ -174,7 +174,7 @@ def make_call(entry: StepEntry, wired: frozenset[str], used: frozenset[str], spe
     """
     if entry.builtin == "tokenize":
         return TokenizeCall(entry, spec)
-    if spec.framework == "pipeline":
+    if spec.is_composite:
         raise StepFault("model", "expected a model, got a pipeline; add its steps to this one")
     if spec.generation is not None or spec.task == "generate":
         raise StepFault("model", "expected a model with tensors or scores, got one that generates text; leave it out")

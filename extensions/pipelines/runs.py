@@ -25,8 +25,8 @@ from frameworks.types import ModelSpec, TensorBatch
 
 _MANY_NUMBERS = 16 * 1024
 _MANY_CHARACTERS = 64 * 1024
-_LONGEST_TURN_S = 0.002
-"""Seconds of steps on the event loop after which a request lets others run."""
+_YIELD_AFTER_S = 0.002
+"""Seconds of steps on the event loop after which a request yields to others."""
 
 
 class Runner:
@@ -57,14 +57,14 @@ class Runner:
         Raises the first error of a step, with its name; the other steps are cancelled.
         """
         if self._plan.is_serial:
-            until_s = time.perf_counter() + _LONGEST_TURN_S
+            until_s = time.perf_counter() + _YIELD_AFTER_S
             for step in self._plan.steps:
                 read = step.read(values)
                 if not self._run_now(whole, step, read, values):
                     await self._run_later(whole, step, read, values)
                 elif time.perf_counter() > until_s:
                     await asyncio.sleep(0)
-                    until_s = time.perf_counter() + _LONGEST_TURN_S
+                    until_s = time.perf_counter() + _YIELD_AFTER_S
             return
         try:
             await self._run_parallel(whole, values)
@@ -73,12 +73,12 @@ class Runner:
 
     async def _run_parallel(self, whole: Run, values: list[Any]) -> None:
         missing = [step.num_sources for step in self._plan.steps]
-        until_s = time.perf_counter() + _LONGEST_TURN_S
+        until_s = time.perf_counter() + _YIELD_AFTER_S
 
         async def wait_for(step: PlannedStep, read: Values) -> None:
             nonlocal until_s
             await self._run_later(whole, step, read, values)
-            until_s = time.perf_counter() + _LONGEST_TURN_S
+            until_s = time.perf_counter() + _YIELD_AFTER_S
             finish(step)
 
         def start(step: PlannedStep) -> None:

@@ -1,4 +1,4 @@
-"""Define collections of vectors as other parts use them: steps of pipelines, and `roundhouse run`.
+"""Define collections of vectors as other parts use them: steps of composite models, and `roundhouse run`.
 
 `extensions/search` implements them.
 """
@@ -62,7 +62,7 @@ class Searchable(Protocol):
 
 
 class NamedCollections(Protocol):
-    """The collections of the server by name, for steps of pipelines. The configuration authorises these steps."""
+    """The collections of the server by name, for steps of composite models. The configuration authorises these steps."""
 
     @property
     def dimensions(self) -> Mapping[str, int]:

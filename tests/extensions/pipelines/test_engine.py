@@ -206,7 +206,7 @@ class TestPipelineEngine:
     async def test_long_chain_lets_other_requests_run(
         self, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(runs, "_LONGEST_TURN_S", -1.0)
+        monkeypatch.setattr(runs, "_YIELD_AFTER_S", -1.0)
         chain = [step(f"p{at}", "softmax", {"values": f"p{at - 1}" if at else "x"}) for at in range(8)]
         engine = engine_of(pipeline({"x": "float32[-1, 4]"}, {"y": "p7"}, *chain), NumpyParts({}, {}), threads)
         requests, turns = task(ask(engine, tensors(x=X))), 0
