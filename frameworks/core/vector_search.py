@@ -62,7 +62,7 @@ class Searchable(Protocol):
 
 
 class NamedCollections(Protocol):
-    """The collections of the server by name, for steps of composite models. The configuration authorises these steps."""
+    """The collections of the server by name, for steps of composite models. The configuration permits them."""
 
     @property
     def dimensions(self) -> Mapping[str, int]:
