@@ -1,5 +1,5 @@
-"""The wire format between the server and an engine process: frames of msgpack messages, and shared memory.
+"""The messages between the server and an engine process, their plain values, and tensors in shared memory.
 
-In: requests, answers, specs and tensors. Out: bytes on a Unix socket, and references into shared memory.
-Begin with `messages`, which defines them; `channel` sends and receives; `serialization` converts to plain values.
+In: requests, answers, specs and counts. Out: messages for a channel of `frameworks.core.channel`, which sends them.
+Begin with `messages`, which defines them; `serialization` converts to plain values; `shared_tensors` places arrays.
 """
