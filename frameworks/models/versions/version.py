@@ -93,6 +93,8 @@ class ModelVersion:
         self._engine: Engine | None = None
         self._last_spec: ModelSpec | None = None
         self._holders = Holders()
+        # Their own functions: a call in between would take its time for each request.
+        self.release, self.idle_future = self._holders.release, self._holders.idle_future
         # Held by a load or an unload; one runs at a time.
         self.lock = asyncio.Lock()
         self.load_task: asyncio.Task[None] | None = None
@@ -231,10 +233,6 @@ class ModelVersion:
         self._holders.awaiting_load.add(permit)
         permit.hold(self)
 
-    def release(self, permit: Permit) -> None:
-        """Release the reference of a request."""
-        self._holders.release(permit)
-
     def measure(self, measured: Sequence[tuple[Device, int]]) -> None:
         """Note the measured memory of a load: the device and the bytes of each process."""
         memory_on: Counter[str] = Counter()
@@ -298,10 +296,6 @@ class ModelVersion:
             await asyncio.shield(self.idle_future())
         if self._engine is not None:
             await self._engine.drained()
-
-    def idle_future(self) -> asyncio.Future[None]:
-        """Return a future that is done when the last reference is released. Do not cancel it."""
-        return self._holders.idle_future()
 
     def end_requests(self) -> None:
         """Fail the requests that wait or generate with Draining. Batches that are being computed are answered."""
