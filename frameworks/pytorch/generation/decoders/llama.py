@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, base_of
+from frameworks.pytorch.generation.decoders.adapters.layers import base_of
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
-from frameworks.pytorch.generation.decoders.decoder import LinearAttribute
+from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer, LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.weights.packed.modules import joined_linear_of, linear_of

@@ -12,9 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.core.progress import step
-from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
-from frameworks.pytorch.generation.decoders.decoder import LinearAttribute
+from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer, LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule, linear_of

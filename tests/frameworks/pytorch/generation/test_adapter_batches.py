@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from frameworks.pytorch.generation.decoders.adapters.batches import Batch, Run, batches_of, runs_of
-from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, Pair, StepAdapters, stacks_of
+from frameworks.pytorch.generation.decoders.adapters.layers import Pair, StepAdapters, stacks_of
+from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer
 from frameworks.pytorch.generation.weights.linear import padded_rows
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.pytorch.generation.decoders.adapters.layers import AdaptableLayer, Pair
+from frameworks.pytorch.generation.decoders.adapters.layers import Pair
+from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -5,41 +5,18 @@ batched matmul. The grouped matmuls follow S-LoRA (Sheng et al., MLSys 2024).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 
 from frameworks.pytorch.generation.decoders.adapters.batches import Batch, Run, batches_of
+from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer
 from frameworks.pytorch.generation.weights.linear import Linear
 from frameworks.pytorch.openmp import single_threaded_mkl
 
 # Larger matmuls are split over threads. One core computes this many multiplications in 0.1 ms. The threads of a smaller
 # matmul wait longer for each other while another thread or process has one of the cores.
 _MAX_SINGLE_THREADED = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptableLayer:
-    """A linear layer of a decoder, which is found at `owner.attribute`.
-
-    `modules`: names of the modules of the base, and the outputs of each, in the order of the layer's outputs.
-    `selects_rows`: its rows are those of StepLayout.selected_rows.
-    """
-
-    owner: object
-    attribute: str
-    modules: tuple[tuple[str, int], ...]
-    inputs: int
-    selects_rows: bool = False
-
-
-@runtime_checkable
-class AdaptableDecoder(Protocol):
-    """A Decoder whose linear layers can have adapters: each row of such a layer is one token of the step."""
-
-    @property
-    def adaptable_layers(self) -> Sequence[AdaptableLayer]: ...
 
 
 class Pair(NamedTuple):

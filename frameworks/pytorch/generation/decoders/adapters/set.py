@@ -21,7 +21,6 @@ from frameworks.pytorch.generation.decoders.adapters.files import (
     warn_of_text_files,
 )
 from frameworks.pytorch.generation.decoders.adapters.layers import (
-    AdaptableDecoder,
     AdaptedLinear,
     Pair,
     Stack,
@@ -59,7 +58,7 @@ class AdapterSet:
         """`dtype`: of the weights. `base`: folder of the model. `compiled`: of the decoder's compiled step.
         `awaits_compiled`: `use_compiled` may follow.
         """
-        self._layers = tuple(decoder.adaptable_layers) if isinstance(decoder, AdaptableDecoder) else ()
+        self._layers = tuple(decoder.adaptable_layers)
         self._modules = {
             name: _Module(index, layer.inputs, outputs)
             for index, layer in enumerate(self._layers)
