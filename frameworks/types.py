@@ -139,7 +139,7 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
-    """One product of a quantised model's largest layer, `original` or int8.
+    """One product of a quantized model's largest layer, `original` or int8.
 
     `weights`: the range that they are rounded to. `error`: root mean square, relative to the product.
     `milliseconds`: by number of rows; fewer numbers for a product that is far slower than others.
@@ -154,7 +154,7 @@ class KernelTrial:
 @dataclass(frozen=True, slots=True)
 class ProductTrial:
     """The kernel of the layers of one shape, and the measured ones. `layers`: their number. `weights`: the range that
-    they are rounded to, empty without quantisation. `trials`: empty where
+    they are rounded to, empty without quantization. `trials`: empty where
     nothing was measured, for one kernel alone or a small shape.
     """
 
@@ -168,10 +168,10 @@ class ProductTrial:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """A quantised model compared with its original on warm-up inputs.
+    """A quantized model compared with its original on warm-up inputs.
 
     `cosine_min` and `cosine_mean`: over the rows of the outputs. `speedup`: median time of the original divided by that
-    of the quantised model. `bytes_before`, `bytes_after`: size of the weights. `original_ms`, `quantized_ms`: those
+    of the quantized model. `bytes_before`, `bytes_after`: size of the weights. `original_ms`, `quantized_ms`: those
     times, of all warm-up inputs. `kernel`: the int8 product that is used, of the measured `kernels`. `weights`: the
     range that they are rounded to, of frameworks.quantization.ranges. `perplexity`, `perplexity_original`: of a
     language model on a text that it was not trained on.
@@ -202,7 +202,7 @@ class ModelSpec:
     synthetic rows, so the rows of requests are compared until they decide; short runs are off until then.
     `runs_by_shape`: the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None
     without a declared sequence axis.
-    `quantization`: None for a model that is not quantised. `quantized_graph`: path of the ONNX graph that runs in place
+    `quantization`: None for a model that is not quantized. `quantized_graph`: path of the ONNX graph that runs in place
     of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
     they have been compiled. `is_composite`: other models of the server compute it.

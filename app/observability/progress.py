@@ -23,7 +23,7 @@ _VERBS = {
     "compile": "compiling",
     "load": "loading",
     "download": "downloading",
-    "quantize": "quantising",
+    "quantize": "quantizing",
     "index": "building the index",
 }
 

@@ -27,7 +27,7 @@ class CollectionEntry(BaseModel):
     """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two
     collections have the same name."""
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)]
-    """Numbers of each vector. They cannot be changed later."""
+    """Values of each vector. They cannot be changed later."""
     metric: Literal["cosine", "dot", "euclid"] = "cosine"
     """How vectors are compared: `cosine`, `dot` (inner product) or `euclid` (distance). It cannot be changed later."""
     path: SettingsPath | None = None

@@ -173,7 +173,7 @@ class GroupQueue:
         for member in self._members:
             assert member.work == sum(job.size for job in member.jobs), "the work of a process is counted wrongly"
         has_room = least_work(self._members, self._capacity) is not None
-        assert not self._queue.entries or not has_room, "a request waits, and a process has room"
+        assert not self._queue.entries or not has_room, "a request waits, and a process is free"
         if not self._queue.entries and not any(member.jobs for member in self._members):
             assert not self._clock.num_active, "a tenant without requests has a place"
 

@@ -202,11 +202,11 @@ class ImageThreads:
 
     async def _prepare_all(self, processor: "ImageProcessor", images: Sequence[bytes], rows: "Array") -> "Array":
         """Prepare several images, at most IMAGE_THREADS at a time: the images of several requests take turns."""
-        numbers = iter(range(len(images)))
+        indices = iter(range(len(images)))
         failures: dict[int, Exception] = {}
 
         async def prepare_some() -> None:
-            for number in numbers:
+            for number in indices:
                 if failures:
                     return
                 try:

@@ -1,4 +1,4 @@
-"""Quantised models over the API: their description, their outputs, and a refusal."""
+"""Quantized models over the API: their description, their outputs, and a refusal."""
 
 from pathlib import Path
 
@@ -72,10 +72,10 @@ dtype = "int4"
         assert chosen["milliseconds"].keys() == trials["original"]["milliseconds"].keys() == {"16", "128"}
         # More than half of this memory is that of the words, which stay floats.
         assert models["int8"]["memory_bytes"] < 0.85 * models["fp32"]["memory_bytes"]
-        original, quantised = (
+        original, quantized = (
             np.array(server.infer(name, text=TEXTS)["embeddings"], np.float32) for name in ("fp32", "int8")
         )
-        assert 0.97 < row_cosines(original, quantised).min() < 1 - 1e-6
+        assert 0.97 < row_cosines(original, quantized).min() < 1 - 1e-6
         entry = {"framework": "onnx", "name": "x", "path": str(encoder), "quantized": True}
         refused = server.client.post("/models", json=entry | {"min_cosine": 0.999})
         assert_refused(refused, 400, "invalid_input", "at worst", "expected min_cosine 0.999", '"mixed"')

@@ -1,4 +1,4 @@
-"""Blocks of GGUF's types with super-blocks, for which the package of llama.cpp has no quantisation."""
+"""Blocks of GGUF's types with super-blocks, for which the package of llama.cpp has no quantization."""
 
 from typing import Any
 

@@ -125,7 +125,7 @@ def compressed(bits: int, *, has_zeros: bool = False, group: int | None = GROUP,
 
 
 def compressed_scheme(form: str, bits: int) -> dict[str, Any]:
-    """Return the quantisation of a compressed-tensors folder."""
+    """Return the quantization of a compressed-tensors folder."""
     weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
     return {

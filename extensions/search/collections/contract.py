@@ -156,8 +156,8 @@ class ServedCollection(Searchable, Protocol):
         """Insert records, or replace those of the same ids as a whole; return how many. Durable when it returns.
 
         All or none of them are applied. Of a repeated id the last one counts. Raises InvalidInput
-        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull; OutOfMemory where the budget has no
-        room, even without idle models.
+        (`records[i].id`, `.vector`, `.metadata.key`), StorageFull, CollectionFull; OutOfMemory where it does not fit
+        in the budget, even without idle models.
         """
 
     async def delete(self, ids: Sequence[str] | None = None, where: Filter | None = None) -> int:

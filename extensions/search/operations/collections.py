@@ -295,7 +295,7 @@ class Collections:
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        """Collection → numbers of each vector."""
+        """Collection → dimensions of its vectors."""
         return {name: each.entry.dimensions for name, each in self._configured.items()}
 
     def states(self, principal: Principal) -> dict[str, str]:

@@ -20,7 +20,7 @@ _EMBEDS = (
     "clip_vision_model", "convnext", "convnextv2", "deit", "dinov2", "dinov2_with_registers", "mobilenet_v1",
     "mobilenet_v2", "resnet", "siglip_vision_model", "swin", "swinv2", "vit",
 )  # fmt: skip
-# The largest states of a run beside the pixels of an image, in multiples of their float32.
+# The largest states of a run, without the pixels of an image, in multiples of their float32.
 _STATES_PER_PIXEL = 12
 
 

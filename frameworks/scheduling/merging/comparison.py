@@ -12,7 +12,7 @@ Tolerance = tuple[float, float, float]
 # A larger batch adds in another order, and results are rounded as finely as the dtype.
 _FINE: Tolerance = (1e-4, 1e-5, 0)
 _COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
-# The steps of quantised values depend on the run's largest value, which may be a neighbour's.
+# The steps of quantized values depend on the run's largest value, which may be a neighbour's.
 _QUANTIZED: Tolerance = (0, 0, 5e-2)
 
 
@@ -90,7 +90,7 @@ def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
 def text_tolerance(spec: ModelSpec, is_quantized: bool = False) -> Tolerance:
     """Return how far the rows of texts may be off, relative to the largest number of each.
 
-    `is_quantized`: whether the model's own files quantise it.
+    `is_quantized`: whether the model's own files quantize it.
     """
     relative = _QUANTIZED[2] if is_quantized or spec.quantization is not None else _COARSE.get(spec.dtype, _FINE)[0]
     return (0, 0, relative)

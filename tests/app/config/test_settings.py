@@ -26,7 +26,7 @@ host = "127.0.0.1"
 port = 8080
 
 [models]
-cache_dir = "./models"          # quantised copies and other derived files
+cache_dir = "./models"          # quantized copies and other derived files
 max_model_size = 2147483648     # bytes of weights on disk; a larger model is refused with a clear error
 roots = ["./models"]            # the only places from which models may be registered at run time
 

@@ -1,4 +1,4 @@
-"""Small ONNX graphs of matrix products: what can be quantised, well or badly."""
+"""Small ONNX graphs of matrix products: what can be quantized, well or badly."""
 
 import numpy as np
 import onnx

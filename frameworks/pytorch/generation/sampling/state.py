@@ -20,7 +20,7 @@ _COLDEST = 1e-5  # a lower temperature is greedy: float32 logits divided by it k
 class SamplingState:
     """Made with its sequence, and kept while the sequence is preempted. Used by one thread.
 
-    It has its own random numbers, one for each token: whatever runs beside the sequence, and however often it is
+    It has its own random numbers, one for each token: whichever sequences share its steps, and however often it is
     preempted, the same seed draws the same tokens. Sampling changes nothing here; `accept` does.
     """
 
