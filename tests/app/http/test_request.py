@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+import threading
 
 import pytest
 
@@ -9,9 +10,13 @@ from app.protocols.native.codec import NativeCodec
 from app.protocols.shared.codec import Target
 from app.protocols.shared.compression import body_encoding
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.types import TextDelta
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.types import ModelSpec
 from tests.app.http.requests import http_request
-from tests.app.protocols.native.specs import SPECS
+from tests.app.protocols.generating import Caller, EndpointHarness, ScriptedGeneration
+from tests.app.protocols.native.specs import SPECS, WRITER
+from tests.support.loops import in_loop
 
 
 def test_decoded_request_releases_the_body() -> None:
@@ -55,3 +60,20 @@ def test_refused_compressed_body_is_released() -> None:
         request.read()
     assert sys.getrefcount(body) == references
     request.permit.release()
+
+
+@in_loop
+async def test_long_body_is_routed_on_the_loop() -> None:
+    """The names in it are read on a thread, and the state of models belongs to the loop."""
+    harness = EndpointHarness(ScriptedGeneration(TextDelta(0, "a", "stop")))
+    threads: list[threading.Thread] = []
+
+    def spec_for(permit: Permit) -> ModelSpec:
+        threads.append(threading.current_thread())
+        return WRITER
+
+    harness.version.spec_for = spec_for  # type: ignore[method-assign]
+    caller = Caller(harness, prompt="{" * 300 + "a" * 8000)
+    await caller.send_request()
+    assert caller.status == 200
+    assert set(threads) == {threading.main_thread()}
