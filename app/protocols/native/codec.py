@@ -16,10 +16,9 @@ from app.protocols.native.fields import (
     INPUT_FIELDS,
     OPTIONS,
 )
-from app.protocols.native.generation import read_generation
+from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
-from app.protocols.native.stream import NativeStream, describe_generated
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json import body as json_body

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.protocols.native.stream import NativeStream
+from app.protocols.native.generation import NativeStream
 from app.protocols.shared.errors import ErrorReply
 from frameworks.generation.types import TextDelta, TokenText, Usage
 
