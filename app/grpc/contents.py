@@ -8,10 +8,9 @@ import numpy as np
 
 from app.grpc.messages import Message, ModelInferRequest
 from app.grpc.received import Span
-from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype
+from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype, pause
 from app.protocols.open_inference.infer_types import OutputTensor
 from app.protocols.shared.json.tensors import narrow
-from app.protocols.shared.pauses import pause
 from frameworks.core.errors import InvalidInput
 from frameworks.core.protobuf_wire import (
     BYTES,
