@@ -122,8 +122,8 @@ def launch(options: LaunchOptions, inherited_fds: Sequence[int] = ()) -> EngineP
     """Start an engine process; return without a wait for its first step.
 
     Call it on the event loop's thread, and let that thread last as long as the server: Linux ends the process with the
-    thread that started it. `inherited_fds` are the same descriptors in the process, and stay open here. Raises OSError if no
-    process or descriptor is left.
+    thread that started it. `inherited_fds` are the same descriptors in the process, and stay open here. Raises OSError
+    if no process or descriptor is left.
     """
     with ExitStack() as on_failure, ExitStack() as always:
         connection, theirs = socket.socketpair()
