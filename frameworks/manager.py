@@ -30,8 +30,9 @@ from frameworks.models.rollout.rollout import Rollout
 from frameworks.models.rollout.watcher import FolderWatcher
 from frameworks.models.versions.identity import ModelIdentity, batch_limits
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.version import ModelVersion
 from frameworks.models.versions.version_folders import find_versions
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit

@@ -16,7 +16,7 @@ from app.http.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.devices import Device, DeviceManager
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from memory.host import resident_bytes
 
 LIVE_BODIES = {"/health/live": {"status": "live"}, "/v2/health/live": {"live": True}}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from frameworks.core.errors import Draining
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 
 
 class Lifecycle(ABC):

@@ -19,7 +19,7 @@ from app.observability.logs.logs import write_lines
 from app.server.example_requests import Caller, curl_lines
 from app.server.keys import create_command
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,8 @@ from frameworks.core.errors import EvictionNeeded, InvalidModel, ModelFailed, Ou
 from frameworks.core.vector_search import NamedCollections
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.types import ModelSpec
 
 

@@ -23,7 +23,7 @@ from frameworks.core.progress import WorkState, states
 from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.scheduling.batch.batcher import BatchLimits
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_probe import FakeProbe

@@ -11,7 +11,7 @@ from frameworks.core.errors import (
     ModelNotFound,
     ModelUnloaded,
 )
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, settle, soon, task
 from tests.support.managing import ask, make_manager, permitted, register, serving

@@ -27,7 +27,7 @@ from frameworks.models.replicas.messages import (
     VersionState,
 )
 from frameworks.models.residency.loader import Loader
-from frameworks.models.versions.version import ModelState as State
+from frameworks.models.versions.states import ModelState as State
 from frameworks.runtime import Registry
 from tests.support.batch_models import FakeRegistry
 from tests.support.control_links import open_both

@@ -7,7 +7,7 @@ from app.admin.metrics.families import Family, Kind, by_label, by_tenant, counte
 from app.observability.tallies import ModelMetrics
 from app.observability.visible_counts import Counts
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens

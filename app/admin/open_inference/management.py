@@ -17,7 +17,8 @@ from app.protocols.shared.errors import NotSupported
 from frameworks.core.errors import ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.engine.contract import RunCounts
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.batch.request import BatchCounts
 
 _READY = "READY"

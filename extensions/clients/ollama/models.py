@@ -19,7 +19,7 @@ from app.protocols.shared.bodies import Body, ResponseBody, read_body
 from extensions.clients.ollama.codec import without_tag
 from extensions.clients.ollama.routes import OllamaErrorResponse
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 
 OLLAMA_VERSION = "0.12.6"
 """Of Ollama: the routes here are those of its API. Clients refuse a server whose version lacks what they need."""

@@ -26,7 +26,8 @@ from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loaded, Loader
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.versions.identity import ModelIdentity
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.runtime import LoadedModel
 from frameworks.scheduling.device_clock import SharedDevices
 from memory.budget import Budget

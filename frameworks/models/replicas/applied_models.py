@@ -25,8 +25,9 @@ from frameworks.models.replicas.messages import (
 )
 from frameworks.models.replicas.serving import ReplicaVersion, Serving
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.version import ModelVersion
 
 
 class AppliedModels:

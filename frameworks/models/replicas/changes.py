@@ -12,8 +12,8 @@ from frameworks.models.replicas.messages import ModelChanged, ModelRemoved, Mode
 from frameworks.models.replicas.peers import Peer, Peers
 from frameworks.models.versions.contract import ServedModels, slot_of
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.states import ModelState as Phase
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState as Phase
 from frameworks.models.versions.version import ModelVersion
 
 

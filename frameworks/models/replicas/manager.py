@@ -20,7 +20,8 @@ from frameworks.models.replicas.serving import ReplicaVersion, Serving
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits

@@ -35,7 +35,8 @@ from frameworks.models.replicas.shared_engine import SharedEngine
 from frameworks.models.residency.loader import Loaded
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.versions.contract import ServedModels, slot_of
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
 
 

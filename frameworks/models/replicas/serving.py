@@ -16,7 +16,8 @@ from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.models.replicas.engines import WorkerEngines
 from frameworks.models.replicas.messages import Prepare, VersionState
 from frameworks.models.versions.identity import ModelIdentity
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 
 
 class ReplicaVersion(ModelVersion):

@@ -27,7 +27,8 @@ from frameworks.models.replicas.messages import (
     VersionUse,
 )
 from frameworks.models.replicas.peers import ConnectionGrants, Peer, PeerLoad, Peers
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,8 @@ import structlog
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
 from frameworks.core.errors import EvictionNeeded, InvalidModel, OutOfMemory
 from frameworks.models.residency.placement import choose_devices, choose_victim, is_evictable, is_pinned, reserved_bytes
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from memory.budget import Budget
 from memory.sizes import format_size
 

@@ -24,7 +24,8 @@ from frameworks.engine.contract import Engine
 from frameworks.models.residency.ledger import LoadOptions, MemoryLedger
 from frameworks.models.residency.loader import Loaded, Loader
 from frameworks.models.versions.identity import ModelIdentity, new_serving_id
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size
 

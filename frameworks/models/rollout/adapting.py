@@ -7,7 +7,8 @@ from frameworks.core.settings.adapters import MAX_ADAPTERS, AdapterEntry
 from frameworks.engine.local import LocalEngine
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
 
 log = structlog.get_logger(__name__)

@@ -6,7 +6,8 @@ import structlog
 
 from frameworks.models.residency.residency import ModelResidency
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from frameworks.models.versions.version_folders import files_state
 
 log = structlog.get_logger(__name__)

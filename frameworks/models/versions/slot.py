@@ -11,8 +11,9 @@ from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import Isolation
 from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.identity import ModelIdentity
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.version import ModelVersion
 from frameworks.models.versions.version_folders import ONLY_VERSION, find_versions, served_versions
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts

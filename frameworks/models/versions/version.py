@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,8 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import ModelFailed, ModelLoading, ModelUnloaded, RoundhouseError
 from frameworks.engine.contract import Engine
 from frameworks.generation.sequences import StepStats
-from frameworks.models.versions.holders import Holders
 from frameworks.models.versions.identity import ModelIdentity, new_serving_id
-from frameworks.models.versions.load_failures import LoadFailures
+from frameworks.models.versions.states import LoadFailures, ModelState
 from frameworks.models.versions.version_folders import FilesState
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
@@ -39,15 +37,42 @@ class VersionNotLoaded(ModelLoading):
         self.version = version
 
 
-class ModelState(StrEnum):
-    """The state of a version, as /models and /health show it."""
+class Holders:
+    """The requests that hold a reference, or wait for a load. Owned by the event loop.
 
-    REGISTERED = "registered"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    UNLOADED = "unloaded"
-    FAILED = "failed"
+    `awaiting_load`: they become holders of the instances when the version is loaded. Draining the old instances must
+    not wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.loaded: set[Permit] = set()
+        self.awaiting_load: set[Permit] = set()
+        self._idle: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loaded) + len(self.awaiting_load)
+
+    def __iter__(self) -> Iterator[Permit]:
+        yield from (*self.loaded, *self.awaiting_load)
+
+    def note_loaded(self) -> None:
+        """Give the requests that wait references to the loaded instances."""
+        self.loaded |= self.awaiting_load
+        self.awaiting_load.clear()
+
+    def release(self, permit: Permit) -> None:
+        """Forget a request. The last one of the loaded instances completes `idle_future`."""
+        self.awaiting_load.discard(permit)
+        self.loaded.discard(permit)
+        if not self.loaded and self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def idle_future(self) -> asyncio.Future[None]:
+        """Return a future that is done when no request holds a reference to the loaded instances. Do not cancel it."""
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().create_future()
+        return self._idle
 
 
 class ModelVersion:

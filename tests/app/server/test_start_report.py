@@ -17,7 +17,7 @@ from app.observability.logs.logs import configure_logging
 from app.server.keys import open_keys
 from app.server.start_report import StartOptions, StartReport, url_of
 from frameworks.core.errors import InvalidModel
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.app.server.test_example_requests import LoadedSlot, tensor, tensor_spec
 from tests.support.certificates import Authority, Pair
 

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from frameworks.core.errors import Draining, ModelUnloaded
 from frameworks.generation.sequences import GeneratedToken
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from tests.frameworks.models.test_generating_versions import generate, request
 from tests.support.batch_models import FakeRegistry, Gate, numbers
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, queued, settle, soon, task

@@ -13,7 +13,7 @@ from frameworks.engine.contract import Run
 from frameworks.generation.sequences import GeneratedToken, SequenceRequest
 from frameworks.generation.types import GenerateRequest
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.scheduling.steps.counts import StepCounts
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate

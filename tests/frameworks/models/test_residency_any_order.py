@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.versions.load_failures
+import frameworks.models.versions.states
 from frameworks.core.errors import (
     InvalidInput,
     InvalidModel,
@@ -27,8 +27,8 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState
 from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
 from tests.support.loops import worker_threads_end
@@ -51,9 +51,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(
-            frameworks.models.versions.load_failures, "delay_after", lambda failures: 0.002
-        )
+        self.short_retries = patch.object(frameworks.models.versions.states, "delay_after", lambda failures: 0.002)
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from frameworks.core.errors import Draining, ModelNotFound, ModelUnavailable, ModelUnloaded
 from frameworks.core.settings.entry_values import VersionPolicy
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.frameworks.models.sized_registry import (
     SizedRegistry,
     check_settled,

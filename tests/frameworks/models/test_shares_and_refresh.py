@@ -8,8 +8,8 @@ import pytest
 
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, ModelUnloaded, VersionNotFound
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState
 from tests.frameworks.models.sized_registry import error_of, infer, loaded_versions, make_versions, versioned_model
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task

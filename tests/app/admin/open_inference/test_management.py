@@ -27,7 +27,7 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.scheduling.admission import RequestLimit
 from tests.app.protocols.open_inference.messages import check_message
 from tests.frameworks.models.sized_registry import infer, kill, lazy_models, versioned_model

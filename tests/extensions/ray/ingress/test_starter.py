@@ -14,7 +14,7 @@ from frameworks.core.errors import InvalidModel, ModelUnloaded
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.types import TensorBatch
 from tests.extensions.ray.replicas import NODE, Cluster, cluster
 from tests.support.fake_probe import FakeProbe

@@ -12,7 +12,7 @@ from extensions.ray.ingress.connections import ReplicaEngine
 from extensions.ray.ingress.shared_group import SharedConnections, SharedGroup
 from frameworks.core.errors import ModelFailed, OutOfMemory
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.extensions.ray.shared_replicas import SharedReplica, ask, group_config, sharing
 from tests.frameworks.models.sized_registry import error_of
 from tests.support.batch_models import Gate

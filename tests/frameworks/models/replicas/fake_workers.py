@@ -31,7 +31,7 @@ from frameworks.models.replicas.messages import (
     VersionUse,
 )
 from frameworks.models.replicas.publisher import Publisher
-from frameworks.models.versions.version import ModelState as Phase
+from frameworks.models.versions.states import ModelState as Phase
 from tests.support.control_links import connect
 from tests.support.loops import soon
 

@@ -19,7 +19,7 @@ from frameworks.models.replicas.messages import (
     ShareState,
     VersionState,
 )
-from frameworks.models.versions.version import ModelState as State
+from frameworks.models.versions.states import ModelState as State
 from frameworks.models.versions.version import VersionNotLoaded
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.fake_supervisor import FakeSupervisor, supervised, version_state

@@ -10,7 +10,7 @@ import pytest
 from frameworks.core.errors import InvalidModel
 from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client import process_registry
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.support.loops import in_loop, soon, task
 from tests.support.replicated import Replica, Replicated, replicated
 

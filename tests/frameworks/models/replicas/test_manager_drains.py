@@ -12,7 +12,7 @@ from frameworks.core.errors import (
 from frameworks.models.replicas.messages import (
     EndModelRequests,
 )
-from frameworks.models.versions.version import ModelState as State
+from frameworks.models.versions.states import ModelState as State
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.fake_supervisor import supervised, version_state
 from tests.support.loops import in_loop, settle, soon, task

@@ -20,7 +20,7 @@ from frameworks.models.replicas.messages import (
     Poisonous,
     Prepare,
 )
-from frameworks.models.versions.version import ModelState as Phase
+from frameworks.models.versions.states import ModelState as Phase
 from tests.frameworks.models.replicas.fake_workers import FakeWorker, Supervisor, sent, supervising
 from tests.frameworks.models.sized_registry import SizedRegistry, make_versions
 from tests.support.batch_models import FakeRegistry

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-import frameworks.models.versions.load_failures
+import frameworks.models.versions.states
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import (
     Draining,
@@ -27,8 +27,8 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.traffic import Share
-from frameworks.models.versions.version import ModelState
 from tests.frameworks.models.replicas.fake_workers import FakeWorker, Supervisor
 from tests.frameworks.models.sized_registry import SizedRegistry, error_of, make_versions
 from tests.support.control_links import connect
@@ -59,7 +59,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.logs = capture_logs()
         self.logs.__enter__()
         self.patches = [
-            patch.object(frameworks.models.versions.load_failures, "delay_after", lambda failures: 0.002),
+            patch.object(frameworks.models.versions.states, "delay_after", lambda failures: 0.002),
             patch("frameworks.models.replicas.shared_engine.delay_after", lambda failures: 0.002),
         ]
         for each in self.patches:

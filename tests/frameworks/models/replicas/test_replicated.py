@@ -12,7 +12,7 @@ import pytest
 from frameworks.core.errors import ModelFailed
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.process.client.running_process import RunningProcess
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.support.loops import in_loop, settle, soon, task
 from tests.support.managing import opened, permit
 from tests.support.models.onnx_crashes import POISON, TRAPS

@@ -23,7 +23,7 @@ from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.processes import ProcessStarter
 from frameworks.models.versions.contract import ServedModels
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.types import TensorBatch
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import FakeProbe

@@ -10,7 +10,8 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import OutOfMemory
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.models.residency.placement import choose_device, choose_victim, is_evictable, is_pinned
-from frameworks.models.versions.version import ModelState, ModelVersion
+from frameworks.models.versions.states import ModelState
+from frameworks.models.versions.version import ModelVersion
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 from tests.support.loops import in_loop

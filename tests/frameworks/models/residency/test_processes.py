@@ -20,7 +20,7 @@ from frameworks.engine.registries import RegistrySettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.processes import ProcessStarter, select_cpus
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.types import TensorBatch
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon, task

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import InvalidModel, ModelFailed, ModelUnloaded, OutOfMemory, VersionNotFound
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from tests.frameworks.models.sized_registry import (
     check_settled,
     infer,

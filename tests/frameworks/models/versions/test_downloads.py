@@ -18,7 +18,7 @@ from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.downloads import MAX_DOWNLOADS, Downloads
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.models.versions.version import ModelState
+from frameworks.models.versions.states import ModelState
 from frameworks.sources.store import SourceStore
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task

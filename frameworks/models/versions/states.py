@@ -1,9 +1,21 @@
-"""Note failed loads of a version, and when a request may retry them. Pure: takes the clock."""
+"""Name the states of a version, note its failed loads, and when a request may retry them. Pure: takes the clock."""
 
 from collections.abc import Callable
+from enum import StrEnum
 
 from frameworks.core.backoff import delay_after
 from frameworks.core.errors import ModelFailed, OutOfMemory, RoundhouseError
+
+
+class ModelState(StrEnum):
+    """The state of a version, as /models and /health show it."""
+
+    REGISTERED = "registered"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADED = "unloaded"
+    FAILED = "failed"
 
 
 class LoadFailures:
