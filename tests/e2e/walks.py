@@ -35,6 +35,8 @@ def configuration(folder: Path, port: str, with_keys: bool = False) -> Path:
     models = [("onnx", "digits")] if with_keys else [("onnx", "digits"), ("onnx", "shapes"), ("torch", "tiny-llama")]
     for kind, name in models:
         text += f'[[models.{kind}_models]]\nname = "{name}"\npath = "{MODELS / name}"\n'
+        if kind == "torch":
+            text += 'kernels = "compiled"\n'  # a measurement on a busy machine may choose others
     file = folder / "config.toml"
     file.write_text(text)
     return file

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from extensions.pipelines.loader import PipelineLoader
 from extensions.pipelines.settings import FRAMEWORK, PipelineModelEntry
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.versions import states
+from frameworks.models.versions import states as version_states
 from frameworks.models.versions.slot import ModelSlot
 from tests.frameworks.models.sized_registry import SizedRegistry, register_lazy, states
 from tests.support.batch_models import Gate
@@ -62,7 +62,7 @@ async def test_failed_model_is_not_retried_at_start() -> None:
     """Its retry is due when the pipeline is loaded. Another model would be evicted for it."""
     registry = SizedRegistry()
     registry.broken.add("a")
-    with patch.object(states, "delay_after", lambda failures: 0.0), capture_logs():
+    with patch.object(version_states, "delay_after", lambda failures: 0.0), capture_logs():
         async with make_manager(registry, max_model_bytes=GIB) as manager:
             register(manager, "a")
             register(manager, "b")
