@@ -88,8 +88,8 @@ class RequestRecord:
     """Alias by which the request names the model; empty for its own name."""
     adapter: str = ""
     """Name of the adapter that the request names; empty for the base."""
-    collection: str = ""
-    """The collection that the request names, if its sender may see it. Counted with `operation`."""
+    resource: str = ""
+    """A name of the path beside models, such as a collection, if its sender may see it. Counted with `operation`."""
     operation: str = ""
     error: str = ""
     """Text of the error, without paths of the machine."""
@@ -125,7 +125,7 @@ class Observer(RequestTallies):
         model, status, timings = record.model, record.status, record.timings
         tenant = record.principal.tenant.name
         self.requests[model, record.version, status, tenant] += 1
-        if status != 200 or record.collection:
+        if status != 200 or record.resource:
             self._count_more(record, tenant, total_s)
         # A response that began with 200 and then failed has a code.
         succeeded = status == 200 and not record.code
@@ -155,11 +155,11 @@ class Observer(RequestTallies):
             self.end_trace(record, total_s)
 
     def _count_more(self, record: RequestRecord, tenant: str, total_s: float) -> None:
-        """Count a rejected request, and one to a collection."""
+        """Count a rejected request, and one to a resource beside models."""
         if record.status in REJECTED_STATUSES:
             self.rejected[record.code, tenant] += 1
-        if record.collection:
-            self.count_operation(record.collection, record.operation, record.status, tenant, total_s)
+        if record.resource:
+            self.count_operation(record.resource, record.operation, record.status, tenant, total_s)
 
     def _keep(self, record: RequestRecord, tenant: str, total_s: float) -> None:
         """Keep the fields of a FinishedRequest after `number`; a plain tuple takes half the time."""

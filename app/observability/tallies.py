@@ -199,20 +199,20 @@ class RequestTallies:
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
         self.operations: Counter[tuple[str, str, int, str]] = Counter()
-        """By collection, operation, HTTP status and tenant."""
+        """By resource, operation, HTTP status and tenant."""
         self.operation_seconds: dict[tuple[str, str, str], Histogram] = {}
-        """Of operations that succeeded, by collection, operation and tenant."""
+        """Of operations that succeeded, by resource, operation and tenant."""
         self.auth_failures: Counter[str] = Counter()
         """Requests that were refused for their key, by reason."""
 
     async def refresh(self) -> None:
         """Update the counts before they are shown. Those of one process are current."""
 
-    def count_operation(self, collection: str, operation: str, status: int, tenant: str, total_s: float) -> None:
-        """Count one request to a collection."""
-        self.operations[collection, operation, status, tenant] += 1
+    def count_operation(self, resource: str, operation: str, status: int, tenant: str, total_s: float) -> None:
+        """Count one request to a resource beside models."""
+        self.operations[resource, operation, status, tenant] += 1
         if status == 200:
-            key = collection, operation, tenant
+            key = resource, operation, tenant
             histogram = self.operation_seconds.get(key)
             if histogram is None:
                 histogram = self.operation_seconds[key] = Histogram()

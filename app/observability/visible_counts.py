@@ -81,15 +81,15 @@ class Counts:
         return self._by_version.get((model, version))
 
     def operations(self) -> Iterator[tuple[tuple[str, str, int, str], int]]:
-        """Yield (collection, operation, HTTP status, tenant) and the number of requests, of any collection."""
+        """Yield (resource, operation, HTTP status, tenant) and the number of requests, of any resource."""
         return ((key, count) for key, count in self._tallies.operations.items() if self._shows("", key[3]))
 
     def operation_seconds(self) -> dict[tuple[str, str], Histogram]:
-        """Return the histograms of successful requests by collection and operation, of any collection."""
+        """Return the histograms of successful requests by resource and operation, of any resource."""
         found: dict[tuple[str, str], Histogram] = {}
-        for (collection, operation, tenant), histogram in self._tallies.operation_seconds.items():
+        for (resource, operation, tenant), histogram in self._tallies.operation_seconds.items():
             if self._shows("", tenant):
-                found.setdefault((collection, operation), Histogram()).merge(histogram)
+                found.setdefault((resource, operation), Histogram()).merge(histogram)
         return found
 
     def each_times(self) -> Iterator[ModelMetrics]:

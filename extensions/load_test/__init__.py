@@ -1,7 +1,8 @@
 """Send load to a running server and report what a client measures: `roundhouse bench`.
 
 `options.py` reads the command line, `command.py` runs it. `target.py` finds what the model takes, `run.py` sends the
-requests, `tally.py` counts, and `screen.py`, `report.py` and `page.py` show the result. Manual: docs/bench.md.
+requests, `results/tally.py` counts, and `screen.py`, `report.py` and `results/page.py` show the result. Manual:
+docs/bench.md.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """Similarity and vector collections: a request with texts or vectors in, scores or hits out. Begin with `part.py`.
 
-`protocol/` decodes a request and encodes its answer, `operations/` runs it, `collections/` stores and searches vectors,
-`workers/` carries calls of a worker to the supervisor. Manual: docs/collections.md, docs/similarity.md.
+`protocol/` decodes a request and encodes its answer, `operations/` runs it and opens the collections at the start,
+`collections/` stores and searches vectors, `workers/` carries calls of a worker to the supervisor. Manual:
+docs/collections.md.
 """
 
 from collections.abc import Mapping, Sequence

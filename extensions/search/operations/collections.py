@@ -251,7 +251,7 @@ class Collections:
     def check(self, record: RequestRecord, name: str) -> None:
         """Note the collection and the operation on the record, before the body is read. Raises CollectionNotFound."""
         self.entry(record.principal, name)
-        record.collection = name
+        record.resource = name
         record.operation = record.path.rstrip("/").rpartition("/")[2]
 
     def visible(self, principal: Principal) -> list[str]:

@@ -148,6 +148,7 @@ class EncoderModel(DeviceModel):
             ends = hidden[torch.arange(len(last), device=mask.device), last]
             # The states of a text without tokens are undefined: its tokens attend to nothing.
             return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
+        assert self._pooling == "mean", self._pooling
         # The sum is float32 even if the states are f16: a sum of 512 of them would lose digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)

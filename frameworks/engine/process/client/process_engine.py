@@ -1,4 +1,8 @@
-"""Run a model in a process of its own: the server's side. The process is started, watched, and restarted here."""
+"""Run a model in a process of its own: the server's side.
+
+`launch.py` starts the process and sees its end, `running_process.py` reports it to `ProcessEngine.lost`, and
+`retries.py` decides which of its requests run again.
+"""
 
 import asyncio
 import itertools

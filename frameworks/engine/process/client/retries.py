@@ -206,7 +206,7 @@ class RetryQueue:
 
 
 class _Round:
-    """PoisonRequests that run at a time. `is_joint`: several were sent, also where one is left."""
+    """Interrupted requests that run again at the same time. `is_joint`: several were sent, also where one is left."""
 
     __slots__ = ("is_joint", "running")
 
