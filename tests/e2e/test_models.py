@@ -157,7 +157,7 @@ def test_model_registered_used_and_deleted(own_server: RunningServer, roots: Pat
         ({"framework": "onnx", "name": "x", "path": 1}, 400, "invalid_input", ["path:"]),
         ({"framework": "onnx", "name": "x", "path": ""}, 400, "invalid_input", ["path:"]),
         ({"framework": "onnx", "name": "x", "path": "a\0b"}, 400, "invalid_input", ["path:"]),
-        ({"framework": "onnx", "name": "x", "path": "good", "quantized": True}, 400, "unknown_field", ["quantized"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "quantised": True}, 400, "unknown_field", ["quantized"]),
         ({"framework": "onnx", "name": "x", "path": "good", "dtype": "f32"}, 400, "unknown_field", ["dtype:"]),
         ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [0]}, 400, "invalid_input", ["input_shape"]),
         ({"framework": "onnx", "name": "x", "path": "good", "watch": 1}, 400, "invalid_input", ["watch:"]),
