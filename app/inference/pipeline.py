@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -12,7 +12,7 @@ from app.auth.principal import Principal
 from app.auth.quotas import LimitedPermit
 from app.inference.bounds import Bounds
 from app.inference.context import InferenceService, RequestContext
-from app.inference.contract import DecodedRequest
+from app.inference.contract import DecodedRequest, NamedRequest
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView
@@ -25,8 +25,11 @@ from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
+from frameworks.types import ModelSpec
 
 Result = TypeVar("Result")
+_ROUTES_WITHIN_S = 60.0
+"""The event loop routes a request within milliseconds, unless it has ended."""
 
 
 class Operation(Protocol):
@@ -159,14 +162,12 @@ class Pipeline:
             try:
                 if context.is_long_to_decode:
                     # The libraries release the interpreter's lock between their calls: the loop goes on.
-                    named = await self._in_thread(context.read)
-                    spec = None if named.model is None else context.route(named)
-                    decoded = await self._in_thread(named.decode, spec)
+                    decoded = await self._in_thread(_decode_routed, context, asyncio.get_running_loop())
                 else:
                     named = context.read()
                     decoded = named.decode(None if named.model is None else context.route(named))
             except VersionNotLoaded:
-                del named  # it holds the parsed body, and the request may wait long
+                named = None  # it holds the parsed body, and the request may wait long
             finally:
                 context.timings.decoded(started_s, time.perf_counter())
             if decoded is None:
@@ -251,6 +252,34 @@ class Pipeline:
     def _left_s(self, timeout_ms: float | None, context: RequestContext) -> float | None:
         """Return the seconds until the request's deadline, counted from its first byte; None if it has no deadline."""
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - context.started_s)
+
+
+def _decode_routed(context: RequestContext, loop: asyncio.AbstractEventLoop) -> DecodedRequest:
+    """Read and decode on this thread, and route on the event loop between both.
+
+    No other body is read between them: several parsed documents at once do not fit in the cache of the CPU.
+    """
+    named = context.read()
+    decode: Callable[[ModelSpec | None], DecodedRequest] = named.decode
+    if named.model is None:
+        return decode(None)
+    routed: Future[ModelSpec] = Future()
+    loop.call_soon_threadsafe(_route, context, named, routed)
+    failure = routed.exception(_ROUTES_WITHIN_S)
+    if failure is None:
+        return decode(routed.result())
+    try:
+        raise failure
+    finally:
+        # The error holds this frame: what is left here would hold the parsed body until the next garbage collection.
+        del failure, routed, named, decode
+
+
+def _route(context: RequestContext, named: NamedRequest, routed: "Future[ModelSpec]") -> None:
+    try:
+        routed.set_result(context.route(named))
+    except Exception as error:  # noqa: BLE001 - the thread raises it
+        routed.set_exception(error)
 
 
 def _encode_and_free(context: RequestContext, decoded: Any, answer: Any) -> Any:
