@@ -4,6 +4,7 @@
 third of the time. `decode_raw_tensor` reads a body without JSON.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -111,8 +112,13 @@ def read_json(body: bytes, data: memoryview | None, target: Target) -> NamedRequ
     return read_named(body, partial(_read_document, BinaryTensors(data), target))
 
 
-def read_one_tensor(body: bytes, target: Target) -> NamedRequest | None:
+DecodeWhole = Callable[[bytes, Target, ModelSpec], InferRequest]
+
+
+def read_one_tensor(body: bytes, target: Target, decode_whole: DecodeWhole) -> NamedRequest | None:
     """Read a short body with one flat FP32 or FP64 tensor and at most an id besides.
+
+    `decode_whole`: decodes the body where the tensor does not fit the model.
 
     Returns None for every other body, also for an invalid one: `read_json` reads it or writes the error.
     """
@@ -122,18 +128,14 @@ def read_one_tensor(body: bytes, target: Target) -> NamedRequest | None:
     tensor, request_id = found
     if type(tensor["name"]) is not str or type(tensor["shape"]) is not list or type(tensor["data"]) is not list:
         return None
-    return NamedRequest(target.model, target.version, partial(_decode_one_tensor, body, target, tensor, request_id))
+    decode = partial(_decode_one_tensor, decode_whole, body, target, tensor, request_id)
+    return NamedRequest(target.model, target.version, decode)
 
 
 def _decode_one_tensor(
-    body: bytes, target: Target, tensor: dict[str, Any], request_id: str, spec: ModelSpec
+    decode_whole: DecodeWhole, body: bytes, target: Target, tensor: dict[str, Any], request_id: str, spec: ModelSpec
 ) -> InferRequest:
-    """Decode the tensor of `read_one_tensor`; where it does not fit the model, decode the whole body."""
-    request = _one_tensor(tensor, request_id, spec)
-    if request is None:
-        decoded: InferRequest = read_json(body, None, target).decode(spec)
-        return decoded
-    return request
+    return _one_tensor(tensor, request_id, spec) or decode_whole(body, target, spec)
 
 
 def _one_tensor(tensor: dict[str, Any], request_id: str, spec: ModelSpec) -> InferRequest | None:

@@ -192,12 +192,11 @@ class InferCodec:
         return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
 
     def read(self, body: bytes | memoryview, target: Target) -> NamedRequest:
-        length = self._format.json_bytes
-        named: NamedRequest | None = None
-        if length is None and len(body) < SHORT_BYTES:
-            named = read_one_tensor(bytes(body), target)
-        if named is None:
-            named = self._read_any(body, target)
+        if self._format.json_bytes is None and len(body) < SHORT_BYTES:
+            short = read_one_tensor(bytes(body), target, _decode_whole)
+            if short is not None:
+                return short
+        named = self._read_any(body, target)
         return named._replace(decode=partial(_decode, named))
 
     def _read_any(self, body: bytes | memoryview, target: Target) -> NamedRequest:
@@ -242,6 +241,10 @@ class InferCodec:
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return error_body(with_own_field(error))
+
+
+def _decode_whole(body: bytes, target: Target, spec: ModelSpec) -> InferRequest:
+    return _decode(read_json(body, None, target), spec)
 
 
 def _decode(named: NamedRequest, spec: ModelSpec) -> InferRequest:
