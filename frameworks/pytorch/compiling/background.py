@@ -150,8 +150,8 @@ def _run_process(folder: Path, parts: Sequence[str], on_part: Callable[[str], No
         ) as process:
             timer = threading.Timer(TIMEOUT_S, process.kill)
             timer.daemon = True
+            started_s = time.monotonic()  # before the timer: a busy machine may delay this thread
             timer.start()
-            started_s = time.monotonic()
             assert process.stdout is not None
             for line in process.stdout:
                 on_part(line.decode(errors="replace").strip())
