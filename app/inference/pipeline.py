@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -28,8 +28,8 @@ from frameworks.scheduling.admission import Permit
 from frameworks.types import ModelSpec
 
 Result = TypeVar("Result")
-_ROUTES_WITHIN_S = 60.0
-"""The event loop routes a request within milliseconds, unless it has ended."""
+_LOOP_CHECK_S = 1.0
+"""How often a thread that waits for the event loop checks that the loop still runs."""
 
 
 class Operation(Protocol):
@@ -265,7 +265,9 @@ def _decode_routed(context: RequestContext, loop: asyncio.AbstractEventLoop) -> 
         return decode(None)
     routed: Future[ModelSpec] = Future()
     loop.call_soon_threadsafe(_route, context, named, routed)
-    failure = routed.exception(_ROUTES_WITHIN_S)
+    while not routed.done() and loop.is_running():
+        wait([routed], _LOOP_CHECK_S)
+    failure = routed.exception(timeout=0)
     if failure is None:
         return decode(routed.result())
     try:

@@ -1,6 +1,6 @@
 """Write events of structlog and records of the standard library in one format, to standard error.
 
-The lines are queued for a thread (`log_queue.py`); `flush_logs` waits for it before the process ends.
+The lines are queued for a thread (`queue.py`); `flush_logs` waits for it before the process ends.
 """
 
 import json
