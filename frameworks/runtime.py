@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from frameworks.core.devices import Device, ModelNeeds
-from frameworks.core.settings.entries import CompositeModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.composites import CompositeModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
 from frameworks.generation.sequences import SequenceRequest, StepResult, TokenMatcher
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.generation.types import AdapterSpec, Constraint

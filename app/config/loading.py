@@ -29,8 +29,8 @@ from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
 from frameworks.core.cpus import usable_cpus
+from frameworks.core.settings.composites import CompositeModelEntry
 from frameworks.core.settings.entries import (
-    CompositeModelEntry,
     Isolation,
     ModelsSettings,
     OnnxModelEntry,

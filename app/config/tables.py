@@ -7,7 +7,7 @@ from typing import Any
 
 from app.config.source import Source
 from frameworks.core.extras import found_extensions
-from frameworks.core.settings.entries import CompositeModelEntry
+from frameworks.core.settings.composites import CompositeModelEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from extensions.offline.contract import (
 )
 from extensions.offline.images import IMAGES_PER_REQUEST
 from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
-from frameworks.core.settings.entries import CompositeModelEntry
+from frameworks.core.settings.composites import CompositeModelEntry
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.residency.processes import BACKGROUND_NICENESS
 from frameworks.models.versions.slot import ModelSlot

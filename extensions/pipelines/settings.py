@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, PlainValidator
 
 from frameworks.core.names import Aliases, ModelName
-from frameworks.core.settings.entries import CompositeModelEntry, Count
+from frameworks.core.settings.composites import CompositeModelEntry
+from frameworks.core.settings.entries import Count
 from memory.settings import SETTINGS_RULES
 
 Builtin = Literal[

@@ -6,7 +6,7 @@ from typing import ClassVar
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import EvictionNeeded
-from frameworks.core.settings.entries import CompositeModelEntry
+from frameworks.core.settings.composites import CompositeModelEntry
 from frameworks.engine.contract import Engine
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.versions.slot import ModelSlot
