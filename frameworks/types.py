@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from frameworks.generation.types import GenerationSpec
 from frameworks.images.spec import ImageSpec
+from frameworks.tasks.types import TaskAnswer, TaskSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
-Task = Literal["tensor", "embed", "classify", "generate"]
+Task = str
+"""`tensor`, `embed`, `classify`, `generate`, or the name of another task in transformers."""
 Truncation = bool | Literal["left", "right"]
 """Whether a text is cut at the model's limit, and on which side. True: on the side that the model's files name."""
 
@@ -104,7 +106,8 @@ class TextSpec:
     computed from the hidden states of its tokens: `mean`, `cls`, `max`, `lasttoken`, or `pooler` for BERT's own.
     `prompts`: by name, those that requests may put before their texts. `scores_are_logits`: of pairs, with one label;
     else a sigmoid is applied. `is_regression`: the values of the labels are answered as the model computes them.
-    `unpadded_because`: why only texts of one length share a batch; None where others do.
+    `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
+    model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
     """
 
     max_tokens: int
@@ -118,6 +121,7 @@ class TextSpec:
     scores_are_logits: bool = False
     is_regression: bool = False
     unpadded_because: str | None = None
+    vectors: Literal["dense", "sparse", "multi"] = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,8 @@ class ModelSpec:
     `quantization`: None for a model that is not quantized. `quantized_graph`: path of the ONNX graph that runs in place
     of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
-    they have been compiled. `is_composite`: other models of the server compute it.
+    they have been compiled. `is_composite`: other models of the server compute it. `pipeline`: of a model that answers
+    as a pipeline of transformers does.
     """
 
     framework: str
@@ -230,6 +235,7 @@ class ModelSpec:
     products: tuple[ProductTrial, ...] = ()
     awaits_kernels: bool = False
     is_composite: bool = False
+    pipeline: TaskSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -254,6 +260,8 @@ class ModelSpec:
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of a model that classifies texts or images, by index; empty for other models."""
+        if self.pipeline is not None:
+            return self.pipeline.labels
         if self.text is not None:
             return self.text.labels
         return self.image.labels if self.image is not None else ()
@@ -369,7 +377,26 @@ class ScoreAnswer:
     tokens: int
 
 
-Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer | ScoreAnswer
+@dataclass(frozen=True, slots=True)
+class SparseAnswer:
+    """A sparse vector for each text. `indices`: int32 [elements], ascending; `values`: float32 [elements], both for
+    each text in order. `tokens`: number of tokens read.
+    """
+
+    indices: list[Array]
+    values: list[Array]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MultiVectorAnswer:
+    """Vectors of the tokens of each text: float32 [tokens, embedding size] each. `tokens`: number of tokens read."""
+
+    vectors: list[Array]
+    tokens: int
+
+
+Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer | ScoreAnswer | SparseAnswer | MultiVectorAnswer | TaskAnswer
 """The answer to tensors is a dict: output name → value."""
 
 DEFAULT_PRIORITY = 5

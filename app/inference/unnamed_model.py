@@ -64,9 +64,14 @@ def kind_of(spec: ModelSpec) -> Kind | None:
     """Return the kind of a model; None for a tensor model, and for one that reads only images."""
     if spec.text is None and spec.generation is None:
         return None
-    if spec.task == "classify":
-        return "rerank" if len(spec.labels) == 1 else "classify"
-    return None if spec.task == "tensor" else spec.task
+    match spec.task:
+        case "classify":
+            return "rerank" if len(spec.labels) == 1 else "classify"
+        case "embed":
+            return "embed"
+        case "generate":
+            return "generate"
+    return None
 
 
 def last_spec_of(slot: ModelSlot) -> ModelSpec | None:

@@ -14,6 +14,7 @@ from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -26,7 +27,7 @@ from frameworks.types import (
     TextRequest,
 )
 
-EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TokenRequest
+EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TaskRequest | TokenRequest
 """A request with one answer."""
 ComputeNow = Callable[[TensorBatch, Timings, Tenant], Outputs | None]
 """As Engine.compute_now; the tenant is charged for the rows, and the times are recorded in the timings."""

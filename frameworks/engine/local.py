@@ -23,6 +23,7 @@ from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
+from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, PairRequest, TextRequest
 
@@ -86,6 +87,10 @@ class LocalEngine:
             return self._images.answer(run, request)
         if isinstance(request, PairRequest):
             return self._texts.score(run, request)
+        if isinstance(request, TaskRequest):
+            raise InvalidInput(
+                "parameters", f"expected tensors, texts or images for a model of task {self.model.spec.task}"
+            )
         permit = run.permit
         return self.submit(request, run.priority, permit.begin, run.timings, permit.tenant)
 

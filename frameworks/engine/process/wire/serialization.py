@@ -17,6 +17,7 @@ from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskAnswer, TaskRequest
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -32,15 +33,19 @@ from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
+    MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
+    SparseAnswer,
     TensorBatch,
     TextRequest,
     TokenBatch,
     Value,
 )
 
-SentRequest = TensorBatch | TokenBatch | TextRequest | ImageRequest | PairRequest | TokenRequest | GenerateRequest
+SentRequest = (
+    TensorBatch | TokenBatch | TextRequest | ImageRequest | PairRequest | TaskRequest | TokenRequest | GenerateRequest
+)
 SentAnswer = Answer | TokenAnswer
 Plain = tuple[Any, ...]
 """A name and a content, which msgpack can encode with the hook of ArrayWriter."""
@@ -55,6 +60,7 @@ _REQUESTS: dict[str, type[SentRequest]] = {
         TextRequest,
         ImageRequest,
         PairRequest,
+        TaskRequest,
         TokenizeRequest,
         DetokenizeRequest,
         SpansRequest,
@@ -63,7 +69,17 @@ _REQUESTS: dict[str, type[SentRequest]] = {
 }
 _ANSWERS: dict[str, type[SentAnswer]] = {
     each.__name__: each
-    for each in (EmbedAnswer, ClassifyAnswer, ScoreAnswer, TokenizeAnswer, DetokenizeAnswer, SpansAnswer)
+    for each in (
+        EmbedAnswer,
+        ClassifyAnswer,
+        ScoreAnswer,
+        SparseAnswer,
+        MultiVectorAnswer,
+        TaskAnswer,
+        TokenizeAnswer,
+        DetokenizeAnswer,
+        SpansAnswer,
+    )
 }
 _ERRORS: dict[str, type[RoundhouseError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, RoundhouseError)
