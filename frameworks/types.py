@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from frameworks.generation.types import GenerationSpec
 from frameworks.images.spec import ImageSpec
-from frameworks.tasks.types import TaskAnswer, TaskSpec
+from frameworks.tasks.types import TaskAnswer, TaskItem, TaskSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
@@ -307,7 +307,26 @@ class TokenBatch:
         return TokenBatch(self.token_ids[at : at + rows], None if types is None else types[at : at + rows])
 
 
-Batch = TensorBatch | TokenBatch
+@dataclass(frozen=True, slots=True)
+class TaskBatch:
+    """Prepared inputs for one run of a model with a TaskSpec, a row each."""
+
+    items: list[TaskItem]
+
+    @property
+    def rows(self) -> int:
+        return len(self.items)
+
+    def part(self, at: int, rows: int) -> "TaskBatch":
+        """Return `rows` of its items from position `at`."""
+        return TaskBatch(self.items[at : at + rows])
+
+
+SentBatch = TensorBatch | TokenBatch
+"""Rows that may be sent to another process."""
+Batch = SentBatch | TaskBatch
+TASK_OUTPUT = "task"
+"""The output of a TaskBatch: an object array [rows] of what the pipeline computes of each item."""
 TEXT_OUTPUT = "text"
 """The output of a text model: float32 [rows, embedding size], or raw logits [rows, labels]."""
 

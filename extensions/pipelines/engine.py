@@ -30,10 +30,10 @@ from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
     Array,
-    Batch,
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
+    SentBatch,
     Task,
     TensorBatch,
     TensorType,
@@ -97,7 +97,7 @@ class PipelineEngine:
 
     async def submit(
         self,
-        batch: Batch,
+        batch: SentBatch,
         priority: int = DEFAULT_PRIORITY,
         begin: Callable[[], None] = lambda: None,
         timings: Timings | None = None,

@@ -20,9 +20,9 @@ from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
     Array,
-    Batch,
     ModelSpec,
     PairRequest,
+    SentBatch,
     TensorBatch,
     TextRequest,
 )
@@ -140,7 +140,7 @@ class Engine(Protocol):
 
     def submit(
         self,
-        batch: Batch,
+        batch: SentBatch,
         priority: int = DEFAULT_PRIORITY,
         begin: Callable[[], None] = ...,
         timings: Timings | None = None,

@@ -23,9 +23,9 @@ from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
-    Batch,
     ModelSpec,
     PairRequest,
+    SentBatch,
     TensorBatch,
     TextRequest,
     TokenBatch,
@@ -104,7 +104,7 @@ class EngineGroup:
 
     def submit(
         self,
-        batch: Batch,
+        batch: SentBatch,
         priority: int = DEFAULT_PRIORITY,
         begin: Callable[[], None] = lambda: None,
         timings: Timings | None = None,

@@ -11,6 +11,7 @@ from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
+from frameworks.engine.tasks import TaskService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
 from frameworks.generation.sequences import StepStats
@@ -53,6 +54,7 @@ class LocalEngine:
         self.compute_now = dispatcher.compute_now if isinstance(dispatcher, Dispatcher) else None
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
         self._images = ImageService(model, self.submit, threads)
+        self._tasks = TaskService(model, self.submit, threads)
         self._adapter_uses = AdapterUses(settings.name)
         self._generation: GenerationService | None = None
         if isinstance(dispatcher, StepDispatcher):
@@ -88,9 +90,7 @@ class LocalEngine:
         if isinstance(request, PairRequest):
             return self._texts.score(run, request)
         if isinstance(request, TaskRequest):
-            raise InvalidInput(
-                "parameters", f"expected tensors, texts or images for a model of task {self.model.spec.task}"
-            )
+            return self._tasks.answer(run, request)
         permit = run.permit
         return self.submit(request, run.priority, permit.begin, run.timings, permit.tenant)
 

@@ -190,6 +190,10 @@ class ImageThreads:
         self._small = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="image")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="image-large")
 
+    def run(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> "asyncio.Future[Result]":
+        """Return the future of `work(*arguments)`, on a thread for small images."""
+        return asyncio.get_running_loop().run_in_executor(self._small, work, *arguments)
+
     def prepare(self, processor: "ImageProcessor", images: Sequence[bytes]) -> "Awaitable[Array]":
         """Return a row for each file, see ImageProcessor.empty.
 
@@ -257,6 +261,14 @@ class EngineThreads:
         self.tokenizers = TokenizerThreads()
         self.images = ImageThreads()
         self.constraints = ThreadPoolExecutor(CONSTRAINT_THREADS, thread_name_prefix="constrain")
+
+    def run_task(
+        self, characters: int | None, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> "asyncio.Future[Result]":
+        """Return the future of `work(*arguments)`. `characters`: of its texts; None for work on a file."""
+        if characters is None:
+            return self.images.run(work, *arguments)
+        return self.tokenizers.run(characters, work, *arguments)
 
     def close(self) -> None:
         """End the threads; queued texts, images and constraints are dropped."""

@@ -132,6 +132,7 @@ class OnnxTextModel:
         """As BatchModel.infer."""
         if isinstance(batch, TensorBatch):
             return self._model.infer(batch)
+        assert isinstance(batch, TokenBatch)
         assert self.spec.text is not None
         if self.spec.text.unpadded_because is None:
             return {TEXT_OUTPUT: self._rows_of(batch)}

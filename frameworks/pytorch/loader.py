@@ -100,6 +100,15 @@ def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_ma
     return model
 
 
+def load_model_of(
+    architecture: type, folder: Path, dtype: str, device: Device, enable_memory_mapping: bool = True
+) -> torch.nn.Module:
+    """Load a model of a class of transformers, as `load_causal_model`."""
+    model, missing = _loaded(architecture, folder, dtype, device, enable_memory_mapping)
+    _check_nothing_missing(folder, model, missing)
+    return model
+
+
 def load_vision_model(
     folder: Path, classifies: bool, projects: bool, dtype: str, device: Device, enable_memory_mapping: bool = True
 ) -> tuple[torch.nn.Module, bool]:

@@ -21,6 +21,8 @@ from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
+from frameworks.pytorch.tasks.architectures import find_task, task_bytes
+from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.text.config import GENERATES, read_text_config
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
     from frameworks.pytorch.generation.step.engine import GeneratingModel
     from frameworks.pytorch.generation.weights.linear_makers import Bits
+    from frameworks.pytorch.tasks.model import TaskModel
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -78,6 +81,11 @@ class TorchRegistry:
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         """As Registry.needs."""
         assert isinstance(entry, TorchModelEntry)
+        if find_task(path, entry.task) is not None:
+            weights, rows = read_weight_files(path), self._max_rows(entry)
+            sizes = [DTYPES[_dtype_of_weights(entry, weights, kind)].itemsize for kind in ("cpu", "cuda")]
+            host_bytes, accelerator_bytes = (task_bytes(path, weights, rows, size) for size in sizes)
+            return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         files = self._read(entry, path)
         host_bytes, accelerator_bytes = self._bytes_of(files, "cpu"), self._bytes_of(files, "cuda")
         if entry.draft_model is not None and files.config.generates:
@@ -91,9 +99,12 @@ class TorchRegistry:
 
     def load(
         self, entry: ModelEntry, path: Path, device: Device
-    ) -> "list[EncoderModel] | list[GeneratingModel] | list[ImageModel]":
+    ) -> "list[EncoderModel] | list[GeneratingModel] | list[ImageModel] | list[TaskModel]":
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
+        task = find_task(path, entry.task)
+        if task is not None:
+            return self._load_task(entry, path, device, task)
         files = self._read(entry, path)
         check_weight_bytes(path, files.weights.file_bytes, self._max_model_bytes)
         _check_kind(files)
@@ -127,6 +138,18 @@ class TorchRegistry:
             return load_image_models(files, images, loading, copies)
         _check_task(files)
         return load_encoders(files, loading, copies)
+
+    def _load_task(self, entry: TorchModelEntry, folder: Path, device: Device, task: str) -> "list[TaskModel]":
+        """Load a model of a task that a pipeline of transformers serves. Raises InvalidModel, OutOfMemory."""
+        # A process of another model needs none of it.
+        from frameworks.pytorch.tasks.loading import TaskLoading, load_task_models
+
+        weights = read_weight_files(folder)
+        check_weight_bytes(folder, weights.file_bytes, self._max_model_bytes)
+        _check_entry_of_task(entry, folder, task)
+        dtype = _dtype_of(entry) or default_dtype(device, weights.dtype)
+        threads = self._performance.num_intra_op_threads(entry.instances)
+        return load_task_models(folder, entry, task, TaskLoading(device, dtype, threads, self._enable_memory_mapping))
 
     def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
         folder, weights, packed = read_files(path, self._gguf_folders)
@@ -233,7 +256,24 @@ def _dtype_of(entry: TorchModelEntry) -> str | None:
 
 def _dtype_on(files: ModelFiles, kind: str) -> str:
     """Return the dtype of the arithmetic. The default of an accelerator has 16 bits."""
-    return _dtype_of(files.entry) or (default_dtype(_HOST, files.weights.dtype) if kind == "cpu" else "f16")
+    return _dtype_of_weights(files.entry, files.weights, kind)
+
+
+def _dtype_of_weights(entry: TorchModelEntry, weights: WeightFiles, kind: str) -> str:
+    return _dtype_of(entry) or (default_dtype(_HOST, weights.dtype) if kind == "cpu" else "f16")
+
+
+def _check_entry_of_task(entry: TorchModelEntry, folder: Path, task: str) -> None:
+    """Raise InvalidModel for a key of an entry that applies to other models."""
+    fields = TorchModelEntry.model_fields
+    keys = (*_KEYS_OF_GENERATORS, "kernels", "kv_cache_dtype", "score_tokens", "dimensions", "token_ids")
+    unsuitable = [key for key in keys if getattr(entry, key) != fields[key].default]
+    if unsuitable:
+        raise InvalidModel(f"{folder}: {unsuitable[0]}: expected none for a model of task {task}; remove it")
+    if entry.dtype is not None and entry.dtype not in DTYPES:
+        raise InvalidModel(
+            f'{folder}: dtype: expected "f32", "f16" or "bf16" for the task {task}, got "{entry.dtype}"; remove it'
+        )
 
 
 def _check_kind(files: ModelFiles) -> None:

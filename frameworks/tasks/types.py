@@ -1,7 +1,8 @@
 """Describe tasks of transformers' pipelines: what a model reads, its parameters, requests and answers."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 InputKind = Literal["text", "image", "audio", "video"]
 ParameterType = Literal["boolean", "integer", "number", "string", "strings", "numbers", "object"]
@@ -30,8 +31,8 @@ class TaskSpec:
     """What a model of a task reads. `name`: of the task, as transformers has it.
 
     `inputs`: the fields of an input, of which `required` must be given; the first one is that of an input that is no
-    object. `members`: further fields of an input that is an object, such as `question` and `context`. `labels`: of the
-    model, by index; empty for a task without them.
+    object. `members`: further fields of an input that is an object, such as `question` and `context`. `has_labels`:
+    whether the model predicts labels of its own. `labels`: these, by index. `files_per_input`: images of one input.
     """
 
     name: str
@@ -39,6 +40,8 @@ class TaskSpec:
     parameters: tuple[TaskParameter, ...] = ()
     required: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
+    has_labels: bool = False
+    files_per_input: int = 1
     labels: tuple[str, ...] = ()
 
 
@@ -59,3 +62,27 @@ class TaskAnswer:
     """`predictions`: for each input what the pipeline of the task returns, as JSON values; pictures as base64 PNG."""
 
     predictions: list[Any]
+
+
+class TaskItem(NamedTuple):
+    """One row of a run. `value`: what the framework needs of it. `length`: its cost: tokens, samples or pixels.
+
+    `shape`: items of one shape share a run; None where an item runs alone. `nbytes`: of its tensors.
+    """
+
+    value: Any
+    length: int
+    shape: Hashable | None
+    nbytes: int
+
+
+class TaskPipeline(Protocol):
+    """The pre- and postprocessing of a model with a TaskSpec. Any thread may call it."""
+
+    def prepare(self, task_input: dict[str, Any], parameters: dict[str, Any]) -> list[TaskItem]:
+        """Return the rows of one input. Raises InvalidInput."""
+        ...
+
+    def finish(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        """Return the prediction of one input from the outputs of its rows, as JSON values. Raises InvalidInput."""
+        ...

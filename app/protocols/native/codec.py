@@ -19,8 +19,10 @@ from app.protocols.native.fields import (
 from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
+from app.protocols.native.tasks import PARAMETERS, read_task
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.model_inputs import explain_expected_input
 from app.protocols.shared.json import body as json_body
 from app.protocols.shared.json.body import Document, Node, describe_type
 from app.protocols.shared.json.output import DIRECT_ELEMENTS, array_to_json, to_json_value
@@ -29,6 +31,7 @@ from app.protocols.shared.json.tensors import narrow
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskAnswer, TaskRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -57,7 +60,7 @@ class NativeRequest(NamedTuple):
     """
 
     field: str
-    request: TensorBatch | TextRequest | ImageRequest | GenerateRequest
+    request: TensorBatch | TextRequest | ImageRequest | TaskRequest | GenerateRequest
     spec: ModelSpec
     flat: bool = False
     priority: int = DEFAULT_PRIORITY
@@ -132,6 +135,9 @@ def _read_document(target: Target, document: Document) -> NamedRequest:
 
 def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> NativeRequest:
     names = tuple(fields)
+    if spec.pipeline is not None:
+        priority, timeout_ms = read_priority(fields), read_count(fields, "timeout_ms")
+        return NativeRequest(PARAMETERS, read_task(document, fields, spec), spec, False, priority, timeout_ms)
     field = _input_fields.get(names)
     if field is None:
         field = _input_field_of(names)
@@ -144,6 +150,10 @@ def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> Nat
             request = read_text(document, fields, spec)
         case "image":
             request = read_images(document, fields, spec)
+        case "audio" | "video":
+            raise InvalidInput(
+                field, f"expected a model that reads {field}, got another; {explain_expected_input(spec)}"
+            )
         case "inputs":
             request = read_inputs(document, fields, spec)
         case "prompt" | "messages":
@@ -236,6 +246,8 @@ def _describe(native: NativeRequest, answer: Answer | GenerateAnswer) -> dict[st
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
             ]
             return {"predictions": predictions}
+        case TaskAnswer():
+            return {"predictions": answer.predictions}
         case GenerateAnswer():
             assert isinstance(native.request, GenerateRequest)
             return describe_generated(native.request, answer)

@@ -78,12 +78,27 @@ class InferRequest(GenerationOptions):
         min_length=1,
         description="Return only these outputs; with input_data at most one, with image for models of task tensor.",
     )
-    text: Texts = Field(_ABSENT, description="A text or a list of texts, for embed and classify models.")
+    text: Texts | dict[str, Any] | list[dict[str, Any] | list[str]] = Field(
+        _ABSENT,
+        description="A text or a list of texts. Objects for tasks that read several texts, such as "
+        '{"question", "context"} of question-answering.',
+    )
     image: Images = Field(
         _ABSENT,
         description="A JPEG, PNG or WebP file or a list of them, for models that read images: base64, or data URLs. "
         "No other URL is accepted.",
         examples=["data:image/png;base64,iVBORw0KGgo…"],
+    )
+    audio: Images = Field(
+        _ABSENT, description="A file of sound or a list of them, for models that read audio: base64, or data URLs."
+    )
+    video: Images = Field(
+        _ABSENT, description="A video file or a list of them, for models that read videos: base64, or data URLs."
+    )
+    parameters: dict[str, Any] = Field(
+        _ABSENT,
+        description="Parameters of the model's task, by transformers' names; GET /models lists them.",
+        examples=[{"aggregation_strategy": "simple"}],
     )
     normalize: bool = Field(
         _ABSENT, description="embed: L2-normalise the vectors. Default: as the model's own files say, else true."
@@ -123,7 +138,7 @@ class InferFiles(Body):
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
 
 
-INPUT_FIELDS = ("input_data", "inputs", "text", "image", "prompt", "messages")
+INPUT_FIELDS = ("input_data", "inputs", "text", "image", "audio", "video", "prompt", "messages")
 """A request has exactly one of these."""
 GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
@@ -133,6 +148,8 @@ OPTIONS: dict[str, frozenset[str]] = {
     "inputs": frozenset({"outputs"}),
     "text": frozenset({"normalize", "truncate", "top_k"}),
     "image": frozenset({"normalize", "top_k", "outputs"}),
+    "audio": frozenset(),
+    "video": frozenset(),
     "prompt": GENERATION_FIELDS,
     "messages": GENERATION_FIELDS,
 }
@@ -141,7 +158,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
 """The fields of every request."""
 
-FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values())
+FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values(), {"parameters"})
 
 
 class NamedTensor(ResponseBody):
@@ -197,8 +214,10 @@ class InferResponse(ResponseBody):
         None, description="For text and image, embed models: one vector for each, in order."
     )
     tokens: int | None = Field(None, description="For text, embed models: the number of tokens.")
-    predictions: list[list[Prediction]] | None = Field(
-        None, description="For text and image, classify models: the labels of each by falling score."
+    predictions: list[list[Prediction]] | list[Any] | None = Field(
+        None,
+        description="For text and image, classify models: the labels of each by falling score. For models of other "
+        "tasks: for each input what transformers' pipeline returns, pictures as PNG in base64.",
     )
     text: str | None = Field(None, description="For prompt and messages.")
     finish_reason: Literal["stop", "length"] | None = Field(

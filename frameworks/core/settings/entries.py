@@ -104,6 +104,10 @@ class ModelEntry(BaseModel):
     max_batch_tokens: Count | None = None
     """Maximum of rows times the longest row in a batch, for texts and for models with a `sequence_axis`. None: no
     bound."""
+    task: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """What the model is asked for, by the name of the task in transformers, such as `"fill-mask"` or
+    `"zero-shot-classification"`; or `"embed"`, `"classify"`, `"generate"`. It must be one that the class in
+    `config.json` can do. None: the task of the class."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of copies that run in parallel in each process, each in a thread of its own. Language models: 1."""
     load: Literal["startup", "lazy"] = "startup"

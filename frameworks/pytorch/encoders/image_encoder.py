@@ -81,6 +81,7 @@ class ImageModel(DeviceModel):
             with torch.inference_mode():
                 if isinstance(batch, TokenBatch):
                     return {TEXT_OUTPUT: self._embed_texts(model, batch)}
+                assert isinstance(batch, TensorBatch)
                 return {self._output_of(batch): self._compute(self._pixels_of(batch))}
 
         kind = "texts" if isinstance(batch, TokenBatch) else "images"

@@ -53,7 +53,7 @@ class Dispatcher:
         self._spec = spec
         self._all_outputs = tuple(output.name for output in spec.outputs)
         # Only texts and sequences have tokens to count.
-        self._limits = limits if spec.text or spec.sequence else replace(limits, max_tokens=None)
+        self._limits = limits if spec.text or spec.sequence or spec.pipeline else replace(limits, max_tokens=None)
         device = device or SharedDevice()
         self._clock = device.clock
         self._arrays = device.arrays

@@ -9,7 +9,7 @@ import numpy as np
 
 from frameworks.core.errors import InvalidInput
 from frameworks.scheduling.merging.padding import cut_to_length, missing_mask, pad_and_join
-from frameworks.types import Batch, SequenceSpec, TensorBatch, TextSpec, TokenBatch, Value
+from frameworks.types import Batch, SequenceSpec, TaskBatch, TensorBatch, TextSpec, TokenBatch, Value
 from memory.pooled_arrays import PooledArrays
 
 
@@ -54,6 +54,11 @@ def signature_of(
         longest = max(1, max(map(len, batch.token_ids), default=1))
         by_length = text is not None and text.unpadded_because is not None
         return BatchSignature(batch.rows, longest, TokenBatch, shares=True, by_length=by_length)
+    if isinstance(batch, TaskBatch):
+        # The items of a batch have one shape.
+        shape_of_items = batch.items[0].shape
+        longest = max(item.length for item in batch.items)
+        return BatchSignature(batch.rows, longest, (TaskBatch, shape_of_items), shares=shape_of_items is not None)
     if sequence is not None:
         return _signature_of_sequences(batch, batched_inputs, sequence, all_outputs)
     rows = -1
@@ -79,14 +84,16 @@ def signature_of(
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:
     """Return the number of parts of a request and an iterator of the parts, longest first.
 
-    Texts are split one by one, shared tensors in blocks of at most `max_rows`, other tensors not at all. The iterator
-    is lazy: splitting 100,000 texts at once would block the event loop.
+    Texts and items of a task are split one by one, shared tensors in blocks of at most `max_rows`, other tensors not at
+    all. The iterator is lazy: splitting 100,000 texts at once would block the event loop.
     """
     rows = signature.rows
     if isinstance(batch, TokenBatch):
         if rows <= 1:
             return 1, iter((Part(batch, 0, rows, signature.length),))
         return rows, _texts(batch)
+    if isinstance(batch, TaskBatch):
+        return rows, _items(batch)
     if not signature.shares or rows <= max_rows:
         return 1, iter((Part(batch, 0, rows, signature.length),))
     return -(-rows // max_rows), blocks(Part(batch, 0, rows, signature.length), max_rows)
@@ -99,6 +106,8 @@ def blocks(part: Part, max_rows: int) -> Iterator[Part]:
         if isinstance(part.batch, TokenBatch):
             texts = part.batch.part(at, rows)
             yield Part(texts, part.position + at, rows, max(1, *map(len, texts.token_ids)))
+        elif isinstance(part.batch, TaskBatch):
+            yield _part_of_items(part.batch.part(at, rows), part.position + at)
         else:
             block = {name: _rows(value, at, rows) for name, value in part.batch.inputs.items()}
             yield Part(TensorBatch(block, part.batch.output_names), part.position + at, rows, part.length)
@@ -125,6 +134,8 @@ def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None, arrays
         return first
     if isinstance(first, TokenBatch):
         return _merged_texts([batch for batch in batches if isinstance(batch, TokenBatch)])
+    if isinstance(first, TaskBatch):
+        return TaskBatch([item for batch in batches if isinstance(batch, TaskBatch) for item in batch.items])
     tensors = [batch.inputs for batch in batches if isinstance(batch, TensorBatch)]
     joined: dict[str, Value]
     if sequence is not None:
@@ -237,6 +248,16 @@ def _texts(batch: TokenBatch) -> Iterator[Part]:
     lengths = np.fromiter(map(len, batch.token_ids), np.int64, batch.rows)
     for at in np.argsort(-lengths, kind="stable").tolist():
         yield Part(batch.part(at, 1), at, 1, max(1, len(batch.token_ids[at])))
+
+
+def _items(batch: TaskBatch) -> Iterator[Part]:
+    lengths = np.array([item.length for item in batch.items])
+    for at in np.argsort(-lengths, kind="stable").tolist():
+        yield _part_of_items(batch.part(at, 1), at)
+
+
+def _part_of_items(batch: TaskBatch, position: int) -> Part:
+    return Part(batch, position, batch.rows, max(item.length for item in batch.items))
 
 
 def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:

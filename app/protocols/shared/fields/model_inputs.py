@@ -7,6 +7,8 @@ def explain_expected_input(spec: ModelSpec) -> str:
     """Say which task the model has and which field the caller should send."""
     if spec.generation is not None:
         return "this model's task is generate; send the field prompt, or messages"
+    if spec.pipeline is not None:
+        return f"this model's task is {spec.task}; send the field {' or '.join(spec.pipeline.inputs)}"
     if spec.image is not None:
         fields = "text, or image" if spec.text is not None else "image"
         return f"this model's task is {spec.task}; send the field {fields}"

@@ -41,7 +41,7 @@ from frameworks.generation.sequences import StepStats
 from frameworks.generation.types import GenerateRequest
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.tokens import TokenAnswer
-from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec
+from frameworks.types import DEFAULT_PRIORITY, Array, ModelSpec, SentBatch
 from frameworks.types import Answer as ModelAnswer
 
 log = structlog.get_logger(__name__)
@@ -162,7 +162,7 @@ class ProcessEngine:
 
     def submit(
         self,
-        batch: Batch,
+        batch: SentBatch,
         priority: int = DEFAULT_PRIORITY,
         begin: Callable[[], None] = lambda: None,
         timings: Timings | None = None,

@@ -86,6 +86,7 @@ class RowModel:
     def answer(self, batch: Batch) -> dict[str, Value]:
         if isinstance(batch, TokenBatch):
             return {TEXT_OUTPUT: np.array([[ids[0], len(ids)] for ids in batch.token_ids], np.int64)}
+        assert isinstance(batch, TensorBatch)
         value = batch.inputs["x"]
         assert isinstance(value, np.ndarray)
         return {"y": 2 * value, "items": [{"first": first} for first in first_of(batch)]}
@@ -185,6 +186,7 @@ def rows(*x: int, width: int = 1) -> TensorBatch:
 def first_of(batch: Batch) -> list[int]:
     if isinstance(batch, TokenBatch):
         return [ids[0] for ids in batch.token_ids]
+    assert isinstance(batch, TensorBatch)
     value = batch.inputs["x"]
     assert isinstance(value, np.ndarray)
     firsts: list[int] = (value[:, 0] if value.ndim > 1 else value).tolist()
@@ -195,6 +197,7 @@ def length_of(batch: Batch) -> int:
     """Return the padded tokens as the scheduler counts them."""
     if isinstance(batch, TokenBatch):
         return max(map(len, batch.token_ids), default=1)
+    assert isinstance(batch, TensorBatch)
     value = batch.inputs["x"]
     assert isinstance(value, np.ndarray)
     return int(np.prod(value.shape[1:]))

@@ -64,6 +64,7 @@ def run(batch: Batch) -> dict[str, Value]:
             second = [token_id for token_id, kind in zip(ids, types, strict=True) if kind]
             rows.append([len(ids), sum(ids), sum(second)])
         return {TEXT_OUTPUT: np.array(rows, np.int64).reshape(-1, 3)}
+    assert isinstance(batch, TensorBatch)
     tensors = {name: value for name, value in batch.inputs.items() if isinstance(value, np.ndarray)}
     maps: list[dict[str, object]] = [
         {name: value[row : row + 1].tolist() for name, value in tensors.items()} for row in range(batch.rows)

@@ -1,0 +1,62 @@
+"""Convert the inputs of a request to what the pipeline of a task reads: pictures, samples of sound, frames, tables."""
+
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image
+
+from frameworks.core.errors import InvalidInput
+from frameworks.images.decode import check_header, decode_rgb
+
+Input = dict[str, Any]
+Parameters = dict[str, Any]
+
+
+def pipeline_input(task: str, pipeline: Any, given: Input, parameters: Parameters) -> Any:
+    """Return what `pipeline.preprocess` reads. Raises InvalidInput; its field is the member of the input."""
+    convert = _CONVERT.get(task)
+    if convert is not None:
+        return convert(pipeline, given, parameters)
+    return _picture(given["image"]) if "image" in given else given["text"]
+
+
+def _picture(data: bytes, field: str = "image") -> Image.Image:
+    return decode_rgb(data, check_header(data, field), field)
+
+
+def _question_and_context(_: Any, given: Input, __: Parameters) -> Input:
+    return {"question": given["question"], "context": given["context"]}
+
+
+def _question_and_document(_: Any, given: Input, __: Parameters) -> Input:
+    words = [(word, box) for word, box in given["word_boxes"]]
+    return {"image": _picture(given["image"]), "question": given["question"], "word_boxes": words}
+
+
+def _image_and_labels(_: Any, given: Input, parameters: Parameters) -> Input:
+    return {"image": _picture(given["image"]), "candidate_labels": parameters.pop("candidate_labels")}
+
+
+def _query_and_table(_: Any, given: Input, __: Parameters) -> Input:
+    try:
+        # Few models need it.
+        import pandas
+    except ImportError:
+        raise InvalidInput(
+            "table", "expected pandas on the server for this task, got none; install roundhouse[tables]"
+        ) from None
+    return {"query": given["query"], "table": pandas.DataFrame(given["table"])}
+
+
+def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
+    return [_picture(data, f"image[{number}]") for number, data in enumerate(given["image"])]
+
+
+_CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
+    "question-answering": _question_and_context,
+    "document-question-answering": _question_and_document,
+    "table-question-answering": _query_and_table,
+    "zero-shot-object-detection": _image_and_labels,
+    "keypoint-matching": _two_pictures,
+}
+"""Task → its conversion. Other tasks read a picture or a text."""

@@ -1,0 +1,119 @@
+"""Load a model of a task from its folder, with the processors that its pipeline needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.pipelines import PIPELINE_REGISTRY, _resolve_impl
+
+from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
+from frameworks.pytorch.quantize import held_bytes
+from frameworks.pytorch.tasks.model import TaskModel
+from frameworks.pytorch.tasks.pipelines import RunnablePipeline
+from frameworks.pytorch.tasks.trials import Trial
+from frameworks.tasks.table import TASKS
+from frameworks.tasks.types import InputKind, TaskSpec
+from frameworks.types import ModelSpec, TensorType, ValueSpec
+
+_LOAD_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
+_MOST_LABELS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoading:
+    """How a model of a task is loaded. `dtype`: f32, f16 or bf16. `intra_op_threads`: CPU threads of one run."""
+
+    device: Device
+    dtype: str
+    intra_op_threads: int
+    enable_memory_mapping: bool
+
+
+def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: TaskLoading) -> list[TaskModel]:
+    """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
+    architecture = _architecture(folder)
+    module = load_model_of(architecture, folder, loading.dtype, loading.device, loading.enable_memory_mapping)
+    pipeline = RunnablePipeline(_pipeline(folder, task, module), task)
+    spec = _spec(task, module, loading)
+    trial = Trial(task)
+    return [TaskModel(module, spec, pipeline, trial, loading.intra_op_threads) for _ in range(entry.instances)]
+
+
+def _architecture(folder: Path) -> type:
+    name = read_json(folder / "config.json")["architectures"][0]
+    found: type = getattr(transformers, name)
+    return found
+
+
+def _pipeline(folder: Path, task: str, module: Any) -> Any:
+    """Return the pipeline of a task around a loaded model. Raises InvalidModel where a processor is absent."""
+    implementation = _implementation(task)
+    parts: dict[str, Any] = {}
+    for name, auto in _PROCESSORS.items():
+        wanted = getattr(implementation, f"_load_{name}")
+        if wanted is False:
+            continue
+        try:
+            parts[name] = auto().from_pretrained(str(folder), **_LOAD_OPTIONS)
+        except Exception as error:
+            if wanted:
+                raise InvalidModel(
+                    f"{folder}: expected a {name.replace('_', ' ')} for {task}, got none that transformers can load: "
+                    f"{type(error).__name__}: {_first_line(error)}"
+                ) from error
+    try:
+        return implementation(model=module, task=task, device=module.device, **parts)
+    except Exception as error:
+        raise InvalidModel(f"{folder}: {task}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _implementation(task: str) -> Any:
+    _, described, _ = PIPELINE_REGISTRY.check_task(task)
+    return _resolve_impl(described["impl"])
+
+
+_PROCESSORS: dict[str, Callable[[], Any]] = {
+    "tokenizer": lambda: transformers.AutoTokenizer,
+    "image_processor": lambda: transformers.AutoImageProcessor,
+    "feature_extractor": lambda: transformers.AutoFeatureExtractor,
+    "video_processor": lambda: transformers.AutoVideoProcessor,
+    "processor": lambda: transformers.AutoProcessor,
+}
+"""The processors that a pipeline may load, as its attributes `_load_…` say: True, False, or None for "if there"."""
+
+
+def _spec(task: str, module: Any, loading: TaskLoading) -> ModelSpec:
+    described = replace(TASKS[task], labels=_labels(TASKS[task], module.config))
+    return ModelSpec(
+        framework="pytorch",
+        task=task,
+        inputs=tuple(ValueSpec(name, _type_of(name), name in described.required) for name in described.inputs),
+        outputs=(ValueSpec("predictions", TensorType("string", (-1,))),),
+        device=loading.device.id,
+        dtype=DTYPE_NAMES[loading.dtype],
+        memory_bytes=held_bytes(module),
+        pipeline=described,
+    )
+
+
+def _labels(task: TaskSpec, config: Any) -> tuple[str, ...]:
+    """Return the labels of a model in the order of their numbers; numbers without a label are left out."""
+    if not task.has_labels:
+        return ()
+    named = getattr(config, "id2label", None) or {}
+    return tuple(str(named[number]) for number in sorted(named)[:_MOST_LABELS])
+
+
+def _type_of(_: InputKind) -> TensorType:
+    return TensorType("string", (-1,))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

@@ -1,0 +1,139 @@
+"""Take a pipeline of transformers apart: its preprocessing and postprocessing for any thread, its batches for one."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.pipelines.base import ChunkPipeline, Pipeline, no_collate_fn, pad_collate_fn
+from transformers.pipelines.pt_utils import PipelineIterator
+
+from frameworks.core.errors import InvalidInput
+from frameworks.pytorch.tasks.inputs import pipeline_input
+from frameworks.pytorch.tasks.outputs import as_json
+from frameworks.tasks.types import TaskItem
+
+# The tensors whose second axis is the sequence, in the order in which a model has them.
+_SEQUENCES = ("input_ids", "input_values", "input_features")
+
+
+class RunnablePipeline:
+    """Implement TaskPipeline with a pipeline of transformers, and run its batches."""
+
+    def __init__(self, pipeline: Pipeline, task: str) -> None:
+        self._pipeline = pipeline
+        self._task = task
+        # A tokenizer keeps its padding and truncation in itself while it tokenizes: one thread at a time.
+        self._lock = threading.Lock() if pipeline.tokenizer is not None else None
+        self.pads = False
+        """Whether items of different lengths share a run: padding changes none of their outputs."""
+        self.shares = False
+        """Whether items share a run at all."""
+        self._collate = _collate_of(pipeline)
+
+    def prepare(self, task_input: dict[str, Any], parameters: dict[str, Any]) -> list[TaskItem]:
+        """As TaskPipeline.prepare."""
+        own = dict(parameters)
+        given = pipeline_input(self._task, self._pipeline, task_input, own)
+        try:
+            if self._lock is None:
+                return self._items(given, own)
+            with self._lock:
+                return self._items(given, own)
+        except InvalidInput:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            # The parameters have the types and bounds of the task; a pipeline refuses what the model cannot do.
+            raise InvalidInput("parameters", f"expected values that the model accepts; {_first_line(error)}") from error
+
+    def finish(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        """As TaskPipeline.finish."""
+        own = {name: value for name, value in parameters.items() if name != "candidate_labels"}
+        if self._lock is None:
+            return as_json(self._postprocessed(outputs, own))
+        with self._lock:
+            return as_json(self._postprocessed(outputs, own))
+
+    def run(self, items: Sequence[TaskItem]) -> list[Any]:
+        """Return the outputs of items of one shape, in order. Raises the errors of torch."""
+        inputs, forward_parameters = [item.value[0] for item in items], items[0].value[1]
+        batch = inputs[0] if len(inputs) == 1 else self._collate(inputs)
+        outputs = PipelineIterator([batch], self._pipeline.forward, forward_parameters, len(inputs))
+        found = list(outputs)
+        if len(found) != len(items):
+            raise RuntimeError(f"expected {len(items)} outputs of the pipeline, got {len(found)}")
+        return found
+
+    def _items(self, given: Any, parameters: dict[str, Any]) -> list[TaskItem]:
+        pipeline = self._pipeline
+        preprocess, forward, _ = pipeline._sanitize_parameters(**parameters)
+        prepared = pipeline.preprocess(given, **{**pipeline._preprocess_params, **preprocess})
+        forward = {**pipeline._forward_params, **forward}
+        rows = list(prepared) if isinstance(pipeline, ChunkPipeline) else [prepared]
+        return [self._item(row, forward) for row in rows]
+
+    def _postprocessed(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        pipeline = self._pipeline
+        _, _, postprocess = pipeline._sanitize_parameters(**parameters)
+        parameters = {**pipeline._postprocess_params, **postprocess}
+        # Some pipelines remove members of an output.
+        copies = [_copied(output) for output in outputs]
+        return pipeline.postprocess(copies if isinstance(pipeline, ChunkPipeline) else copies[0], **parameters)
+
+    def _item(self, row: Any, forward_parameters: dict[str, Any]) -> TaskItem:
+        tensors = dict(_tensors(row))
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        sequence = next((tensors[name] for name in _SEQUENCES if name in tensors), None)
+        length = 0
+        if sequence is not None and sequence.ndim > 1:
+            length = sequence.shape[1]
+        cost = length or max((tensor.numel() for tensor in tensors.values()), default=1)
+        return TaskItem(
+            (row, forward_parameters), max(1, cost), self._shape(row, tensors, length, forward_parameters), nbytes
+        )
+
+    def _shape(
+        self, row: Any, tensors: Mapping[str, torch.Tensor], length: int, forward_parameters: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Return what the items of one run have in common; None where the row is no batch of one."""
+        if not self.shares or not tensors or any(tensor.shape[:1] != (1,) for tensor in tensors.values()):
+            return None
+        shapes: list[tuple[Any, ...]] = []
+        for name in sorted(row):
+            tensor = tensors.get(name)
+            if tensor is None:
+                shapes.append((name, type(row[name]).__name__))
+                continue
+            dimensions = tuple(tensor.shape[1:])
+            if self.pads and length and dimensions[:1] == (length,):
+                dimensions = (-1, *dimensions[1:])
+            shapes.append((name, str(tensor.dtype), dimensions))
+        return (*shapes, repr(sorted(forward_parameters.items())))
+
+
+def _collate_of(pipeline: Pipeline) -> Any:
+    """Return the function that makes a batch of prepared inputs, as a pipeline of transformers does."""
+    extractor = pipeline.feature_extractor if pipeline.feature_extractor is not None else pipeline.image_processor
+    try:
+        return pad_collate_fn(pipeline.tokenizer, extractor)
+    except ValueError:
+        # Without padding: only items of one shape are collated, or none.
+        return pad_collate_fn(None, extractor) if extractor is not None else no_collate_fn
+
+
+def _tensors(row: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(row, torch.Tensor):
+        yield "", row
+    elif hasattr(row, "items"):
+        for name, value in row.items():
+            if isinstance(value, torch.Tensor):
+                yield name, value
+
+
+def _copied(output: Any) -> Any:
+    return output.__class__(output) if hasattr(output, "items") else output
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
