@@ -8,8 +8,10 @@ from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec
 
-Kind = Literal["generate", "embed", "classify", "rerank"]
-"""A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels."""
+Kind = Literal["generate", "embed", "classify", "rerank", "task"]
+"""A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels. `task`:
+one that a pipeline of transformers serves.
+"""
 
 _MAX_NAMES = 10
 _MAX_SHOWN_CHARACTERS = 64
@@ -18,6 +20,7 @@ _VERBS: dict[Kind, str] = {
     "embed": "embed texts",
     "classify": "classify texts",
     "rerank": "rank texts",
+    "task": "have a task of a pipeline",
 }
 
 
@@ -62,6 +65,8 @@ class UnnamedModel:
 
 def kind_of(spec: ModelSpec) -> Kind | None:
     """Return the kind of a model; None for a tensor model, and for one that reads only images."""
+    if spec.pipeline is not None:
+        return "task"
     if spec.text is None and spec.generation is None:
         return None
     match spec.task:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.protocols.shared.routes import Route
 
 _INFERENCE_PATHS = (
-    *("/", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    *("/", "/models/{name}", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
     *("/embed", "/predict", "/similarity", "/generate", "/generate_stream", "/v2/embed", "/v2/rerank"),
 )
@@ -25,16 +25,18 @@ _INFERENCE_PATHS = (
 def _routes() -> "Sequence[Route]":
     from extensions.clients.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
     from extensions.clients.cohere.routes import ROUTES as COHERE_ROUTES
+    from extensions.clients.hugging_face.routes import hub_routes
     from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
     from extensions.clients.responses.routes import ROUTES as RESPONSES_ROUTES
     from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
-    from extensions.clients.tei.routes import root_routes
     from extensions.clients.tgi.generate import ROOT_CODEC
     from extensions.clients.tgi.routes import ROUTES as TGI_ROUTES
 
     # A body of TGI on a path of TEI has a field that TEI's bodies have not: TEI's routes are the first of a path.
-    hub_routes = (*TEI_ROUTES, *root_routes(ROOT_CODEC), *TGI_ROUTES)
-    return (*RESPONSES_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *hub_routes, *OLLAMA_ROUTES)
+    roots = [route for route in TGI_ROUTES if route.path == "/"]
+    other_routes = [route for route in TGI_ROUTES if route.path != "/"]
+    text_routes = (*TEI_ROUTES, *hub_routes(ROOT_CODEC, roots), *other_routes)
+    return (*RESPONSES_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *text_routes, *OLLAMA_ROUTES)
 
 
 def _open(_: ServerProcess) -> "ExtensionPart":

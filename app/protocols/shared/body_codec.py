@@ -4,7 +4,7 @@ its response, and a protocol adds its form of errors.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -30,6 +30,7 @@ from app.protocols.shared.json.body import Document, describe_type
 from app.protocols.shared.json.reading import read_named
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
+from frameworks.tasks.table import TASKS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 IMAGE_PATHS = "/infer, /v1/embeddings, /v1/classify or /v2/embed"
@@ -49,6 +50,7 @@ _KINDS: dict[Task, tuple[Kind, ...]] = {
     "embed": ("embed",),
     "classify": ("classify", "rerank"),
     "tensor": (),
+    **dict.fromkeys(TASKS, ("task",)),
 }
 
 
@@ -125,7 +127,7 @@ class BodyCodec(JsonCodec, ABC):
     def __post_init__(self) -> None:
         others = frozenset[str]().union(*(codec.fields for codec in self.by_task.values()))
         object.__setattr__(self, "fields", others | self._own_fields())
-        kinds = self.kinds or tuple(kind for task in self.tasks for kind in _KINDS[task])
+        kinds = self.kinds or tuple(dict.fromkeys(kind for task in self.tasks for kind in _KINDS[task]))
         object.__setattr__(self, "unnamed", UnnamedModel(kinds))
 
     def is_long_to_read(self, body: bytes) -> bool:
@@ -139,7 +141,7 @@ class BodyCodec(JsonCodec, ABC):
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Raises InvalidJson, InvalidInput, UnknownField."""
-        return read_named(body, self._read)
+        return read_named(body, partial(self._read, target))
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
         codec: BodyCodec = decoded.codec
@@ -170,12 +172,13 @@ class BodyCodec(JsonCodec, ABC):
             return error.with_field(self.rename(error.field))
         return error
 
-    def _read(self, document: Document) -> NamedRequest:
+    def _read(self, target: Target, document: Document) -> NamedRequest:
         if not document.is_object(document.root):
             raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
         members = document.members(document.root, self.fields)
         decode = partial(self._decode, document, members)
-        return NamedRequest(self._model_of(members), None, decode, partial(_timeout_ms_of, members))
+        name = target.model or self._model_of(members)
+        return NamedRequest(name, target.version, decode, partial(_timeout_ms_of, members))
 
     def _decode(self, document: Document, members: dict[str, Any], spec: ModelSpec) -> BodyRequest:
         if spec.task in self.by_task:
@@ -203,10 +206,10 @@ class BodyCodec(JsonCodec, ABC):
         priority = body.priority or DEFAULT_PRIORITY
         return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)
 
-    def with_task(self, task: Task, codec: "BodyCodec") -> Self:
-        """Return a codec that leaves requests for models of a task to another codec."""
-        kinds = self.unnamed.kinds + codec.unnamed.kinds
-        return replace(self, kinds=kinds, by_task={**self.by_task, task: codec})
+    def with_tasks(self, tasks: Iterable[Task], codec: "BodyCodec") -> Self:
+        """Return a codec that leaves requests for models of these tasks to another codec."""
+        kinds = tuple(dict.fromkeys(self.unnamed.kinds + codec.unnamed.kinds))
+        return replace(self, kinds=kinds, by_task={**self.by_task, **dict.fromkeys(tasks, codec)})
 
     def _own_fields(self) -> frozenset[str]:
         return frozenset(self.body.model_fields.keys() | self.policy.refusals.keys())

@@ -14,6 +14,7 @@ from app.protocols.shared.codec import (
     AnswerContext,
     Codec,
     EncodedResponse,
+    Header,
     JsonCodec,
     StreamWriter,
     Target,
@@ -97,6 +98,10 @@ class SharedPathCodec(JsonCodec):
         self._other = other
         # A string ends before the colon, or its quotes are escaped: this is the name of a member.
         self._is_other = re.compile(rb'"%b"\s*:' % re.escape(field.encode())).search
+
+    def for_head(self, headers: Sequence[Header], query: bytes) -> Codec:
+        codec = self._codec.for_head(headers, query)
+        return self if codec is self._codec else codec
 
     def for_body(self, body: bytes) -> Codec:
         codec = self._codec if self._is_other(body, 0, SEARCHED_BYTES) is None else self._other

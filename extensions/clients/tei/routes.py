@@ -107,7 +107,7 @@ ROUTES = (
 def root_routes(generating: BodyCodec) -> list[Route]:
     """Return the routes of POST /, which the task of the model decides. `generating`: of models that generate text."""
     root, labels = (
-        _route(codec.with_task("generate", generating), "Run a text model", TeiRootResponse)
+        _route(codec.with_tasks(("generate",), generating), "Run a text model", TeiRootResponse)
         for codec in (ROOT_CODEC, LABELS_CODEC)
     )
     # huggingface_hub sends `parameters` with texts to classify, and with sentences to compare.

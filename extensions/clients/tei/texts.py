@@ -11,6 +11,7 @@ from app.protocols.shared.bodies import got
 from app.protocols.shared.body_codec import BodyCodec, BodyRequest
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.images import decode_images
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.fields.texts import check_dimensions, rename_text, texts_or_ids, to_texts, truncation_of
 from app.protocols.shared.json.output import array_to_json, list_to_json
@@ -26,6 +27,7 @@ from extensions.clients.tei.requests import (
     TeiTokenizeRequest,
 )
 from frameworks.core.errors import InvalidInput
+from frameworks.images.spec import ImageRequest
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
     ClassifyAnswer,
@@ -156,7 +158,9 @@ def _write_similarity(decoded: BodyRequest, answer: ScoreAnswer, context: Answer
     return orjson.dumps(answer.scores)
 
 
-def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequest:
+def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequest | ImageRequest:
+    if spec.text is None:
+        return _build_images(body, spec)
     if isinstance(body.inputs, SimilarityInput):
         if spec.task != "embed":
             raise InvalidInput("inputs", f"expected texts for a model whose task is {spec.task}, got an object")
@@ -176,10 +180,24 @@ def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequ
     return _classified(inputs, truncate, bool(body.raw_scores) or function == "none", top_k)
 
 
+def _build_images(body: TeiRootRequest, spec: ModelSpec) -> ImageRequest:
+    """Return the request for one image, or a list of them, in base64, for a model that reads only images."""
+    options, inputs = body.parameters, body.inputs
+    is_list = isinstance(inputs, list)
+    images = decode_images(inputs if isinstance(inputs, list) else [inputs], "inputs", is_list)
+    if options is None:
+        return ImageRequest(images)
+    return ImageRequest(images, top_k=options.top_k, raw_scores=_function_of(options, spec) == "none")
+
+
+def _activation_of(spec: ModelSpec) -> str:
+    is_multi = spec.text.multi_label if spec.text is not None else spec.image is not None and spec.image.multi_label
+    return "sigmoid" if is_multi else "softmax"
+
+
 def _function_of(options: RootParameters, spec: ModelSpec) -> str | None:
     """Return the function that makes scores of logits. Raises InvalidInput for one that the model does not have."""
-    assert spec.text is not None
-    own = "sigmoid" if spec.text.multi_label else "softmax"
+    own = _activation_of(spec)
     if options.function_to_apply in (None, "none", own):
         return options.function_to_apply
     raise InvalidInput(
@@ -198,7 +216,10 @@ def _write_root(decoded: BodyRequest, answer: Any, context: AnswerContext) -> by
         return _write_embed(decoded, answer, context)
     if isinstance(answer, ScoreAnswer):
         return _write_similarity(decoded, answer, context)
-    is_batch = decoded.body.parameters is not None or _is_batch(decoded.body.inputs)
+    if isinstance(decoded.request, ImageRequest):
+        is_batch = isinstance(decoded.body.inputs, list)
+    else:
+        is_batch = decoded.body.parameters is not None or _is_batch(decoded.body.inputs)
     return orjson.dumps(_predictions(answer, is_batch))
 
 
@@ -268,7 +289,7 @@ SIMILARITY_CODEC = TeiCodec(
 )  # fmt: skip
 ROOT_CODEC = TeiCodec(
     "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _ROOT, rename=_rename,
-    check=_check_parameters,
+    check=_check_parameters, reads_images=True,
 )  # fmt: skip
 RERANK_CODEC = TeiCodec(
     "/rerank",
