@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import EmbedAnswer, PairRequest, TensorBatch, TextRequest, Value
 
 _OBJECT_BYTES = 64
@@ -32,6 +33,8 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
         return received_bytes + _OBJECT_BYTES * len(request.texts)
     if isinstance(request, ImageRequest):
         return sum(map(len, request.images)) + _OBJECT_BYTES * len(request.images)
+    if isinstance(request, TaskRequest):
+        return received_bytes + sum(_OBJECT_BYTES * len(each) for each in request.inputs)
     if isinstance(request, PairRequest):
         return received_bytes + 3 * _OBJECT_BYTES * len(request.pairs)
     return received_bytes

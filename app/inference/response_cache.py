@@ -4,12 +4,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from frameworks.core.tenants import Tenant
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskAnswer, TaskRequest
 from frameworks.types import (
     Answer,
     Array,
@@ -19,11 +21,10 @@ from frameworks.types import (
     ScoreAnswer,
     TensorBatch,
     TextRequest,
-    Value,
 )
 from memory.result_cache import ResultCache
 
-CacheableRequest = TensorBatch | TextRequest | ImageRequest | PairRequest
+CacheableRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TaskRequest
 # The size of a Python object beside its content, and of its place in a list or tuple.
 _OBJECT_BYTES = 64
 _CHARACTER_BYTES = 4  # for texts with characters beyond U+FFFF; most take less
@@ -185,6 +186,9 @@ def key_of(
         files = tuple([sha256(file).digest() for file in request.images])
         image_options = request.normalize, request.top_k, request.dimensions, request.raw_scores, request.output_names
         return (*owner, files, *image_options), 2 * _OBJECT_BYTES * len(files)
+    if isinstance(request, TaskRequest):
+        asked = msgspec.msgpack.encode((request.inputs, sorted(request.parameters.items())))
+        return (*owner, sha256(asked).digest()), 2 * _OBJECT_BYTES
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
         options_of_pairs = request.truncate, request.raw_scores, request.with_labels
@@ -205,7 +209,7 @@ def key_of(
     return tuple(key), size_bytes
 
 
-def size_of(answer: "Answer | Value") -> int:
+def size_of(answer: Any) -> int:
     """Return the size of a response in bytes; objects are estimated."""
     if isinstance(answer, np.ndarray):
         strings = sum(map(len, answer.reshape(-1).tolist())) if answer.dtype.kind == "O" else 0
@@ -221,6 +225,10 @@ def size_of(answer: "Answer | Value") -> int:
         return (1 + (answer.classes is not None)) * _OBJECT_BYTES * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
+    if isinstance(answer, TaskAnswer):
+        return size_of(answer.predictions)
+    if isinstance(answer, str):
+        return _OBJECT_BYTES + len(answer)
     if isinstance(answer, list):
         return sum(_OBJECT_BYTES + size_of(value) for value in answer)
     return _OBJECT_BYTES

@@ -12,10 +12,13 @@ from typing import Any
 
 from app.inference.unnamed_model import kind_of
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.tasks.types import TaskSpec
 from frameworks.types import ModelSpec, OptionalType, TensorType, ValueSpec
 
 _TEXT = "A roundhouse is where engines wait."
 _OTHER_TEXT = "Locomotives are kept in a shed."
+_MASKED_TEXT = "A roundhouse is where [MASK] wait."
+_LABELS = ("railways", "bread")
 _QUESTION = "Where do engines wait?"
 _MAX_TOKENS = 40
 _MAX_SHOWN_ELEMENTS = 64
@@ -55,7 +58,9 @@ def curl_lines(slots: Iterable[ModelSlot], caller: Caller) -> list[str]:
 
 
 def task_of(spec: ModelSpec) -> str:
-    """Return `chat`, `completion`, `embed`, `rerank`, `classify`, `image` or `tensor`."""
+    """Return `chat`, `completion`, `embed`, `rerank`, `classify`, `image`, `tensor`, or the name of another task."""
+    if spec.pipeline is not None:
+        return spec.task
     if spec.generation is not None:
         return "chat" if spec.generation.has_chat_template else "completion"
     return kind_of(spec) or ("tensor" if spec.image is None else "image")
@@ -78,9 +83,30 @@ def _line_of(slot: ModelSlot, spec: ModelSpec, caller: Caller) -> str | None:
             path, body = "/infer", {"model_name": name, "text": _TEXT}
         case "image":
             path, body = "/infer", {"model_name": name, "image": _image()}
+        case _ if spec.pipeline is not None:
+            given = _task_body(spec.pipeline)
+            if given is None:
+                return None
+            path, body = f"/models/{name}/infer", given
         case _:
             return _tensor_line(slot, spec, caller)
     return caller.post(path, shlex.quote(json.dumps(body)))
+
+
+def _task_body(task: TaskSpec) -> dict[str, Any] | None:
+    """Return the body of a request for a task; None for a task whose inputs are too long for a line."""
+    texts = {"question": _QUESTION, "context": _TEXT, "query": _QUESTION, "table": {"engine": ["one"], "wheels": ["8"]}}
+    members = {name: texts[name] for name in task.required if name in texts}
+    if task.files_per_input > 1 or not set(task.required) <= {"text", "image", *texts}:
+        return None
+    body: dict[str, Any] = {"text": members} if members else {}
+    if "text" in task.required:
+        body["text"] = _MASKED_TEXT if task.name == "fill-mask" else _TEXT
+    if "image" in task.required:
+        body["image"] = _image()
+    if any(each.name == "candidate_labels" for each in task.parameters):
+        body["parameters"] = {"candidate_labels": list(_LABELS)}
+    return body
 
 
 def _tensor_line(slot: ModelSlot, spec: ModelSpec, caller: Caller) -> str | None:

@@ -25,6 +25,7 @@ from frameworks.engine.process.wire.serialization import (
 )
 from frameworks.images.spec import ImageRequest
 from frameworks.models.replicas.control import ControlLink
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import Answer, Array, TensorBatch, TextRequest
 
 MAX_ANSWER_BYTES = 16 * 1024**2
@@ -145,6 +146,8 @@ async def _digest_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> 
         size = sum(value.nbytes for value in request.inputs.values() if isinstance(value, np.ndarray))
     elif isinstance(request, ImageRequest):
         size = sum(map(len, request.images))
+    elif isinstance(request, TaskRequest):
+        size = sum(len(value) for each in request.inputs for value in each.values())
     elif isinstance(request, TextRequest):
         size = sum(map(len, request.texts)) + 8 * sum(map(len, request.token_ids or ()))
     else:

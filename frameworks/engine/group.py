@@ -19,6 +19,7 @@ from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -311,6 +312,8 @@ def _rows(request: EngineRequest | TokenBatch) -> int:
         return max(1, request.rows)
     if isinstance(request, ImageRequest):
         return max(1, len(request.images))
+    if isinstance(request, TaskRequest):
+        return max(1, len(request.inputs))
     if isinstance(request, TextRequest):
         return max(1, len(request.texts) or len(request.token_ids or ()))
     return max(1, len(request.pairs)) if isinstance(request, PairRequest) else 1

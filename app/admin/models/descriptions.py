@@ -91,6 +91,19 @@ class RequestCounts(ResponseBody):
     inflight: int
 
 
+class TaskParameterDescription(ResponseBody):
+    """A parameter of a task, by transformers' name. Null: without a default, or without that bound."""
+
+    name: str
+    type: str
+    default: Any
+    minimum: float | None
+    maximum: float | None
+    choices: list[str]
+    required: bool
+    description: str
+
+
 class ModelDescription(ResponseBody):
     """A registered model. Fields that need a loaded model are null while it is not loaded."""
 
@@ -121,6 +134,9 @@ class ModelDescription(ResponseBody):
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
     image: ImageInput | None = Field(description="null for a model that reads no images.")
+    parameters: list[TaskParameterDescription] | None = Field(
+        description="The parameters of the model's task; null for tasks without `parameters`."
+    )
     last_used: str | None = Field(description="Time of the last counted request: ISO 8601, UTC.")
     requests: RequestCounts
 
@@ -244,6 +260,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
         "image": _image(spec.image) if spec and spec.image else None,
+        "parameters": None if spec is None or spec.pipeline is None else list(map(asdict, spec.pipeline.parameters)),
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {"total": total, "failed": failed, "inflight": counts.in_flight([slot])},
     }
