@@ -28,7 +28,7 @@ def build_request(
     """
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise InvalidInput(
-            fields[0] if fields else spec.inputs[0], f"expected 1 to {MAX_INPUTS} inputs, got {len(inputs)}"
+            fields[0] if fields else (*spec.inputs, "text")[0], f"expected 1 to {MAX_INPUTS} inputs, got {len(inputs)}"
         )
     labels = len(parameters.get("candidate_labels") or (None,))
     if len(inputs) * labels > MAX_ROWS:
@@ -44,7 +44,7 @@ def build_request(
 def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     known = (*spec.inputs, *spec.members)
     for name, value in given.items():
-        own_field = field if name == spec.inputs[0] and len(given) == 1 else f"{field}.{name}"
+        own_field = field if spec.inputs[:1] == (name,) and len(given) == 1 else f"{field}.{name}"
         if name not in known:
             raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], known, within=f"{field}.")
         if name in ("image", "audio", "video"):

@@ -13,9 +13,6 @@ MAX_TEMPLATE_CHARACTERS = 1000
 MAX_DELIMITER_CHARACTERS = 100
 """A delimiter is repeated between all words."""
 
-IMAGES_PER_INPUT = {"keypoint-matching": 2}
-"""Tasks whose `image` is a list of this many images."""
-
 _FUNCTIONS = ("sigmoid", "softmax", "none")
 _PADDING = ("do_not_pad", "longest", "max_length")
 
@@ -87,6 +84,7 @@ _TEXT_TASKS = (
         (_top_k(None, "Number of labels, the most likely first."), _function()),
         required=("text",),
         members=("text_pair",),
+        has_labels=True,
     ),
     TaskSpec(
         "token-classification",
@@ -110,6 +108,7 @@ _TEXT_TASKS = (
             ),
         ),
         required=("text",),
+        has_labels=True,
     ),
     TaskSpec(
         "question-answering",
@@ -159,12 +158,13 @@ _TEXT_TASKS = (
 )
 
 _IMAGE_TASKS = (
-    TaskSpec("image-classification", ("image",), (_top_k(5), _function()), required=("image",)),
+    TaskSpec("image-classification", ("image",), (_top_k(5), _function()), required=("image",), has_labels=True),
     TaskSpec(
         "object-detection",
         ("image",),
         (_share("threshold", "Lowest score of an object.", 0.5),),
         required=("image",),
+        has_labels=True,
     ),
     TaskSpec(
         "image-segmentation",
@@ -180,6 +180,7 @@ _IMAGE_TASKS = (
             _share("overlap_mask_area_threshold", "Smallest share of a mask that no other one hides.", 0.5),
         ),
         required=("image",),
+        has_labels=True,
     ),
     TaskSpec("depth-estimation", ("image",), required=("image",)),
     TaskSpec(
@@ -224,6 +225,7 @@ _IMAGE_TASKS = (
         ("image",),
         (_share("threshold", "Lowest score of a match.", 0.0),),
         required=("image",),
+        files_per_input=2,
     ),
     TaskSpec(
         "document-question-answering",
@@ -239,7 +241,7 @@ _IMAGE_TASKS = (
 )
 
 _SOUND_AND_VIDEO_TASKS = (
-    TaskSpec("audio-classification", ("audio",), (_top_k(None), _function()), required=("audio",)),
+    TaskSpec("audio-classification", ("audio",), (_top_k(None), _function()), required=("audio",), has_labels=True),
     TaskSpec(
         "zero-shot-audio-classification",
         ("audio",),
@@ -256,6 +258,7 @@ _SOUND_AND_VIDEO_TASKS = (
             _function(),
         ),
         required=("video",),
+        has_labels=True,
     ),
 )
 

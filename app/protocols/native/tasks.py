@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from frameworks.tasks.parameters import check_parameters
 
 from app.protocols.native.fields import COMMON_FIELDS
 from app.protocols.shared.fields.images import check_num_images, decode_image
 from app.protocols.shared.json.body import Document, Node
 from frameworks.core.errors import InvalidInput
 from frameworks.tasks.inputs import build_request
+from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.types import TaskRequest, TaskSpec
 from frameworks.types import ModelSpec
 
@@ -48,11 +48,12 @@ def task_request(task: TaskSpec, values: Mapping[str, Any], parameters: dict[str
     """Return the request for the input fields of a body. Raises InvalidInput, UnknownField."""
     for name in values:
         if name not in task.inputs and name != "text":
-            raise InvalidInput(name, f"expected {', '.join(task.inputs)} for a model of task {task.name}; remove it")
+            raise InvalidInput(name, f"expected {_fields_of(task)} for a model of task {task.name}; remove it")
     splits = parameters.get("is_split_into_words") is True
     columns = {name: _column(task, name, value, splits) for name, value in values.items()}
     if not columns:
-        raise InvalidInput(task.inputs[0], f"expected {', '.join(task.inputs)} for a model of task {task.name}")
+        field = (*task.inputs, "text")[0]
+        raise InvalidInput(field, f"expected {_fields_of(task)} for a model of task {task.name}, got nothing; send it")
     counts = {name: len(column) for name, column in columns.items()}
     count = max(counts.values())
     for name, number in counts.items():
@@ -68,6 +69,13 @@ def task_request(task: TaskSpec, values: Mapping[str, Any], parameters: dict[str
     first = next(iter(columns))
     is_list = isinstance(values[first], list) and count > 1
     return build_request(task, inputs, parameters, [f"{first}[{i}]" if is_list else first for i in range(count)])
+
+
+def _fields_of(task: TaskSpec) -> str:
+    """Name the fields of a body, for an error message."""
+    texts = [name for name in task.members if name in task.required]
+    named = [*task.inputs, *([f"text with {' and '.join(texts)}"] if texts else [])]
+    return " and ".join(named)
 
 
 def _column(task: TaskSpec, name: str, value: Any, splits: bool) -> list[Any]:

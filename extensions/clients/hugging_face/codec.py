@@ -76,6 +76,8 @@ def _is_list(inputs: Any, task: TaskSpec, parameters: Mapping[str, Any]) -> bool
 
 def _input(value: Any, task: TaskSpec, field: str) -> dict[str, Any]:
     """Return one input by field; files are decoded. Raises InvalidInput."""
+    if not isinstance(value, dict) and not task.inputs:
+        raise InvalidInput(field, f"expected an object with {' and '.join(task.required)}, got another value")
     given = value if isinstance(value, dict) else {task.inputs[0]: value}
     found = dict(given)
     for name in _FILES:

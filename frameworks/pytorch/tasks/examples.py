@@ -11,6 +11,8 @@ from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS
 from frameworks.types import Array
 
 _RATE_HZ = 16_000
+MASK = "[MASK]"
+"""Stands for the mask token of the model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def _sounds(**parameters: Any) -> tuple[Example, Example]:
 
 EXAMPLES: dict[str, tuple[Example, Example]] = {
     "token-classification": _texts(),
-    "fill-mask": _texts(),
+    "fill-mask": (Example({"text": f"{MASK} {TRIAL_TEXTS[0]}"}), Example({"text": f"{TRIAL_TEXTS[1]} {MASK}"})),
     "zero-shot-classification": _texts(**_LABELS),
     "question-answering": _questions(
         {"question": "What is warm?", "context": TRIAL_TEXTS[0]},

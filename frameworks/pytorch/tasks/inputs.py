@@ -30,7 +30,8 @@ def _question_and_context(_: Any, given: Input, __: Parameters) -> Input:
 
 def _question_and_document(_: Any, given: Input, __: Parameters) -> Input:
     words = [(word, box) for word, box in given["word_boxes"]]
-    return {"image": _picture(given["image"]), "question": given["question"], "word_boxes": words}
+    picture = _picture(given["image"]) if "image" in given else None
+    return {"image": picture, "question": given["question"], "word_boxes": words}
 
 
 def _image_and_labels(_: Any, given: Input, parameters: Parameters) -> Input:

@@ -1,6 +1,7 @@
 """A model of a task: prepared inputs in, the outputs of transformers' pipeline out."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class TaskModel(DeviceModel):
         assert self.pipeline is not None
         try:
             self._trial.decide(self.pipeline, self._run_items)
+            self.spec = replace(self.spec, unbatched_because=self._trial.reason)
         except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on {self._reads()}: {error}") from error
 

@@ -30,6 +30,7 @@ class RunnablePipeline:
         self.shares = False
         """Whether items share a run at all."""
         self._collate = _collate_of(pipeline)
+        self.mask_token: str | None = getattr(pipeline.tokenizer, "mask_token", None)
 
     def prepare(self, task_input: dict[str, Any], parameters: dict[str, Any]) -> list[TaskItem]:
         """As TaskPipeline.prepare."""

@@ -7,7 +7,7 @@ import torch
 
 from frameworks.core.errors import RoundhouseError
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.tasks.examples import EXAMPLES, Example
+from frameworks.pytorch.tasks.examples import EXAMPLES, MASK, Example
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.tasks.types import TaskItem
 
@@ -54,7 +54,10 @@ def run_each(items: list[TaskItem], run: Run) -> list[Any]:
 
 
 def _items(pipeline: RunnablePipeline, example: Example) -> list[TaskItem]:
-    return pipeline.prepare(example.task_input, example.parameters)
+    text = example.task_input.get("text")
+    if text is None or pipeline.mask_token is None:
+        return pipeline.prepare(example.task_input, example.parameters)
+    return pipeline.prepare({"text": text.replace(MASK, pipeline.mask_token)}, example.parameters)
 
 
 def _agree(run: Run, items: list[TaskItem], alone: list[Any]) -> bool:
