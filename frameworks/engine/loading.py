@@ -9,6 +9,7 @@ from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel
 from frameworks.core.progress import phase, step
 from frameworks.runtime import BatchModel, LoadedModel, ModelEntry, Registry
+from frameworks.tasks.folders import OTHER_NAMES
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 
@@ -33,6 +34,7 @@ def load_instances(
     instances = registry.load(entry, path, device)
     started_s = time.perf_counter()
     try:
+        _check_task(instances, entry)
         _declare_dimensions(instances, entry)
         phase("warm-up", len(instances), "instances")
         for instance in instances:
@@ -46,6 +48,18 @@ def load_instances(
     give_back_freed_memory()
     growth = used_bytes(path, device, devices) - before
     return LoadedInstances(instances, growth, time.perf_counter() - load_started_s, warm_up_s)
+
+
+def _check_task(instances: LoadedModel, entry: ModelEntry) -> None:
+    """Raise InvalidModel for a model of another task than the entry names."""
+    named = getattr(entry, "task", None)
+    if named is None:
+        return
+    for instance in instances:
+        if instance.spec.task != OTHER_NAMES.get(named, named):
+            raise InvalidModel(
+                f'task: expected "{instance.spec.task}", that of the model, got "{named}"; correct it or remove it'
+            )
 
 
 def _declare_dimensions(instances: LoadedModel, entry: ModelEntry) -> None:

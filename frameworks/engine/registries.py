@@ -1,14 +1,14 @@
 """Make the registries of the frameworks: in the server, and in an engine process for its one model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.runtime import Registry
+from frameworks.runtime import BatchModel, Registry
 from memory.pooled_arrays import PooledArrays
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.tensor_pool import TensorPool
@@ -37,6 +37,12 @@ def registry_factories(
     enable_memory_mapping = settings.memory.enable_memory_mapping
     copies = QuantizedCopies(settings.cache_dir)
 
+    def with_task(instances: Sequence[BatchModel], entry: OnnxModelEntry, folder: Path) -> list[BatchModel] | None:
+        # Only graphs of tasks need torch and transformers.
+        from frameworks.pytorch.tasks import graphs
+
+        return graphs.with_task(instances, entry, folder)
+
     def create_onnx() -> Registry:
         from frameworks.onnx.registry import OnnxRegistry
 
@@ -47,6 +53,7 @@ def registry_factories(
             copies,
             enable_memory_mapping,
             PooledArrays(pool),
+            with_task,
         )
 
     def create_pytorch() -> Registry:

@@ -1,5 +1,6 @@
 """Load ONNX models from files: find the graph, check its size, choose providers, open the session."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from frameworks.onnx.text_model import with_text
 from frameworks.quantization.comparison import warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.tasks.folders import may_have_task
 from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
 
+WithTask = Callable[[Sequence[BatchModel], OnnxModelEntry, Path], "list[BatchModel] | None"]
 log = structlog.get_logger(__name__)
 
 # Factor for what a session keeps besides the weights; the real size is measured when it is loaded.
@@ -45,8 +48,12 @@ class OnnxRegistry:
         copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
+        with_task: WithTask | None = None,
     ) -> None:
-        """`arrays`: buffers for large outputs; None: the session allocates them."""
+        """`arrays`: buffers for large outputs; None: the session allocates them. `with_task`: adds the task of a folder
+        to its instances; it needs torch and transformers.
+        """
+        self._with_task = with_task
         self._copies = copies
         self._arrays = arrays
         self._performance = performance
@@ -112,6 +119,10 @@ class OnnxRegistry:
         for each in instances:
             each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
         folder = description_folder(file)
+        if self._with_task is not None and may_have_task(folder, entry.task):
+            with_task = self._with_task(instances, entry, folder)
+            if with_task is not None:
+                return with_task
         if entry.image is not None or (folder / PREPROCESSOR_FILE).is_file():
             # A server without images needs none of it.
             from frameworks.onnx.image_model import declare_images

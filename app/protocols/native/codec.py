@@ -15,6 +15,7 @@ from app.protocols.native.fields import (
     GENERATION_INPUTS,
     INPUT_FIELDS,
     OPTIONS,
+    TENSOR_INPUTS,
 )
 from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
@@ -135,7 +136,7 @@ def _read_document(target: Target, document: Document) -> NamedRequest:
 
 def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> NativeRequest:
     names = tuple(fields)
-    if spec.pipeline is not None:
+    if spec.pipeline is not None and TENSOR_INPUTS.isdisjoint(fields):
         priority, timeout_ms = read_priority(fields), read_count(fields, "timeout_ms")
         return NativeRequest(PARAMETERS, read_task(document, fields, spec), spec, False, priority, timeout_ms)
     field = _input_fields.get(names)

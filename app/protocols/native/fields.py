@@ -140,6 +140,7 @@ class InferFiles(Body):
 
 INPUT_FIELDS = ("input_data", "inputs", "text", "image", "audio", "video", "prompt", "messages")
 """A request has exactly one of these."""
+TENSOR_INPUTS = frozenset({"input_data", "inputs"})
 GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
 GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)

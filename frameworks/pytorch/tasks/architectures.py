@@ -9,6 +9,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.pytorch.weights import WeightFiles
+from frameworks.tasks.folders import OTHER_NAMES, OWN_TASKS
 from frameworks.tasks.table import TASKS
 
 _TABLES: dict[str, tuple[str, ...]] = {
@@ -41,8 +42,6 @@ _NAMED_ONLY = frozenset({"fill-mask", "zero-shot-classification"})
 _TWO_TOWERS = frozenset({"CLIPModel", "SiglipModel"})
 # Their processors need files or packages that a folder does not have, or their pipeline generates text.
 _UNSERVED = frozenset({"VisionEncoderDecoderModel"})
-OWN_TASKS = frozenset({"embed", "classify", "generate"})
-"""Tasks that other parts of the framework serve."""
 
 
 @cache
@@ -58,21 +57,26 @@ def classes_by_task() -> dict[str, frozenset[str]]:
     return found | {task: frozenset(names) for task, names in _OTHER_CLASSES.items()}
 
 
+def architecture_of(folder: Path) -> str:
+    """Return the name of the class in config.json; empty where none is named."""
+    names = read_json(folder / "config.json").get("architectures") if folder.is_dir() else None
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
 def find_task(folder: Path, named: str | None) -> str | None:
     """Return the task of a folder that a pipeline serves; None for one that embeds, classifies or generates.
 
     `named`: the task of the entry; None: the default of the class. Raises InvalidModel where the class does not serve
     it.
     """
-    config = read_json(folder / "config.json") if folder.is_dir() else {}
-    names = config.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    architecture = architecture_of(folder)
     served = [task for task, classes in classes_by_task().items() if task in TASKS and architecture in classes]
     if named is None:
         defaults = [task for task in served if task not in _NAMED_ONLY]
         if not defaults or architecture in _TWO_TOWERS or (folder / "modules.json").is_file():
             return None
         return defaults[0]
+    named = OTHER_NAMES.get(named, named)
     if named in OWN_TASKS:
         return None
     if named not in served:

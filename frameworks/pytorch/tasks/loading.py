@@ -10,10 +10,10 @@ from transformers.pipelines import PIPELINE_REGISTRY, _resolve_impl
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
-from frameworks.core.files import read_json
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
 from frameworks.pytorch.quantize import held_bytes
+from frameworks.pytorch.tasks.architectures import architecture_of
 from frameworks.pytorch.tasks.model import TaskModel
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
@@ -21,7 +21,7 @@ from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import InputKind, TaskSpec
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
-_LOAD_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
+LOAD_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
 _MOST_LABELS = 1_000_000
 
 
@@ -37,21 +37,15 @@ class TaskLoading:
 
 def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: TaskLoading) -> list[TaskModel]:
     """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
-    architecture = _architecture(folder)
+    architecture: type = getattr(transformers, architecture_of(folder))
     module = load_model_of(architecture, folder, loading.dtype, loading.device, loading.enable_memory_mapping)
-    pipeline = RunnablePipeline(_pipeline(folder, task, module), task)
+    pipeline = RunnablePipeline(load_pipeline(folder, task, module), task)
     spec = _spec(task, module, loading)
     trial = Trial(task)
     return [TaskModel(module, spec, pipeline, trial, loading.intra_op_threads) for _ in range(entry.instances)]
 
 
-def _architecture(folder: Path) -> type:
-    name = read_json(folder / "config.json")["architectures"][0]
-    found: type = getattr(transformers, name)
-    return found
-
-
-def _pipeline(folder: Path, task: str, module: Any) -> Any:
+def load_pipeline(folder: Path, task: str, module: Any) -> Any:
     """Return the pipeline of a task around a loaded model. Raises InvalidModel where a processor is absent."""
     implementation = _implementation(task)
     parts: dict[str, Any] = {}
@@ -60,7 +54,7 @@ def _pipeline(folder: Path, task: str, module: Any) -> Any:
         if wanted is False:
             continue
         try:
-            parts[name] = auto().from_pretrained(str(folder), **_LOAD_OPTIONS)
+            parts[name] = auto().from_pretrained(str(folder), **LOAD_OPTIONS)
         except Exception as error:
             if wanted:
                 raise InvalidModel(
@@ -89,7 +83,7 @@ _PROCESSORS: dict[str, Callable[[], Any]] = {
 
 
 def _spec(task: str, module: Any, loading: TaskLoading) -> ModelSpec:
-    described = replace(TASKS[task], labels=_labels(TASKS[task], module.config))
+    described = describe_task(task, module.config)
     return ModelSpec(
         framework="pytorch",
         task=task,
@@ -100,6 +94,11 @@ def _spec(task: str, module: Any, loading: TaskLoading) -> ModelSpec:
         memory_bytes=held_bytes(module),
         pipeline=described,
     )
+
+
+def describe_task(task: str, config: Any) -> TaskSpec:
+    """Return what a model of a task reads, with its labels. `config`: of transformers."""
+    return replace(TASKS[task], labels=_labels(TASKS[task], config))
 
 
 def _labels(task: TaskSpec, config: Any) -> tuple[str, ...]:
