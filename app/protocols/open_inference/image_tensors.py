@@ -1,4 +1,4 @@
-"""Read the input `image` of models that read images: a BYTES tensor whose elements are files, or base64 in JSON."""
+"""Read the inputs of models that read files: a BYTES tensor whose elements are files, or base64 in JSON."""
 
 from math import prod
 from struct import Struct
@@ -11,6 +11,7 @@ from frameworks.core.errors import InvalidInput
 from frameworks.types import Array, ModelSpec
 
 IMAGE_INPUT = "image"
+FILE_INPUTS = frozenset({IMAGE_INPUT, "audio", "video"})
 
 _LENGTH_BYTES = 4
 _UNPACK_LENGTH = Struct("<I").unpack_from
@@ -18,7 +19,9 @@ _UNPACK_LENGTH = Struct("<I").unpack_from
 
 def holds_files(name: str, datatype: object, spec: ModelSpec) -> bool:
     """Whether the elements of an input are files, not text in UTF-8."""
-    return name == IMAGE_INPUT and datatype == "BYTES" and spec.image is not None
+    if name not in FILE_INPUTS or datatype != "BYTES":
+        return False
+    return name in spec.pipeline.inputs if spec.pipeline is not None else name == IMAGE_INPUT and spec.image is not None
 
 
 def decode_files(buffer: Raw, shape: tuple[int, ...], field: str) -> Array:
@@ -46,9 +49,9 @@ def as_objects(files: list[bytes]) -> Array:
     return objects
 
 
-def read_files(value: Array) -> list[bytes]:
-    """Return the files of the tensor `image`, of shape [n] or [n, 1]. Raises InvalidInput."""
-    field = f"inputs.{IMAGE_INPUT}"
+def read_files(value: Array, name: str = IMAGE_INPUT) -> list[bytes]:
+    """Return the files of the tensor `name`, of shape [n] or [n, 1]. Raises InvalidInput."""
+    field = f"inputs.{name}"
     if not (value.ndim == 1 or (value.ndim == 2 and value.shape[1] == 1)):
         raise InvalidInput(field, f"expected shape [-1] or [-1, 1] (-1 is free), got {list(value.shape)}")
     check_num_images(value.size, field)

@@ -26,6 +26,7 @@ from app.protocols.open_inference.signature import (
     reads_content,
     signature_for,
 )
+from app.protocols.open_inference.task_tensors import read_task
 from app.protocols.shared.bodies import MAX_INT32
 from app.protocols.shared.errors import ErrorReply, NotSupported
 from app.protocols.shared.fields.images import check_vector_size
@@ -34,6 +35,7 @@ from app.protocols.shared.json.body import describe_value
 from app.protocols.shared.json.shapes import check_shape
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -56,7 +58,7 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
     inputs = _inputs_by_name(parsed.inputs, signature)
     outputs = _requested_outputs(parsed, signature)
     parameters = parsed.parameters
-    request: TensorBatch | TextRequest | ImageRequest
+    request: TensorBatch | TextRequest | ImageRequest | TaskRequest
     if signature.reads_texts:
         request = _read_content(inputs, parameters, outputs, spec)
     else:
@@ -210,8 +212,10 @@ def _unknown(
 
 def _read_content(
     inputs: Mapping[str, Array], parameters: Parameters, outputs: tuple[RequestedOutput, ...], spec: ModelSpec
-) -> TextRequest | ImageRequest:
-    """Read the texts or the images of a request: one of the two. Raises InvalidInput."""
+) -> TextRequest | ImageRequest | TaskRequest:
+    """Read the texts or the images of a request, one of the two, or the inputs of a task. Raises InvalidInput."""
+    if spec.pipeline is not None:
+        return read_task(inputs, spec.pipeline)
     if len(inputs) != 1:
         found = " and ".join(inputs) or "none of them"
         raise InvalidInput("inputs", f"expected exactly one of {TEXT_INPUT} and {IMAGE_INPUT}, got {found}")

@@ -10,10 +10,12 @@ from app.protocols.open_inference.datatypes import describe_binary_only, encode_
 from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
+from app.protocols.open_inference.task_tensors import predictions
 from app.protocols.shared.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.shared.json.output import to_json_value
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
+from frameworks.tasks.types import TaskAnswer
 from frameworks.text.label_order import in_label_order
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 
@@ -74,6 +76,8 @@ def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
         case ClassifyAnswer():
             labels = spec.labels
             datatype, value = "FP32", _scores(answer, labels)
+        case TaskAnswer():
+            datatype, value = "BYTES", predictions(answer)
         case GenerateAnswer():
             return generated_tensors(request, answer)
         case _:

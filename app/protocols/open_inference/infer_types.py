@@ -7,6 +7,7 @@ from typing import NamedTuple
 from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TextRequest
 
 Parameter = bool | int | float | str
@@ -55,7 +56,7 @@ class InferRequest(NamedTuple):
     of a request for text, None for others.
     """
 
-    request: TensorBatch | TextRequest | ImageRequest | GenerateRequest
+    request: TensorBatch | TextRequest | ImageRequest | TaskRequest | GenerateRequest
     spec: ModelSpec
     outputs: tuple[RequestedOutput, ...]
     id: str

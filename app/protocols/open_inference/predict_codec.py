@@ -16,7 +16,7 @@ from pydantic import Field
 from app.inference.contract import NamedRequest
 from app.protocols.open_inference.datatypes import DTYPES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.image_tensors import IMAGE_INPUT
+from app.protocols.open_inference.image_tensors import FILE_INPUTS
 from app.protocols.open_inference.infer_body import read_parameters
 from app.protocols.open_inference.infer_request import check_request, read_timeout_ms
 from app.protocols.open_inference.infer_response import output_tensors
@@ -33,6 +33,7 @@ from app.protocols.shared.json.tensors import read_tensor
 from app.protocols.shared.routes import Route, RouteDescription
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest
 
 MAX_OBJECTS = MAX_TEXTS
@@ -206,7 +207,7 @@ def _read_row(document: Document, node: Node, declared: TensorSignature, field: 
         if not isinstance(encoded, str):
             raise InvalidInput(f"{field}.{_BASE64}", f"expected base64, got {describe_type(encoded)}")
         # The files of images are decoded with the request.
-        return np.array(encoded if declared.name == IMAGE_INPUT else _decoded(encoded, field), dtype=object)
+        return np.array(encoded if declared.name in FILE_INPUTS else _decoded(encoded, field), dtype=object)
     value, _ = read_tensor(document, node, TensorType(DTYPES[declared.datatype], None), field)
     return value
 
@@ -222,6 +223,8 @@ def _num_instances(decoded: InferRequest) -> int:
     request = decoded.request
     if isinstance(request, TensorBatch):
         return len(next(iter(request.inputs.values()))) if request.inputs else 0  # type: ignore[arg-type]
+    if isinstance(request, TaskRequest):
+        return len(request.inputs)
     assert isinstance(request, TextRequest | ImageRequest)
     return len(request.texts if isinstance(request, TextRequest) else request.images)
 

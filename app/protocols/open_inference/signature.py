@@ -7,6 +7,7 @@ from typing import NamedTuple
 from app.protocols.open_inference.datatypes import BINARY_ONLY, DATATYPES
 from app.protocols.open_inference.image_tensors import IMAGE_INPUT
 from app.protocols.open_inference.infer_types import InferRequest, RequestedOutput
+from app.protocols.open_inference.task_tensors import PREDICTIONS_OUTPUT, names_of_inputs
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"
@@ -116,8 +117,8 @@ def signature_of_request(request: InferRequest) -> Signature:
 
 
 def reads_content(spec: ModelSpec) -> bool:
-    """Whether the model reads texts or images, which the server turns into tensors."""
-    return spec.text is not None or spec.image is not None
+    """Whether the model reads texts or files, which the server turns into tensors."""
+    return spec.text is not None or spec.image is not None or spec.pipeline is not None
 
 
 def supports_batching(spec: ModelSpec) -> bool:
@@ -134,7 +135,11 @@ def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
 
 
 def _signature_of_content(spec: ModelSpec) -> Signature:
-    """Return the signature of a model that reads texts, images, or either of them."""
+    """Return the signature of a model that reads texts, images, or either of them, or has a task."""
+    if spec.pipeline is not None:
+        named = names_of_inputs(spec.pipeline).items()
+        inputs = _by_name(TensorSignature(name, "BYTES", (-1,), required) for name, required in named)
+        return Signature(inputs, _by_name([TensorSignature(PREDICTIONS_OUTPUT, "BYTES", (-1,))]), True)
     names = [TEXT_INPUT] * (spec.text is not None) + [IMAGE_INPUT] * (spec.image is not None)
     inputs = _by_name(TensorSignature(name, "BYTES", (-1,), required=len(names) == 1) for name in names)
     other_names = {INPUT_TEXT: TEXT_INPUT} if spec.text is not None else {}
