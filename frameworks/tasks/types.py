@@ -67,13 +67,15 @@ class TaskAnswer:
 class TaskItem(NamedTuple):
     """One row of a run. `value`: what the framework needs of it. `length`: its cost: tokens, samples or pixels.
 
-    `shape`: items of one shape share a run; None where an item runs alone. `nbytes`: of its tensors.
+    `shape`: items of one shape share a run; None where an item runs alone. `nbytes`: of its tensors. `num_tokens`: of a
+    text; 0 for other inputs.
     """
 
     value: Any
     length: int
     shape: Hashable | None
     nbytes: int
+    num_tokens: int = 0
 
 
 class TaskPipeline(Protocol):

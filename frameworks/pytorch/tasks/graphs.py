@@ -1,7 +1,7 @@
 """Serve the task of an exported graph: the pipeline of transformers around a graph in place of a module of torch."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class GraphTaskModel:
         """As BatchModel.warm_up: the graph on tensors, then examples of the task."""
         self._graph.warm_up()
         try:
-            self._trial.decide(self.pipeline, self._run_items)
+            self._trial.decide(self.pipeline, self._run_items, self._positions)
         except RUN_ERRORS as error:
             raise InvalidModel(f"the graph does not run on inputs of its task: {error}") from error
         own = self._graph.spec
@@ -111,6 +111,11 @@ class GraphTaskModel:
     def close(self) -> None:
         """As BatchModel.close."""
         self._graph.close()
+
+    def _positions(self, run: Callable[[], object], num_tokens: int) -> int | None:
+        """Return the bound that config.json states: a graph shows no tables to a trial."""
+        most = getattr(self.pipeline.config, "max_position_embeddings", None)
+        return most if isinstance(most, int) and most > 0 else None
 
     def _run_items(self, items: list[TaskItem]) -> list[Any]:
         rows = self.infer(TaskBatch(items))[TASK_OUTPUT]

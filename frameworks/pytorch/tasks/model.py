@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
+from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
 from frameworks.tasks.types import TaskItem
@@ -50,7 +52,8 @@ class TaskModel(DeviceModel):
         """Run examples, alone and together, to find out which items share a run. Raises InvalidModel."""
         assert self.pipeline is not None
         try:
-            self._trial.decide(self.pipeline, self._run_items)
+            assert self._model is not None
+            self._trial.decide(self.pipeline, self._run_items, partial(find_usable_positions, self._model))
             self.spec = replace(self.spec, unbatched_because=self._trial.reason)
         except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on {self._reads()}: {error}") from error

@@ -30,7 +30,22 @@ class RunnablePipeline:
         self.shares = False
         """Whether items share a run at all."""
         self._collate = _collate_of(pipeline)
+        self.max_tokens: int | None = None
+        """Of one row; None where nothing bounds it."""
         self.mask_token: str | None = getattr(pipeline.tokenizer, "mask_token", None)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model, of transformers."""
+        return self._pipeline.model.config
+
+    def limit_tokens(self, max_tokens: int) -> None:
+        """Cut texts at a number of tokens where a pipeline cuts them, and refuse longer ones elsewhere."""
+        tokenizer = self._pipeline.tokenizer
+        assert tokenizer is not None
+        # Without a limit of its own it says about 1e30.
+        self.max_tokens = min(max_tokens, tokenizer.model_max_length)
+        tokenizer.model_max_length = self.max_tokens
 
     def prepare(self, task_input: dict[str, Any], parameters: dict[str, Any]) -> list[TaskItem]:
         """As TaskPipeline.prepare."""
@@ -88,10 +103,12 @@ class RunnablePipeline:
         length = 0
         if sequence is not None and sequence.ndim > 1:
             length = sequence.shape[1]
-        cost = length or max((tensor.numel() for tensor in tensors.values()), default=1)
-        return TaskItem(
-            (row, forward_parameters), max(1, cost), self._shape(row, tensors, length, forward_parameters), nbytes
-        )
+            if self.max_tokens is not None and length > self.max_tokens and sequence is tensors.get("input_ids"):
+                raise InvalidInput("text", f"expected at most {self.max_tokens} tokens, got {length}; shorten it")
+        cost = max(1, length or max((tensor.numel() for tensor in tensors.values()), default=1))
+        num_tokens = length if "input_ids" in tensors else 0
+        shape = self._shape(row, tensors, length, forward_parameters)
+        return TaskItem((row, forward_parameters), cost, shape, nbytes, num_tokens)
 
     def _shape(
         self, row: Any, tensors: Mapping[str, torch.Tensor], length: int, forward_parameters: dict[str, Any]

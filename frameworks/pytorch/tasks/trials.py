@@ -15,6 +15,7 @@ from frameworks.tasks.types import TaskItem
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 Run = Callable[[list[TaskItem]], list[Any]]
+FindPositions = Callable[[Callable[[], object], int], int | None]
 
 
 class Trial:
@@ -26,11 +27,17 @@ class Trial:
         self.reason: str | None = None
         """Why items do not share a run; None where they do."""
 
-    def decide(self, pipeline: RunnablePipeline, run: Run) -> None:
-        """Set `pads` and `shares` of the pipeline. Raises what `run` raises for single items, and InvalidInput."""
+    def decide(self, pipeline: RunnablePipeline, run: Run, find_positions: FindPositions | None = None) -> None:
+        """Set `max_tokens`, `pads` and `shares` of the pipeline.
+
+        `find_positions`: returns the largest number of tokens of a text, from a run of one with so many tokens. Raises
+        what `run` raises for single items, and InvalidInput.
+        """
         if self._is_decided:
             run(_items(pipeline, self._examples[0])[:1])
             return
+        if find_positions is not None:
+            self._limit_tokens(pipeline, run, find_positions)
         short, long = (_items(pipeline, example) for example in self._examples[:2])
         alone = [run([item])[0] for item in (short[0], long[0])]
         pipeline.finish(run_each(short, run), self._examples[0].parameters)
@@ -46,6 +53,14 @@ class Trial:
                 self.reason = "the outputs of two inputs in one run differ from their single runs"
             pipeline.shares = self.reason is None
         self._is_decided = True
+
+    def _limit_tokens(self, pipeline: RunnablePipeline, run: Run, find_positions: FindPositions) -> None:
+        """Bound the tokens of a text by the positions that the model has."""
+        [item, *_] = _items(pipeline, self._examples[0])
+        if item.num_tokens:
+            most = find_positions(lambda: run([item]), item.num_tokens)
+            if most is not None:
+                pipeline.limit_tokens(most)
 
 
 def run_each(items: list[TaskItem], run: Run) -> list[Any]:
