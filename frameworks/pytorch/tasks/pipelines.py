@@ -16,6 +16,8 @@ from frameworks.tasks.types import TaskItem
 # The tensors whose second axis is the sequence, in the order in which a model has them.
 _SEQUENCES = ("input_ids", "input_values", "input_features")
 
+_LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
+
 
 class RunnablePipeline:
     """Implement TaskPipeline with a pipeline of transformers, and run its batches."""
@@ -86,7 +88,9 @@ class RunnablePipeline:
         prepared = pipeline.preprocess(given, **{**pipeline._preprocess_params, **preprocess})
         forward = {**pipeline._forward_params, **forward}
         rows = list(prepared) if isinstance(pipeline, ChunkPipeline) else [prepared]
-        return [self._item(row, forward) for row in rows]
+        # Their pipelines compare all inputs of a batch with the labels of the first one.
+        labels = repr(sorted(parameters.items())) if self._task in _LABELS_OF_FIRST else ""
+        return [self._item(row, forward, labels) for row in rows]
 
     def _postprocessed(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
         pipeline = self._pipeline
@@ -96,7 +100,7 @@ class RunnablePipeline:
         copies = [_copied(output) for output in outputs]
         return pipeline.postprocess(copies if isinstance(pipeline, ChunkPipeline) else copies[0], **parameters)
 
-    def _item(self, row: Any, forward_parameters: dict[str, Any]) -> TaskItem:
+    def _item(self, row: Any, forward_parameters: dict[str, Any], labels: str) -> TaskItem:
         tensors = dict(_tensors(row))
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         sequence = next((tensors[name] for name in _SEQUENCES if name in tensors), None)
@@ -108,7 +112,7 @@ class RunnablePipeline:
         cost = max(1, length or max((tensor.numel() for tensor in tensors.values()), default=1))
         num_tokens = length if "input_ids" in tensors else 0
         shape = self._shape(row, tensors, length, forward_parameters)
-        return TaskItem((row, forward_parameters), cost, shape, nbytes, num_tokens)
+        return TaskItem((row, forward_parameters), cost, shape and (*shape, labels), nbytes, num_tokens)
 
     def _shape(
         self, row: Any, tensors: Mapping[str, torch.Tensor], length: int, forward_parameters: dict[str, Any]

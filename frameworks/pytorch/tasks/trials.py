@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from frameworks.core.errors import RoundhouseError
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.tasks.examples import EXAMPLES, MASK, Example
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
@@ -69,10 +69,20 @@ def run_each(items: list[TaskItem], run: Run) -> list[Any]:
 
 
 def _items(pipeline: RunnablePipeline, example: Example) -> list[TaskItem]:
+    """Return the items of an example. Its text is cut where the model has fewer tokens for it."""
     text = example.task_input.get("text")
-    if text is None or pipeline.mask_token is None:
+    if text is None:
         return pipeline.prepare(example.task_input, example.parameters)
-    return pipeline.prepare({"text": text.replace(MASK, pipeline.mask_token)}, example.parameters)
+    words = text.split()
+    while True:
+        given = " ".join(words).replace(MASK, pipeline.mask_token or MASK)
+        try:
+            return pipeline.prepare({"text": given}, example.parameters)
+        except InvalidInput:
+            # Its end has the mask.
+            words = words[1:]
+            if not words:
+                raise
 
 
 def _agree(run: Run, items: list[TaskItem], alone: list[Any]) -> bool:
@@ -87,6 +97,9 @@ def _agree(run: Run, items: list[TaskItem], alone: list[Any]) -> bool:
 def _is_close(got: Any, single: Any) -> bool:
     if isinstance(single, torch.Tensor):
         return isinstance(got, torch.Tensor) and _are_tensors_close(got, single)
+    if isinstance(got, tuple) and hasattr(single, "to_tuple"):
+        # A pipeline makes a tuple of an output within another one, when it takes a batch apart.
+        single = single.to_tuple()
     if isinstance(single, Mapping) or hasattr(single, "items"):
         return all(name in got and _is_close(got[name], value) for name, value in single.items())
     if isinstance(single, list | tuple):

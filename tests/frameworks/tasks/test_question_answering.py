@@ -83,7 +83,7 @@ def test_padding_of_a_batch_changes_no_answer(
     parts = list(pipeline.preprocess({"question": "the cat", "context": LONG}))
     outputs = [pipeline.forward(part) for part in parts]
     padded = [{**output, **_pad(output, padding_side)} for output in outputs]
-    options = {"top_k": 4, "handle_impossible_answer": True}
+    options: dict[str, Any] = {"top_k": 4, "handle_impossible_answer": True}
     _assert_equal(pipeline.postprocess(padded, **options), pipeline.postprocess(outputs, **options))
 
 

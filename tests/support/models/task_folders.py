@@ -117,7 +117,7 @@ def _videomae(folder: Path) -> None:
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "token-classification": lambda folder: _bert(folder, "TokenClassification"),
     "fill-mask": lambda folder: _bert(folder, "MaskedLM"),
-    "question-answering": lambda folder: _bert(folder, "QuestionAnswering"),
+    "question-answering": lambda folder: _bert(folder, "QuestionAnswering", ("start", "end")),
     "zero-shot-classification": lambda folder: _bert(
         folder, "SequenceClassification", ("contradiction", "neutral", "entailment")
     ),
