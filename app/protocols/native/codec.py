@@ -15,12 +15,13 @@ from app.protocols.native.fields import (
     GENERATION_INPUTS,
     INPUT_FIELDS,
     OPTIONS,
+    PARAMETERS,
     TENSOR_INPUTS,
 )
 from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
-from app.protocols.native.tasks import PARAMETERS, read_task
+from app.protocols.native.tasks import read_task
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.model_inputs import explain_expected_input

@@ -159,7 +159,10 @@ OPTIONS: dict[str, frozenset[str]] = {
 COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
 """The fields of every request."""
 
-FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values(), {"parameters"})
+PARAMETERS = "parameters"
+"""The field with the parameters of a model's task."""
+
+FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values(), {PARAMETERS})
 
 
 class NamedTensor(ResponseBody):

@@ -13,10 +13,13 @@ from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_vers
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count
 from app.protocols.native.multipart import read_boundary, read_form
+from app.protocols.native.tasks import read_task_files
 from app.protocols.shared.codec import Header, Target, check_content_type
 from app.protocols.shared.errors import UnsupportedMediaType
 from app.protocols.shared.fields.images import MEDIA_TYPES
 from frameworks.core.errors import InvalidInput
+from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskRequest
 from frameworks.types import ModelSpec
 
 MULTIPART = b"multipart/form-data"
@@ -115,7 +118,11 @@ def _named(files: list[bytes], options: Mapping[str, Any], target: Target) -> Na
 
 
 def _decode(files: list[bytes], options: Mapping[str, Any], spec: ModelSpec) -> NativeRequest:
-    request = read_files(files, options, spec)
+    request: ImageRequest | TaskRequest
+    if spec.pipeline is not None:
+        request = read_task_files(FIELD, files, options, spec)
+    else:
+        request = read_files(files, options, spec)
     if not options:
         return NativeRequest(FIELD, request, spec)
     priority, timeout_ms = read_priority(options), read_count(options, "timeout_ms")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.protocols.native.fields import COMMON_FIELDS, OPTIONS
+from app.protocols.native.fields import COMMON_FIELDS, OPTIONS, PARAMETERS
 from app.protocols.native.inputs import read_boolean, read_count, read_output_names
 from app.protocols.shared.fields.images import check_num_images, check_reads_images, decode_images
 from app.protocols.shared.json.body import Document, Node
@@ -12,7 +12,7 @@ from frameworks.images.spec import ImageRequest
 from frameworks.types import ModelSpec
 
 FIELD = "image"
-FILE_OPTIONS = COMMON_FIELDS | OPTIONS[FIELD]
+FILE_OPTIONS = COMMON_FIELDS | OPTIONS[FIELD] | {PARAMETERS, "text"}
 """The options of a request whose body is a file, or a form with files."""
 
 _COUNTS = frozenset({"priority", "timeout_ms", "top_k"})
@@ -47,6 +47,9 @@ def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSp
         for name in names:
             if name not in spec.outputs_by_name:
                 raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], spec.outputs_by_name, within="outputs.")
+    for name in (PARAMETERS, "text"):
+        if name in options:
+            raise InvalidInput(name, f"expected none for a model of task {spec.task}; leave it out")
     return _build(list(files), options, spec, names) if options else ImageRequest(list(files))
 
 

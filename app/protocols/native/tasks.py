@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.protocols.native.fields import COMMON_FIELDS
+from app.protocols.native.fields import COMMON_FIELDS, PARAMETERS
 from app.protocols.shared.fields.images import check_num_images, decode_image
 from app.protocols.shared.json.body import Document, Node
 from frameworks.core.errors import InvalidInput
@@ -14,7 +14,6 @@ from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.types import TaskRequest, TaskSpec
 from frameworks.types import ModelSpec
 
-PARAMETERS = "parameters"
 _FILES = frozenset({"image", "audio", "video"})
 
 

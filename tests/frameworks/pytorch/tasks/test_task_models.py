@@ -52,13 +52,12 @@ def requests_of(task: str) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
     if task == "question-answering":
         asked = [{"question": "what sat", "context": text} for text in TEXTS]
         return [(each, {}, dict(each)) for each in asked]
+    parameters: dict[str, Any] = dict(LABELS) if task.startswith("zero-shot") else {}
     if task in TEXT_TASKS:
-        parameters = LABELS if task.startswith("zero-shot") else {}
         texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
         return [({"text": text}, parameters, text) for text in texts]
-    parameters = LABELS if task.startswith("zero-shot") else {}
     if task.endswith("object-detection"):
-        parameters = parameters | {"threshold": 0.0}
+        parameters["threshold"] = 0.0
     return [({"image": encoded(each, "PNG")}, parameters, Image.fromarray(each)) for each in PICTURES]
 
 
@@ -130,7 +129,7 @@ def test_aggregated_entities_equal_pipeline(folders: Path) -> None:
     assert model.pipeline is not None
     reference = transformers.pipeline("token-classification", model=str(folders / "token-classification"), device="cpu")
     for strategy in ("simple", "first", "average", "max"):
-        options = {"aggregation_strategy": strategy, "ignore_labels": []}
+        options: dict[str, Any] = {"aggregation_strategy": strategy, "ignore_labels": []}
         items = model.pipeline.prepare({"text": TEXTS[2]}, options)
         [outputs] = run_together(model, [items])
         check_equal(model.pipeline.finish(outputs, options), reference(TEXTS[2], **options))
