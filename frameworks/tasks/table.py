@@ -8,6 +8,11 @@ MAX_RESULTS = 1000
 """Most results of one input, and most labels or targets of one request."""
 MAX_TOKENS = 1_000_000
 """Above the length of every model; a tokenizer's own limit is lower."""
+MAX_PART_TOKENS = 4096
+"""A search for an answer has a product of the tokens with themselves in memory."""
+MAX_ANSWERS = 100
+"""All answers of all parts of a context are compared."""
+MAX_ANSWER_TOKENS = 512
 MAX_TEMPLATE_CHARACTERS = 1000
 """A template is tokenized once for each label."""
 MAX_DELIMITER_CHARACTERS = 100
@@ -67,12 +72,12 @@ def _template(default: str) -> TaskParameter:
     )
 
 
-def _answer_limits(longest_default: int | None, longest_question: int | None) -> tuple[TaskParameter, ...]:
+def _answer_limits() -> tuple[TaskParameter, ...]:
     return (
-        _integer("doc_stride", "Tokens that neighbouring parts of a long context share.", None, 0, MAX_TOKENS),
-        _integer("max_seq_len", "Tokens of a part of the context with its question.", longest_default, 1, MAX_TOKENS),
-        _integer("max_question_len", "Tokens of the question that are read.", longest_question, 1, MAX_TOKENS),
-        _integer("max_answer_len", "Tokens of the longest answer.", 15, 1, MAX_RESULTS),
+        _integer("top_k", "Number of answers, the most likely first.", 1, 1, MAX_ANSWERS),
+        _integer("doc_stride", "Tokens that neighbouring parts of a long context share.", None, 0, MAX_PART_TOKENS),
+        _integer("max_seq_len", "Tokens of a part of the context with its question.", None, 1, MAX_PART_TOKENS),
+        _integer("max_answer_len", "Tokens of the longest answer.", 15, 1, MAX_ANSWER_TOKENS),
         _boolean("handle_impossible_answer", "Whether an empty answer may be returned.", False),
     )
 
@@ -114,9 +119,9 @@ _TEXT_TASKS = (
         "question-answering",
         (),
         (
-            _top_k(1, "Number of answers, the most likely first."),
-            *_answer_limits(384, 64),
-            _choice("padding", "Padding of the parts of a context.", _PADDING),
+            *_answer_limits(),
+            _integer("max_question_len", "Has no effect: a tokenizer.json cuts no question.", None, 1, MAX_TOKENS),
+            _choice("padding", "Padding of the parts of a context.", _PADDING, "do_not_pad"),
             _boolean("align_to_words", "Whether answers begin and end with a word.", True),
         ),
         required=("question", "context"),
@@ -231,8 +236,7 @@ _IMAGE_TASKS = (
         "document-question-answering",
         ("image",),
         (
-            _top_k(1, "Number of answers, the most likely first."),
-            *_answer_limits(None, None),
+            *_answer_limits(),
             _choice("padding", "Padding of the parts of a document.", _PADDING, "do_not_pad"),
         ),
         required=("question", "word_boxes"),

@@ -148,9 +148,10 @@ def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path) -> N
 def test_triton_client_gets_predictions_as_json(tasks: RunningServer, folders: Path, kind: str) -> None:
     texts = np.array([TEXT.encode(), b"steam"], dtype=object)
     with triton_client(tasks, kind) as triton:
-        tensor = grpc_tensor if kind in GRPC_KINDS else http_tensor
+        tensor: Any = grpc_tensor if kind in GRPC_KINDS else http_tensor
         options = np.array([b'{"aggregation_strategy": "simple"}'], dtype=object)
-        inputs = [tensor("text", texts), tensor("parameters", options)]
+        more = ("BYTES",) if kind in GRPC_KINDS else ()
+        inputs = [tensor("text", texts, *more), tensor("parameters", options, *more)]
         answer = triton.infer("ner", inputs)
     found = [json.loads(each) for each in answer.as_numpy("predictions")]
     check_equal(found, reference(folders, "ner")([TEXT, "steam"], aggregation_strategy="simple"))

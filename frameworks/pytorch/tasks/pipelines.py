@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers.pipelines.base import ChunkPipeline, Pipeline, no_collate_fn, pad_collate_fn
+from transformers.pipelines.base import ChunkPipeline, Pipeline, PipelineException, no_collate_fn, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
 from frameworks.core.errors import InvalidInput
@@ -60,7 +60,7 @@ class RunnablePipeline:
                 return self._items(given, own)
         except InvalidInput:
             raise
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, PipelineException) as error:
             # The parameters have the types and bounds of the task; a pipeline refuses what the model cannot do.
             raise InvalidInput("parameters", f"expected values that the model accepts; {_first_line(error)}") from error
 
