@@ -9,7 +9,7 @@ from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel
 from frameworks.core.progress import phase, step
 from frameworks.runtime import BatchModel, LoadedModel, ModelEntry, Registry
-from frameworks.tasks.folders import OTHER_NAMES
+from frameworks.tasks.architectures import OTHER_NAMES
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 

@@ -22,7 +22,7 @@ from frameworks.onnx.text_model import with_text
 from frameworks.quantization.comparison import warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
-from frameworks.tasks.folders import may_have_task
+from frameworks.tasks.architectures import find_task
 from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
 
@@ -119,7 +119,7 @@ class OnnxRegistry:
         for each in instances:
             each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
         folder = description_folder(file)
-        if self._with_task is not None and may_have_task(folder, entry.task):
+        if self._with_task is not None and find_task(folder, entry.task) is not None:
             with_task = self._with_task(instances, entry, folder)
             if with_task is not None:
                 return with_task

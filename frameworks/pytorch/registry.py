@@ -21,10 +21,11 @@ from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
-from frameworks.pytorch.tasks.architectures import find_task, task_bytes
+from frameworks.pytorch.tasks.needs import task_bytes
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
+from frameworks.tasks.architectures import find_task
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from frameworks.text.pair_scores import Answers

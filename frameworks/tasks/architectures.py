@@ -1,5 +1,10 @@
 """Know which tasks a class of transformers can do, by its name: config.json has it under `architectures`."""
 
+from pathlib import Path
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
+
 _BY_SUFFIX: dict[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text-classification", "zero-shot-classification"),
     "ForTokenClassification": ("token-classification",),
@@ -87,3 +92,50 @@ def tasks_of(architecture: str) -> tuple[str, ...]:
     if suffix is None or architecture.endswith(("LMHeadModel", "EncoderDecoderModel")):
         return ()
     return _BY_SUFFIX[suffix]
+
+
+OWN_TASKS = frozenset({"embed", "classify", "generate"})
+"""Tasks that other parts of the frameworks serve, without a pipeline."""
+OTHER_NAMES = {
+    "feature-extraction": "embed",
+    "image-feature-extraction": "embed",
+    "sentence-similarity": "embed",
+    "text-classification": "classify",
+    "sentiment-analysis": "classify",
+    "image-classification": "classify",
+    "text-ranking": "classify",
+    "text-generation": "generate",
+    "ner": "token-classification",
+}
+"""Names that the hub has for tasks: other ones for those of the server."""
+# They embed images and texts unless the entry names the task.
+_TWO_TOWERS = frozenset({"CLIPModel", "SiglipModel"})
+
+
+def architecture_of(folder: Path) -> str:
+    """Return the name of the class in config.json; empty where none is named. Raises InvalidModel."""
+    names = read_json(folder / "config.json").get("architectures") if folder.is_dir() else None
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def find_task(folder: Path, named: str | None) -> str | None:
+    """Return the task of a folder that a pipeline serves; None for one that embeds, classifies or generates.
+
+    `named`: the task of the entry; None: the usual one of the class. Raises InvalidModel where the class does not serve
+    it.
+    """
+    architecture = architecture_of(folder)
+    served = [OTHER_NAMES.get(task, task) for task in tasks_of(architecture)]
+    if named is None:
+        is_embedder = architecture in _TWO_TOWERS or (folder / "modules.json").is_file()
+        return None if not served or is_embedder or served[0] in OWN_TASKS else served[0]
+    named = OTHER_NAMES.get(named, named)
+    if named in OWN_TASKS:
+        return None
+    if named not in served:
+        able = ", ".join(served) or "none that is served"
+        raise InvalidModel(
+            f"{folder}: task: expected a task of {architecture or 'a class, but config.json names none'}, which are: "
+            f'{able}; got "{named}"; correct it or remove it'
+        )
+    return named

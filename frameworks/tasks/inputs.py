@@ -45,6 +45,8 @@ def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: M
     known = (*spec.inputs, *spec.members)
     for name, value in given.items():
         own_field = field if spec.inputs[:1] == (name,) and len(given) == 1 else f"{field}.{name}"
+        if name == "text" and name not in known:
+            raise InvalidInput(field, f"expected an object with {' and '.join(spec.required)}, got a text; send one")
         if name not in known:
             raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], known, within=f"{field}.")
         if name in ("image", "audio", "video"):

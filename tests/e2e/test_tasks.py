@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import huggingface_hub
 import numpy as np
 import pytest
 import transformers
@@ -89,13 +90,12 @@ def test_infer_reads_question_and_context(tasks: RunningServer) -> None:
 def test_infer_reads_files_in_every_form(tasks: RunningServer, folders: Path) -> None:
     expected = reference(folders, "detector")(Image.fromarray(PICTURE), threshold=0.0)
     options = {"threshold": 0.0}
+    given = {"parameters": json.dumps(options)}
     path = f"{tasks.url}/models/detector/infer"
     answers = [
         httpx.post(path, json={"image": b64encode(FILE).decode(), "parameters": options}),
-        httpx.post(
-            path, content=FILE, params={"parameters": json.dumps(options)}, headers={"content-type": "image/png"}
-        ),
-        httpx.post(path, files={"image": ("a.png", FILE)}, data={"parameters": json.dumps(options)}),
+        httpx.post(path, content=FILE, params=given, headers={"content-type": "image/png"}),
+        httpx.post(path, files={"image": ("a.png", FILE)}, data=given),
     ]
     for answer in answers:
         assert answer.status_code == 200, answer.text
@@ -111,7 +111,9 @@ def test_pictures_are_answered_as_png(tasks: RunningServer, folders: Path) -> No
     np.testing.assert_allclose(prediction["predicted_depth"], expected["predicted_depth"].numpy(), atol=1e-3)
 
 
-def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path) -> None:
+def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests that load models forbid the client to reach the hub.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     entities = client(tasks, "ner").token_classification(TEXT, aggregation_strategy="simple")
     check_equal(
         [each.word for each in entities],
@@ -190,7 +192,7 @@ def test_concurrent_callers_get_answers_of_their_own(tasks: RunningServer, folde
         ("labels", {"text": TEXT}, ("candidate_labels",)),
         ("labels", {"text": TEXT, "parameters": {"candidate_labels": ["x"] * 10_000}}, ("candidate_labels", "1000")),
         ("answers", {"text": {"question": "q" * 1_000_000, "context": TEXT}}, ("question", "10000 characters")),
-        ("answers", {"text": TEXT}, ("question",)),
+        ("answers", {"text": TEXT}, ("text", "context")),
         ("detector", {"image": "AAAA"}, ("image",)),
         ("detector", {"image": b64encode(FILE).decode(), "parameters": {"threshold": 2}}, ("threshold",)),
         ("masked", {"text": "no mask"}, ("mask",)),

@@ -14,11 +14,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.tasks.architectures import architecture_of, find_task
 from frameworks.pytorch.tasks.loading import LOAD_OPTIONS, describe_task, load_pipeline
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
 from frameworks.runtime import BatchModel
+from frameworks.tasks.architectures import architecture_of, find_task
 from frameworks.tasks.types import TaskItem
 from frameworks.types import NUMPY_DTYPES, TASK_OUTPUT, Batch, ModelSpec, TaskBatch, TensorBatch, TensorType, Value
 

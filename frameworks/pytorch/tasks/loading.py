@@ -13,10 +13,10 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
 from frameworks.pytorch.quantize import held_bytes
-from frameworks.pytorch.tasks.architectures import architecture_of
 from frameworks.pytorch.tasks.model import TaskModel
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
+from frameworks.tasks.architectures import architecture_of
 from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import InputKind, TaskSpec
 from frameworks.types import ModelSpec, TensorType, ValueSpec

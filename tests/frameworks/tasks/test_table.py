@@ -13,7 +13,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from frameworks.pytorch.tasks.question_answering import QuestionAnsweringPipeline
 from frameworks.tasks.parameters import check_parameters
-from frameworks.tasks.table import IMAGES_PER_INPUT, TASKS
+from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import TaskParameter, TaskSpec
 
 OF_AN_INPUT = {("zero-shot-object-detection", "candidate_labels")}
@@ -101,7 +101,3 @@ def test_required_fields_are_known(spec: TaskSpec) -> None:
     assert set(spec.required) <= {*spec.inputs, *spec.members}
     assert spec.required
     assert not spec.labels
-
-
-def test_tasks_of_pairs_are_known() -> None:
-    assert set(IMAGES_PER_INPUT) <= set(TASKS)
