@@ -16,9 +16,7 @@ from transformers.pipelines.base import ChunkPipeline
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.tasks.answer_spans import select_starts_ends
-
-MAX_READ_TOKENS = 1 << 19
-"""Tokens of all parts of a context; neighbouring parts share `doc_stride` of them."""
+from frameworks.tasks.parts import check_parts
 
 _BEFORE = ("padding", "doc_stride", "max_question_len", "max_seq_len")
 _AFTER = ("top_k", "max_answer_len", "handle_impossible_answer", "align_to_words")
@@ -125,23 +123,17 @@ class QuestionAnsweringPipeline(ChunkPipeline):  # type: ignore[misc]  # transfo
                 "parameters.doc_stride",
                 f"expected less than {room} with max_seq_len {max_seq_len}, got {doc_stride}; lower it",
             )
-        asked, tokens = self._count(question), self._count(context)
-        room -= asked
-        if tokens <= room:
-            return
-        if room < 1:
-            raise InvalidInput("question", f"expected at most {asked + room - 1} tokens, got {asked}; shorten it")
-        if doc_stride >= room:
-            raise InvalidInput(
-                "parameters.doc_stride",
-                f"expected less than {room} with a question of {asked} tokens, got {doc_stride}; lower it",
-            )
-        read = (-(-(tokens - room) // (room - doc_stride)) + 1) * max_seq_len
-        if read > MAX_READ_TOKENS:
-            raise InvalidInput(
-                "context",
-                f"expected parts of {MAX_READ_TOKENS} tokens in all, got {read}; shorten it, or lower doc_stride",
-            )
+        asked = self._count(question)
+        if asked >= room:
+            raise InvalidInput("question", f"expected less than {room} tokens, got {asked}; shorten it")
+        check_parts(
+            self._count(context),
+            room - asked,
+            doc_stride,
+            max_seq_len,
+            field="context",
+            shared_field="parameters.doc_stride",
+        )
 
     def _count(self, text: str) -> int:
         """Return the tokens of a text without special ones."""

@@ -13,7 +13,8 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.tasks.answer_spans import decode_spans, select_starts_ends
-from frameworks.pytorch.tasks.question_answering import MAX_READ_TOKENS, QuestionAnsweringPipeline
+from frameworks.pytorch.tasks.question_answering import QuestionAnsweringPipeline
+from frameworks.tasks.parts import MAX_READ_TOKENS
 from tests.support.models.text_files import VOCABULARY_SIZE, write_tokenizer
 
 TEXT = "The cat sat on the mat. The steam engine runs on the turntable, of steam. "
@@ -98,12 +99,12 @@ def _pad(output: dict[str, Any], side: str) -> dict[str, torch.Tensor]:
     [
         ("", "cat", {}, "question: expected a text, got an empty one; send one"),
         ("cat", "", {}, "context: expected a text, got an empty one; send one"),
-        ("cat " * 50, "cat", {}, "question: expected at most 36 tokens, got 50; shorten it"),
+        ("cat " * 50, "cat", {}, "question: expected less than 37 tokens, got 50; shorten it"),
         (
             "cat " * 20,
             LONG,
             {},
-            "parameters.doc_stride: expected less than 17 with a question of 20 tokens, got 20; lower it",
+            "parameters.doc_stride: expected less than 17, the tokens of a text in a part, got 20; lower it",
         ),
         ("cat", LONG, {"doc_stride": 37}, "parameters.doc_stride: expected less than 37 with max_seq_len 40, got 37"),
         ("cat", LONG, {"max_seq_len": 41}, "parameters.max_seq_len: expected at most 40, got 41; lower it"),
@@ -121,7 +122,7 @@ def test_pipeline_refuses_what_it_cannot_read(
 def test_context_with_too_many_parts_is_refused(pipeline: QuestionAnsweringPipeline) -> None:
     """Parts that share all but one of their tokens are as many as the tokens of the context."""
     context = "cat " * (MAX_READ_TOKENS // MAX_TOKENS + MAX_TOKENS)
-    with pytest.raises(InvalidInput, match=f"context: expected parts of {MAX_READ_TOKENS} tokens in all"):
+    with pytest.raises(InvalidInput, match=f"context: expected parts of up to {MAX_READ_TOKENS} tokens in all"):
         next(pipeline.preprocess({"question": "cat", "context": context}, doc_stride=35))
 
 
