@@ -2,20 +2,25 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from transformers.pipelines.base import ChunkPipeline, Pipeline, PipelineException, no_collate_fn, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from frameworks.core.errors import InvalidInput
+from frameworks.core.errors import InvalidInput, RoundhouseError
 from frameworks.pytorch.tasks.inputs import pipeline_input
 from frameworks.pytorch.tasks.outputs import as_json
+from frameworks.tasks.parts import check_parts
 from frameworks.tasks.types import TaskItem
 
 # The tensors whose second axis is the sequence, in the order in which a model has them.
 _SEQUENCES = ("input_ids", "input_values", "input_features")
 
+_REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, PipelineException)
+# As the pipeline for questions about documents has them.
+_MOST_DOCUMENT_TOKENS, _USUAL_STRIDE = 512, 256
 _LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
 
 
@@ -26,7 +31,7 @@ class RunnablePipeline:
         self._pipeline = pipeline
         self._task = task
         # A tokenizer keeps its padding and truncation in itself while it tokenizes: one thread at a time.
-        self._lock = threading.Lock() if pipeline.tokenizer is not None else None
+        self._lock = threading.Lock() if pipeline.tokenizer is not None else nullcontext()
         self.pads = False
         """Whether items of different lengths share a run: padding changes none of their outputs."""
         self.shares = False
@@ -53,23 +58,14 @@ class RunnablePipeline:
         """As TaskPipeline.prepare."""
         own = dict(parameters)
         given = pipeline_input(self._task, self._pipeline, task_input, own)
-        try:
-            if self._lock is None:
-                return self._items(given, own)
-            with self._lock:
-                return self._items(given, own)
-        except InvalidInput:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, PipelineException) as error:
-            # The parameters have the types and bounds of the task; a pipeline refuses what the model cannot do.
-            raise InvalidInput("parameters", f"expected values that the model accepts; {_first_line(error)}") from error
+        with self._lock, _refusals():
+            self._check_parts(given, own)
+            return self._items(given, own)
 
     def finish(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
         """As TaskPipeline.finish."""
         own = {name: value for name, value in parameters.items() if name != "candidate_labels"}
-        if self._lock is None:
-            return as_json(self._postprocessed(outputs, own))
-        with self._lock:
+        with self._lock, _refusals():
             return as_json(self._postprocessed(outputs, own))
 
     def run(self, items: Sequence[TaskItem]) -> list[Any]:
@@ -81,6 +77,33 @@ class RunnablePipeline:
         if len(found) != len(items):
             raise RuntimeError(f"expected {len(items)} outputs of the pipeline, got {len(found)}")
         return found
+
+    def _check_parts(self, given: Any, parameters: Mapping[str, Any]) -> None:
+        """Bound the parts of a long text before it is cut. Raises InvalidInput.
+
+        The pipeline for questions about texts does so itself.
+        """
+        tokenizer = self._pipeline.tokenizer
+        if self._task == "token-classification" and parameters.get("stride") is not None:
+            room = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add()
+            text = given if isinstance(given, str) else " ".join(given)
+            stride, size = parameters["stride"], tokenizer.model_max_length
+            check_parts(self._count(text), room, stride, size, field="text", shared_field="parameters.stride")
+        elif self._task == "document-question-answering":
+            size = parameters.get("max_seq_len") or min(tokenizer.model_max_length, _MOST_DOCUMENT_TOKENS)
+            room = size - tokenizer.num_special_tokens_to_add(pair=True) - self._count(given["question"])
+            if room < 1:
+                raise InvalidInput("question", f"expected fewer tokens than {size}, got more; shorten it")
+            stride = parameters.get("doc_stride")
+            stride = min(size // 2, _USUAL_STRIDE) if stride is None else stride
+            words = " ".join(word for word, _ in given["word_boxes"])
+            check_parts(
+                self._count(words), room, stride, size, field="word_boxes", shared_field="parameters.doc_stride"
+            )
+
+    def _count(self, text: str) -> int:
+        """Return the tokens of a text without special ones."""
+        return len(self._pipeline.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _items(self, given: Any, parameters: dict[str, Any]) -> list[TaskItem]:
         pipeline = self._pipeline
@@ -133,6 +156,23 @@ class RunnablePipeline:
         return (*shapes, repr(sorted(forward_parameters.items())))
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise InvalidInput for what a pipeline raises.
+
+    The parameters have the types and bounds of the task; a pipeline refuses what the model cannot do.
+    """
+    try:
+        yield
+    except RoundhouseError:
+        raise
+    except BaseException as error:
+        # A tokenizer ends with a panic, which is no Exception.
+        if isinstance(error, _REFUSALS) or type(error).__name__ == "PanicException":
+            raise InvalidInput("parameters", f"expected values that the model accepts; {_first_line(error)}") from error
+        raise
+
+
 def _collate_of(pipeline: Pipeline) -> Any:
     """Return the function that makes a batch of prepared inputs, as a pipeline of transformers does."""
     extractor = pipeline.feature_extractor if pipeline.feature_extractor is not None else pipeline.image_processor
@@ -156,6 +196,6 @@ def _copied(output: Any) -> Any:
     return output.__class__(output) if hasattr(output, "items") else output
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -180,3 +180,20 @@ def test_labels_of_different_requests_do_not_mix(folders: Path) -> None:
     one = model.pipeline.prepare(picture, LABELS)
     other = model.pipeline.prepare(picture, {"candidate_labels": ["engine", "a mat", "cold"]})
     assert one[0].shape != other[0].shape
+
+
+def test_many_parts_of_long_text_are_refused(folders: Path) -> None:
+    model = served(folders, "token-classification")
+    assert model.pipeline is not None
+    text = " ".join(["cat"] * 15_000)
+    with pytest.raises(InvalidInput, match=r"lower parameters\.stride"):
+        model.pipeline.prepare({"text": text}, {"stride": 37, "aggregation_strategy": "simple"})
+
+
+def test_too_many_results_are_invalid_input(folders: Path) -> None:
+    model = served(folders, "fill-mask")
+    assert model.pipeline is not None
+    items = model.pipeline.prepare({"text": "cat [MASK]"}, {"top_k": 1000})
+    [outputs] = run_together(model, [items])
+    with pytest.raises(InvalidInput, match="parameters: "):
+        model.pipeline.finish(outputs, {"top_k": 1000})
