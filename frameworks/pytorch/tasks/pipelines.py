@@ -19,8 +19,7 @@ from frameworks.tasks.types import TaskItem
 _SEQUENCES = ("input_ids", "input_values", "input_features")
 
 _REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, PipelineException)
-# As the pipeline for questions about documents has them.
-_MOST_DOCUMENT_TOKENS, _USUAL_STRIDE = 512, 256
+_USUAL_STRIDE = 256  # of the pipeline for questions about documents
 _LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
 
 
@@ -90,7 +89,7 @@ class RunnablePipeline:
             stride, size = parameters["stride"], tokenizer.model_max_length
             check_parts(self._count(text), room, stride, size, field="text", shared_field="parameters.stride")
         elif self._task == "document-question-answering":
-            size = parameters.get("max_seq_len") or min(tokenizer.model_max_length, _MOST_DOCUMENT_TOKENS)
+            size = parameters.get("max_seq_len") or tokenizer.model_max_length
             room = size - tokenizer.num_special_tokens_to_add(pair=True) - self._count(given["question"])
             if room < 1:
                 raise InvalidInput("question", f"expected fewer tokens than {size}, got more; shorten it")
