@@ -25,7 +25,7 @@ from frameworks.pytorch.tasks.needs import task_bytes
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
-from frameworks.tasks.architectures import find_task
+from frameworks.tasks.architectures import SERVED, find_task
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from frameworks.text.pair_scores import Answers
@@ -314,9 +314,8 @@ def _check_task(files: ModelFiles) -> None:
     """Raise InvalidModel for a class of another task: of tokens, of answers in a text, of choices."""
     if not files.config.has_task:
         raise InvalidModel(
-            f"{files.folder}: architectures: expected a class that embeds (…Model, …ForMaskedLM, …ForPreTraining), "
-            f"classifies (…ForSequenceClassification) or generates text (…ForCausalLM), got "
-            f"{files.config.architecture}: its task is not served; serve a model of such a class"
+            f"{files.folder}: architectures: expected a class whose task is served, got {files.config.architecture}; "
+            f"{SERVED}"
         )
 
 

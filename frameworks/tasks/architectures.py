@@ -4,6 +4,7 @@ from pathlib import Path
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.tasks.table import NOT_SERVED, TASKS
 
 _BY_SUFFIX: dict[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text-classification", "zero-shot-classification"),
@@ -108,6 +109,8 @@ OTHER_NAMES = {
     "ner": "token-classification",
 }
 """Names that the hub has for tasks: other ones for those of the server."""
+SERVED = f"the tasks served are {', '.join(sorted(TASKS.keys() - NOT_SERVED))}, and text-generation"
+"""For the error of a class that no task serves."""
 # They embed images and texts unless the entry names the task.
 _TWO_TOWERS = frozenset({"CLIPModel", "SiglipModel"})
 
@@ -128,14 +131,17 @@ def find_task(folder: Path, named: str | None) -> str | None:
     served = [OTHER_NAMES.get(task, task) for task in tasks_of(architecture)]
     if named is None:
         is_embedder = architecture in _TWO_TOWERS or (folder / "modules.json").is_file()
-        return None if not served or is_embedder or served[0] in OWN_TASKS else served[0]
-    named = OTHER_NAMES.get(named, named)
-    if named in OWN_TASKS:
-        return None
-    if named not in served:
-        able = ", ".join(served) or "none that is served"
-        raise InvalidModel(
-            f"{folder}: task: expected a task of {architecture or 'a class, but config.json names none'}, which are: "
-            f'{able}; got "{named}"; correct it or remove it'
-        )
-    return named
+        task = None if not served or is_embedder or served[0] in OWN_TASKS else served[0]
+    else:
+        task = OTHER_NAMES.get(named, named)
+        if task in OWN_TASKS:
+            return None
+        if task not in served:
+            able = ", ".join(served) or "none that is served"
+            raise InvalidModel(
+                f"{folder}: task: expected a task of {architecture or 'a class, but config.json names none'}, which "
+                f'are: {able}; got "{named}"; correct it or remove it'
+            )
+    if task in NOT_SERVED:
+        raise InvalidModel(f"{folder}: {architecture}: its task, {task}, is not served; {SERVED}")
+    return task

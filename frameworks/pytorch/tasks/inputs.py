@@ -5,7 +5,6 @@ from typing import Any
 
 from PIL import Image
 
-from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import check_header, decode_rgb
 
 Input = dict[str, Any]
@@ -38,17 +37,6 @@ def _image_and_labels(_: Any, given: Input, parameters: Parameters) -> Input:
     return {"image": _picture(given["image"]), "candidate_labels": parameters.pop("candidate_labels")}
 
 
-def _query_and_table(_: Any, given: Input, __: Parameters) -> Input:
-    try:
-        # Few models need it.
-        import pandas
-    except ImportError:
-        raise InvalidInput(
-            "table", "expected pandas on the server for this task, got none; install roundhouse[tables]"
-        ) from None
-    return {"query": given["query"], "table": pandas.DataFrame(given["table"])}
-
-
 def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
     return [_picture(data, f"image[{number}]") for number, data in enumerate(given["image"])]
 
@@ -56,7 +44,6 @@ def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
 _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
     "question-answering": _question_and_context,
     "document-question-answering": _question_and_document,
-    "table-question-answering": _query_and_table,
     "zero-shot-object-detection": _image_and_labels,
     "keypoint-matching": _two_pictures,
 }

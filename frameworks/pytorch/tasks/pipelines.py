@@ -36,6 +36,10 @@ class RunnablePipeline:
         self.shares = False
         """Whether items share a run at all."""
         self._collate = _collate_of(pipeline)
+        positions = getattr(self.config, "max_position_embeddings", None)
+        if pipeline.tokenizer is not None and isinstance(positions, int) and positions > 0:
+            # A tokenizer without a limit of its own says about 1e30.
+            pipeline.tokenizer.model_max_length = min(pipeline.tokenizer.model_max_length, positions)
         self.max_tokens: int | None = None
         """Of one row; None where nothing bounds it."""
         self.mask_token: str | None = getattr(pipeline.tokenizer, "mask_token", None)
@@ -49,7 +53,6 @@ class RunnablePipeline:
         """Cut texts at a number of tokens where a pipeline cuts them, and refuse longer ones elsewhere."""
         tokenizer = self._pipeline.tokenizer
         assert tokenizer is not None
-        # Without a limit of its own it says about 1e30.
         self.max_tokens = min(max_tokens, tokenizer.model_max_length)
         tokenizer.model_max_length = self.max_tokens
 

@@ -16,10 +16,6 @@ _BERT: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": 40, "initializer_range": 0.3,
 }  # fmt: skip
-_VIT: dict[str, Any] = {
-    "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 40, "image_size": SIDE,
-    "patch_size": 8, "initializer_range": 0.3,
-}  # fmt: skip
 _TOWER: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "projection_dim": 16,
 }  # fmt: skip
@@ -95,23 +91,23 @@ def _owlvit(folder: Path) -> None:
     write_tokenizer(folder, "bert")
 
 
-def _wav2vec2(folder: Path) -> None:
-    config = transformers.Wav2Vec2Config(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, conv_dim=[8, 8],
-        conv_stride=[20, 16], conv_kernel=[40, 16], num_feat_extract_layers=2, num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2, classifier_proj_size=12, **_labels(("clap", "tone", "noise")),
+def _layoutlm(folder: Path) -> None:
+    config = transformers.LayoutLMConfig(**_BERT, **_labels(("start", "end")))
+    transformers.LayoutLMForQuestionAnswering(config).eval().save_pretrained(folder)
+    write_tokenizer(folder, "bert")
+
+
+def _lightglue(folder: Path) -> None:
+    detector = transformers.SuperPointConfig(
+        encoder_hidden_sizes=[8, 8, 8, 8], decoder_hidden_size=16, descriptor_decoder_dim=16, max_keypoints=32,
+        keypoint_threshold=0.0,
     )  # fmt: skip
-    transformers.Wav2Vec2ForSequenceClassification(config).eval().save_pretrained(folder)
-    transformers.Wav2Vec2FeatureExtractor(sampling_rate=16_000).save_pretrained(folder)
-
-
-def _videomae(folder: Path) -> None:
-    config = transformers.VideoMAEConfig(
-        **{**_VIT, "num_hidden_layers": 2}, num_frames=4, tubelet_size=2, **_labels(("run", "walk", "jump"))
+    config = transformers.LightGlueConfig(
+        keypoint_detector_config=detector, descriptor_dim=16, num_hidden_layers=2, num_attention_heads=2
     )
-    transformers.VideoMAEForVideoClassification(config).eval().save_pretrained(folder)
-    size = {"height": SIDE, "width": SIDE}
-    transformers.VideoMAEImageProcessor(size={"shortest_edge": SIDE}, crop_size=size).save_pretrained(folder)
+    transformers.LightGlueForKeypointMatching(config).eval().save_pretrained(folder)
+    size = {"height": 64, "width": 64}
+    transformers.LightGlueImageProcessor(size=size).save_pretrained(folder)
 
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
@@ -126,8 +122,8 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "depth-estimation": _glpn,
     "zero-shot-image-classification": _clip,
     "zero-shot-object-detection": _owlvit,
-    "audio-classification": _wav2vec2,
-    "video-classification": _videomae,
+    "document-question-answering": _layoutlm,
+    "keypoint-matching": _lightglue,
 }
 TASKS = tuple(_MAKERS)
 """The tasks for which there is a model."""

@@ -16,6 +16,7 @@ from frameworks.types import TASK_OUTPUT, TaskBatch, TensorBatch
 from tests.frameworks.models.loading import load_torch_model
 from tests.support.images import encoded, photo
 from tests.support.models.task_folders import save_task_model
+from tests.support.models.text_files import write_json
 
 TOLERANCE = 1e-4
 """Of scores, and of sizes of boxes in pixels before they are rounded: a batch adds in another order."""
@@ -30,6 +31,7 @@ IMAGE_TASKS = (
     "zero-shot-image-classification",
     "zero-shot-object-detection",
 )
+OTHER_TASKS = ("document-question-answering", "keypoint-matching")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,13 @@ def requests_of(task: str) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
         asked = [{"question": "what sat", "context": text} for text in TEXTS]
         return [(each, {}, dict(each)) for each in asked]
     parameters: dict[str, Any] = dict(LABELS) if task.startswith("zero-shot") else {}
+    if task == "document-question-answering":
+        pairs = [[[word, [50 * i, 100, 50 * i + 40, 140]] for i, word in enumerate(text.split())] for text in TEXTS]
+        documents: list[dict[str, Any]] = [{"question": "what sat", "word_boxes": words} for words in pairs]
+        return [(each, {}, {"image": None, **each}) for each in documents]
+    if task == "keypoint-matching":
+        files = [encoded(each, "PNG") for each in PICTURES[:2]]
+        return [({"image": files}, {}, [Image.fromarray(each) for each in PICTURES[:2]])]
     if task in TEXT_TASKS:
         texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
         return [({"text": text}, parameters, text) for text in texts]
@@ -70,6 +79,9 @@ def references_of(task: str, folder: Path, requests: list[tuple[dict[str, Any], 
         pipeline: Any = model.pipeline._pipeline
     else:
         pipeline = transformers.pipeline(task, model=str(folder), device="cpu")
+    if task == "document-question-answering":
+        pipeline.tokenizer.model_max_length = 40
+        return [pipeline(**given) for _, _, given in requests]
     return [pipeline(given, **parameters) for _, parameters, given in requests]
 
 
@@ -110,7 +122,7 @@ def check_equal(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("task", TEXT_TASKS + IMAGE_TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS + IMAGE_TASKS + OTHER_TASKS)
 def test_task_model_equals_pipeline(task: str, folders: Path) -> None:
     model = served(folders, task)
     assert model.spec.task == task
@@ -120,8 +132,9 @@ def test_task_model_equals_pipeline(task: str, folders: Path) -> None:
     prepared = [model.pipeline.prepare(given, parameters) for given, parameters, _ in requests]
     for (_, parameters, _), outputs, reference in zip(requests, run_together(model, prepared), references, strict=True):
         check_equal(model.pipeline.finish(outputs, parameters), reference)
-    items = {item.shape for each in prepared for item in each}
-    assert len(items) < sum(map(len, prepared)), "no two inputs share a run"
+    if task != "keypoint-matching":
+        shapes = {item.shape for each in prepared for item in each}
+        assert len(shapes) < sum(map(len, prepared)), "no two inputs share a run"
 
 
 def test_aggregated_entities_equal_pipeline(folders: Path) -> None:
@@ -159,6 +172,12 @@ def test_parameter_refused_by_pipeline_is_invalid_input(folders: Path) -> None:
     assert model.pipeline is not None
     with pytest.raises(InvalidInput, match="parameters: "):
         model.pipeline.prepare({"text": "cat"}, {"stride": 10_000, "aggregation_strategy": "simple"})
+
+
+def test_class_whose_task_is_not_served_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"architectures": ["SamModel"], "model_type": "sam"})
+    with pytest.raises(InvalidModel, match="SamModel: its task, mask-generation, is not served; the tasks served are"):
+        load_torch_model(tmp_path)
 
 
 def test_tensors_for_task_model_are_refused(folders: Path) -> None:
