@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidInput, RoundhouseError
@@ -14,7 +15,10 @@ from frameworks.tasks.types import TaskItem
 # Relative to the largest number of an output: a larger batch adds in another order.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
+_SCORES = 1e-2  # of predictions, whose outputs have been compared
+
 Run = Callable[[list[TaskItem]], list[Any]]
+Reference = tuple[list[Any], Any]
 FindPositions = Callable[[Callable[[], object], int], int | None]
 
 
@@ -38,18 +42,15 @@ class Trial:
             return
         if find_positions is not None:
             self._limit_tokens(pipeline, run, find_positions)
-        short, long = (_items(pipeline, example) for example in self._examples[:2])
-        alone = [run([item])[0] for item in (short[0], long[0])]
-        pipeline.finish(run_each(short, run), self._examples[0].parameters)
+        references = [_reference(pipeline, run, example) for example in self._examples[:2]]
         pipeline.shares = pipeline.pads = True
         # The longer one first: a model that pads or masks all rows as the first one changes a row.
-        mixed = [_items(pipeline, example)[0] for example in (self._examples[1], self._examples[0])]
-        if mixed[0].shape is None or mixed[0].shape != mixed[1].shape or not _agree(run, mixed, alone[::-1]):
+        mixed = [(self._examples[i], references[i]) for i in (1, 0)]
+        if not _agree(pipeline, run, mixed):
             pipeline.pads = False
-            equal = _items(pipeline, self._examples[1])[0]
-            if equal.shape is None:
+            if _items(pipeline, self._examples[1])[0].shape is None:
                 self.reason = "the prepared input is no row of a batch"
-            elif not _agree(run, [equal, equal], [alone[1], alone[1]]):
+            elif not _agree(pipeline, run, [mixed[0], mixed[0]]):
                 self.reason = "the outputs of two inputs in one run differ from their single runs"
             pipeline.shares = self.reason is None
         self._is_decided = True
@@ -63,9 +64,10 @@ class Trial:
                 pipeline.limit_tokens(most)
 
 
-def run_each(items: list[TaskItem], run: Run) -> list[Any]:
-    """Return the outputs of items that run one by one."""
-    return [run([item])[0] for item in items]
+def _reference(pipeline: RunnablePipeline, run: Run, example: Example) -> Reference:
+    """Return the outputs of the items of an example that run one by one, and its prediction."""
+    outputs = [run([item])[0] for item in _items(pipeline, example)]
+    return outputs, pipeline.finish(outputs, example.parameters)
 
 
 def _items(pipeline: RunnablePipeline, example: Example) -> list[TaskItem]:
@@ -85,13 +87,21 @@ def _items(pipeline: RunnablePipeline, example: Example) -> list[TaskItem]:
                 raise
 
 
-def _agree(run: Run, items: list[TaskItem], alone: list[Any]) -> bool:
-    """Whether items have the same outputs in one run as alone."""
+def _agree(pipeline: RunnablePipeline, run: Run, examples: list[tuple[Example, Reference]]) -> bool:
+    """Whether examples have the same outputs and predictions in one run as alone."""
+    items = [_items(pipeline, example) for example, _ in examples]
+    shapes = {item.shape for each in items for item in each}
+    if None in shapes or len(shapes) > 1:
+        return False
     try:
-        together = run(items)
+        outputs = iter(run([item for each in items for item in each]))
+        for (example, (alone, prediction)), each in zip(examples, items, strict=True):
+            own = [next(outputs) for _ in each]
+            if not _is_close(own, alone) or not _is_close(pipeline.finish(own, example.parameters), prediction):
+                return False
     except (RoundhouseError, *RUN_ERRORS):
         return False
-    return all(_is_close(got, single) for got, single in zip(together, alone, strict=True))
+    return True
 
 
 def _is_close(got: Any, single: Any) -> bool:
@@ -104,6 +114,10 @@ def _is_close(got: Any, single: Any) -> bool:
         return all(name in got and _is_close(got[name], value) for name, value in single.items())
     if isinstance(single, list | tuple):
         return len(got) == len(single) and all(_is_close(*pair) for pair in zip(got, single, strict=True))
+    if isinstance(single, np.ndarray):
+        return isinstance(got, np.ndarray) and got.shape == single.shape and np.allclose(got, single, 1e-3, 1e-4)
+    if isinstance(single, float):
+        return isinstance(got, float) and abs(got - single) <= _SCORES
     return True
 
 
