@@ -6,8 +6,8 @@ from math import prod
 from app.grpc.contents import CONTENTS, contents_parts, read_contents, read_large_contents, write_contents
 from app.grpc.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, Span
+from app.protocols.open_inference.content_tensors import decode_files, holds_files
 from app.protocols.open_inference.datatypes import Raw, check_num_strings, decode_tensor, encode_tensor
-from app.protocols.open_inference.image_tensors import decode_files, holds_files
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
 from app.protocols.open_inference.infer_types import InputTensor, OutputTensor, Parameter, ParsedRequest
 from app.protocols.shared.codec import LONG_ELEMENTS

@@ -1,4 +1,4 @@
-"""What a model is asked for: pre- and postprocessing of transformers' pipelines around batches. Begin with `types.py`.
+"""Describe the tasks of transformers' pipelines, and check their requests. Begin with `types.py`.
 
 In: texts and files with parameters. Out: the predictions of the task, as JSON values.
 """

@@ -1,4 +1,4 @@
-"""Describe tasks of transformers' pipelines: what a model reads, its parameters, requests and answers."""
+"""Describe tasks of transformers' pipelines: inputs, parameters, requests and answers."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class TaskParameter:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What a model of a task reads. `name`: of the task, as transformers has it.
+    """The inputs and parameters of a task. `name`: of the task, as transformers has it.
 
     `inputs`: the fields of an input, of which `required` must be given; the first one is that of an input that is no
     object. `members`: further fields of an input that is an object, such as `question` and `context`. `has_labels`:

@@ -29,7 +29,7 @@ ROUTES = {
     "/models/{name}/infer": {"post"},
     "/models/{name}/versions/{version}/infer": {"post"},
     "/models": {"get", "post"},
-    "/models/{name}": {"get", "delete"},
+    "/models/{name}": {"get", "post", "delete"},
     "/models/{name}/adapters": {"post"},
     "/models/{name}/adapters/{adapter}": {"delete"},
     "/models/{name}/load": {"post"},

@@ -31,6 +31,9 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.images import ImageSettings
+from frameworks.tasks.architectures import _BY_NAME, _BY_SUFFIX, OTHER_NAMES
+from frameworks.tasks.table import NOT_SERVED, TASKS
+from frameworks.tasks.types import TaskParameter
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
 
@@ -170,6 +173,26 @@ def access() -> str:
     return "\n".join(["| scope | routes and gRPC methods |", "|---|---|", *rows])
 
 
+def tasks() -> str:
+    """Return the table of the tasks that are served, with their inputs, parameters and classes."""
+    ends: dict[str, list[str]] = {}
+    for end, named in (*_BY_SUFFIX.items(), *_BY_NAME.items()):
+        for task in named:
+            ends.setdefault(task, []).append(end if end in _BY_NAME else f"…{end}")
+    rows = []
+    for name in sorted(TASKS.keys() - NOT_SERVED - OTHER_NAMES.keys()):
+        task = TASKS[name]
+        fields = ", ".join(_code(each) for each in dict.fromkeys((*task.inputs, *task.members)))
+        parameters = ", ".join(_parameter(each) for each in task.parameters)
+        rows.append(f"| `{name}` | {fields} | {parameters} | {', '.join(_code(end) for end in ends[name])} |")
+    return "\n".join(["| task | reads | parameters (default) | classes |", "|---|---|---|---|", *rows])
+
+
+def _parameter(parameter: TaskParameter) -> str:
+    default = "required" if parameter.required else json.dumps(parameter.default, ensure_ascii=False)
+    return f"`{parameter.name}` ({'the model decides' if default == 'null' else default})"
+
+
 def figures() -> str:
     """Return the date, the machine and the table beside other servers of the page of benchmarks."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
@@ -186,6 +209,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "access": ("security.md", access),
     "layers": ("architecture.md", layers),
     "tree": ("architecture.md", tree),
+    "tasks": ("tasks.md", tasks),
     "figures": ("../README.md", figures),
 }
 """Name of each generated part -> its page and the function that writes it."""

@@ -89,12 +89,6 @@ class InferRequest(GenerationOptions):
         "No other URL is accepted.",
         examples=["data:image/png;base64,iVBORw0KGgo…"],
     )
-    audio: Images = Field(
-        _ABSENT, description="A file of sound or a list of them, for models that read audio: base64, or data URLs."
-    )
-    video: Images = Field(
-        _ABSENT, description="A video file or a list of them, for models that read videos: base64, or data URLs."
-    )
     parameters: dict[str, Any] = Field(
         _ABSENT,
         description="Parameters of the model's task, by transformers' names; GET /models lists them.",
@@ -138,7 +132,7 @@ class InferFiles(Body):
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
 
 
-INPUT_FIELDS = ("input_data", "inputs", "text", "image", "audio", "video", "prompt", "messages")
+INPUT_FIELDS = ("input_data", "inputs", "text", "image", "prompt", "messages")
 """A request has exactly one of these."""
 TENSOR_INPUTS = frozenset({"input_data", "inputs"})
 GENERATION_INPUTS = frozenset({"prompt", "messages"})
@@ -149,8 +143,6 @@ OPTIONS: dict[str, frozenset[str]] = {
     "inputs": frozenset({"outputs"}),
     "text": frozenset({"normalize", "truncate", "top_k"}),
     "image": frozenset({"normalize", "top_k", "outputs"}),
-    "audio": frozenset(),
-    "video": frozenset(),
     "prompt": GENERATION_FIELDS,
     "messages": GENERATION_FIELDS,
 }

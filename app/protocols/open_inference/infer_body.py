@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from app.inference.contract import NamedRequest
+from app.protocols.open_inference.content_tensors import as_objects, decode_files, holds_files
 from app.protocols.open_inference.datatypes import (
     BINARY_ONLY,
     DTYPES,
@@ -22,7 +23,6 @@ from app.protocols.open_inference.datatypes import (
     item_bytes,
     numpy_dtype,
 )
-from app.protocols.open_inference.image_tensors import as_objects, decode_files, holds_files
 from app.protocols.open_inference.infer_request import (
     check_request,
     read_requested_output,

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from app.protocols.open_inference.content_tensors import IMAGE_INPUT, read_files, read_task
 from app.protocols.open_inference.generate_fields import MAX_TIMEOUT_US
 from app.protocols.open_inference.generate_options import collect_options
 from app.protocols.open_inference.generate_request import parse_generate
 from app.protocols.open_inference.generate_tensors import read_options
-from app.protocols.open_inference.image_tensors import IMAGE_INPUT, read_files
 from app.protocols.open_inference.infer_types import (
     InferRequest,
     InputTensor,
@@ -26,7 +26,6 @@ from app.protocols.open_inference.signature import (
     reads_content,
     signature_for,
 )
-from app.protocols.open_inference.task_tensors import read_task
 from app.protocols.shared.bodies import MAX_INT32
 from app.protocols.shared.errors import ErrorReply, NotSupported
 from app.protocols.shared.fields.images import check_vector_size

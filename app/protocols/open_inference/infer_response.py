@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from app.protocols.open_inference.content_tensors import predictions
 from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
 from app.protocols.open_inference.generate_tensors import generated_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
-from app.protocols.open_inference.task_tensors import predictions
 from app.protocols.shared.codec import AnswerContext, EncodedResponse, elements_of
 from app.protocols.shared.json.output import to_json_value
 from frameworks.core.errors import InvalidInput

@@ -14,9 +14,9 @@ import orjson
 from pydantic import Field
 
 from app.inference.contract import NamedRequest
+from app.protocols.open_inference.content_tensors import FILE_INPUTS
 from app.protocols.open_inference.datatypes import DTYPES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.image_tensors import FILE_INPUTS
 from app.protocols.open_inference.infer_body import read_parameters
 from app.protocols.open_inference.infer_request import check_request, read_timeout_ms
 from app.protocols.open_inference.infer_response import output_tensors

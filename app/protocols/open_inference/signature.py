@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from app.protocols.open_inference.content_tensors import IMAGE_INPUT, PREDICTIONS_OUTPUT, names_of_inputs
 from app.protocols.open_inference.datatypes import BINARY_ONLY, DATATYPES
-from app.protocols.open_inference.image_tensors import IMAGE_INPUT
 from app.protocols.open_inference.infer_types import InferRequest, RequestedOutput
-from app.protocols.open_inference.task_tensors import PREDICTIONS_OUTPUT, names_of_inputs
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"

@@ -18,7 +18,7 @@ _OF_RANKING = "texts"
 
 
 class HubResponse(RootModel[Any]):
-    """What the pipeline of the model's task returns: for a list of inputs a list of that."""
+    """The prediction of the pipeline of the model's task; for a list of inputs a list of predictions."""
 
     model_config = ConfigDict(defer_build=True)
 

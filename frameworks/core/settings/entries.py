@@ -105,7 +105,7 @@ class ModelEntry(BaseModel):
     """Maximum of rows times the longest row in a batch, for texts and for models with a `sequence_axis`. None: no
     bound."""
     task: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    """What the model is asked for, by the name of the task in transformers, such as `"fill-mask"` or
+    """Task of the model, by its name in transformers, such as `"fill-mask"` or
     `"zero-shot-classification"`; or `"embed"`, `"classify"`, `"generate"`. It must be one that the class in
     `config.json` can do. None: the task of the class."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1

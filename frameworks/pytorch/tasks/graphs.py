@@ -28,7 +28,7 @@ _NEUTRAL = {"token_type_ids": 0, "attention_mask": 1, "pixel_mask": 1}
 
 
 class GraphModule:
-    """What a pipeline needs of a model of transformers, computed by a graph."""
+    """Stand for a model of transformers in its pipeline; a graph computes the outputs."""
 
     device = _CPU
     dtype = torch.float32

@@ -87,20 +87,20 @@ class RunnablePipeline:
         """
         tokenizer = self._pipeline.tokenizer
         if self._task == "token-classification" and parameters.get("stride") is not None:
-            room = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add()
+            available = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add()
             text = given if isinstance(given, str) else " ".join(given)
             stride, size = parameters["stride"], tokenizer.model_max_length
-            check_parts(self._count(text), room, stride, size, field="text", shared_field="parameters.stride")
+            check_parts(self._count(text), available, stride, size, field="text", shared_field="parameters.stride")
         elif self._task == "document-question-answering":
             size = parameters.get("max_seq_len") or tokenizer.model_max_length
-            room = size - tokenizer.num_special_tokens_to_add(pair=True) - self._count(given["question"])
-            if room < 1:
+            available = size - tokenizer.num_special_tokens_to_add(pair=True) - self._count(given["question"])
+            if available < 1:
                 raise InvalidInput("question", f"expected fewer tokens than {size}, got more; shorten it")
             stride = parameters.get("doc_stride")
             stride = min(size // 2, _USUAL_STRIDE) if stride is None else stride
             words = " ".join(word for word, _ in given["word_boxes"])
             check_parts(
-                self._count(words), room, stride, size, field="word_boxes", shared_field="parameters.doc_stride"
+                self._count(words), available, stride, size, field="word_boxes", shared_field="parameters.doc_stride"
             )
 
     def _count(self, text: str) -> int:

@@ -117,18 +117,18 @@ class QuestionAnsweringPipeline(ChunkPipeline):  # type: ignore[misc]  # transfo
         known = self.tokenizer.model_max_length
         if known <= _UNSET and max_seq_len > known:
             raise InvalidInput("parameters.max_seq_len", f"expected at most {known}, got {max_seq_len}; lower it")
-        room = max_seq_len - self.tokenizer.num_special_tokens_to_add(pair=True)
-        if doc_stride >= room:
+        available = max_seq_len - self.tokenizer.num_special_tokens_to_add(pair=True)
+        if doc_stride >= available:
             raise InvalidInput(
                 "parameters.doc_stride",
-                f"expected less than {room} with max_seq_len {max_seq_len}, got {doc_stride}; lower it",
+                f"expected less than {available} with max_seq_len {max_seq_len}, got {doc_stride}; lower it",
             )
         asked = self._count(question)
-        if asked >= room:
-            raise InvalidInput("question", f"expected less than {room} tokens, got {asked}; shorten it")
+        if asked >= available:
+            raise InvalidInput("question", f"expected less than {available} tokens, got {asked}; shorten it")
         check_parts(
             self._count(context),
-            room - asked,
+            available - asked,
             doc_stride,
             max_seq_len,
             field="context",

@@ -11,10 +11,10 @@ check = partial(check_parts, field="text", shared_field="parameters.stride")
 
 
 @pytest.mark.parametrize(
-    ("tokens", "room", "shared"), [(0, 8, 0), (8, 8, 8), (9, 8, 7), (1_000, 8, 0), (MAX_READ_TOKENS // 2, 256, 0)]
+    ("tokens", "available", "shared"), [(0, 8, 0), (8, 8, 8), (9, 8, 7), (1_000, 8, 0), (MAX_READ_TOKENS // 2, 256, 0)]
 )
-def test_check_parts_allows_texts_within_bounds(tokens: int, room: int, shared: int) -> None:
-    check(tokens, room, shared, room + 2 if room < 256 else room)
+def test_check_parts_allows_texts_within_bounds(tokens: int, available: int, shared: int) -> None:
+    check(tokens, available, shared, available + 2 if available < 256 else available)
 
 
 def test_parts_that_share_all_tokens_are_refused() -> None:

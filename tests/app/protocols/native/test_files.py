@@ -84,7 +84,7 @@ def test_query_with_wrong_option_is_refused(query: bytes, message: str) -> None:
     ("body", "message"),
     [
         (form(("imag", FILE)), 'imag: unknown field; did you mean "image"?'),
-        (form(("text", FILE)), "text: unknown field"),
+        (form(("texts", FILE)), "texts: unknown field"),
         (form(("top_k", b"1")), "image: expected 1 to 256 images, got 0"),
         (form(("image", b"")), "image: expected a file, got an empty one"),
         (form(("image", FILE), ("image", b"")), "image[1]: expected a file, got an empty one"),
