@@ -178,7 +178,7 @@ $(STAMPS)/install-$(EXTRA): $(STAMPS)/python $(PINNED)
 	@if $(PIP) show --quiet $(if $(filter gpu,$(EXTRA)),onnxruntime,onnxruntime-gpu) >/dev/null 2>&1; then \
 		$(PIP) uninstall --quiet --yes onnxruntime onnxruntime-gpu; fi
 	@$(call step,install) 'installing roundhouse-server[$(EXTRA)] (minutes on a fresh machine)' \
-		$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),compiled]'
+		$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),compiled,media]'
 	@touch $@
 
 $(STAMPS)/models: $(STAMPS)/install-$(EXTRA) $(PINNED)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 ONLY_PYTORCH = {"jinja2", "llguidance", "safetensors", "torch", "transformers"}
 """Dependencies that a server without PyTorch models never imports."""
-EXTRAS = ("compiled", "hub", "s3", "gcs", "azure", "otel")
-"""Extras of images with all frameworks: compiled products, sources of models, and traces."""
+EXTRAS = ("compiled", "media", "tables", "hub", "s3", "gcs", "azure", "otel")
+"""Extras of images with all frameworks: compiled products, files and tables of tasks, sources of models, and traces."""
 
 
 def requirements(project: Path, device: str, frameworks: str) -> list[str]:

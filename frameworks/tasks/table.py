@@ -266,18 +266,8 @@ _SOUND_AND_VIDEO_TASKS = (
     ),
 )
 
-NOT_SERVED = frozenset(
-    {
-        "audio-classification",
-        "mask-generation",
-        "table-question-answering",
-        "video-classification",
-        "zero-shot-audio-classification",
-    }
-)
-"""Tasks that are described, and refused by name at load. Sound, videos and tables are not decoded; the pipeline of
-mask-generation runs the model while it prepares an input.
-"""
+NOT_SERVED = frozenset({"mask-generation"})
+"""Tasks that are described, and refused by name at load: their pipeline runs the model while it prepares an input."""
 
 TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (*_TEXT_TASKS, *_IMAGE_TASKS, *_SOUND_AND_VIDEO_TASKS)}
 """By the name of the task in transformers."""

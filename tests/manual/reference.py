@@ -177,8 +177,8 @@ def tasks() -> str:
     """Return the table of the tasks that are served, with their inputs, parameters and classes."""
     ends: dict[str, list[str]] = {}
     for end, named in (*_BY_SUFFIX.items(), *_BY_NAME.items()):
-        for task in named:
-            ends.setdefault(task, []).append(end if end in _BY_NAME else f"…{end}")
+        for each in named:
+            ends.setdefault(each, []).append(end if end in _BY_NAME else f"…{end}")
     rows = []
     for name in sorted(TASKS.keys() - NOT_SERVED - OTHER_NAMES.keys()):
         task = TASKS[name]

@@ -8,7 +8,10 @@ import numpy as np
 from PIL import Image
 
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS
+from frameworks.types import Array
 
+_RATE_HZ = 16_000
+_NUM_FRAMES = 256
 MASK = "[MASK]"
 """Stands for the mask token of the model's tokenizer."""
 
@@ -30,8 +33,23 @@ def _picture(height: int, width: int) -> bytes:
     return file.getvalue()
 
 
+def _sound(seconds: float) -> Array:
+    """Return samples, float32 [samples]. Models read the same number of samples at every rate."""
+    at_s = np.arange(int(seconds * _RATE_HZ)) / _RATE_HZ
+    samples: Array = (0.5 * np.sin(2 * np.pi * (220 + 80 * at_s) * at_s)).astype(np.float32)
+    return samples
+
+
+def _frames(height: int, width: int) -> Array:
+    """Return more frames than any model reads, uint8 [frames, height, width, 3]."""
+    at, row, column, channel = np.mgrid[0:_NUM_FRAMES, 0:height, 0:width, 0:3]
+    frames: Array = (at * 16 + row + 2 * column + 50 * channel).astype(np.uint8)
+    return frames
+
+
 _SMALL, _LARGE = _picture(48, 64), _picture(120, 90)
 _LABELS = {"candidate_labels": ["a plain thing", "something else"]}
+_TABLE = {"name": ["one", "two"], "count": ["1", "22"]}
 _WORDS = [["total", [100, 100, 200, 150]], ["12", [220, 100, 260, 150]]]
 
 
@@ -56,6 +74,10 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
         {"question": "What is warm?", "context": TRIAL_TEXTS[0]},
         {"question": "What is warm?", "context": TRIAL_TEXTS[1]},
     ),
+    "table-question-answering": _questions(
+        {"query": "How many are two?", "table": _TABLE},
+        {"query": "How many are one and two of them together?", "table": _TABLE},
+    ),
     "document-question-answering": _questions(
         {"image": _SMALL, "question": "What is the total?", "word_boxes": _WORDS},
         {"image": _SMALL, "question": "What is the total?", "word_boxes": _WORDS * 3},
@@ -65,5 +87,11 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
     "depth-estimation": _pictures(),
     "zero-shot-image-classification": _pictures(**_LABELS),
     "zero-shot-object-detection": _pictures(**_LABELS),
+    "audio-classification": (Example({"audio": _sound(1.0)}), Example({"audio": _sound(1.7)})),
+    "zero-shot-audio-classification": (
+        Example({"audio": _sound(1.0)}, _LABELS),
+        Example({"audio": _sound(1.7)}, _LABELS),
+    ),
+    "video-classification": (Example({"video": _frames(48, 64)}), Example({"video": _frames(90, 72)})),
     "keypoint-matching": (Example({"image": [_SMALL, _SMALL]}), Example({"image": [_LARGE, _SMALL]})),
 }

@@ -6,6 +6,7 @@ from typing import Any
 from PIL import Image
 
 from frameworks.images.decode import check_header, decode_rgb
+from frameworks.media.audio import decode_audio
 
 Input = dict[str, Any]
 Parameters = dict[str, Any]
@@ -37,6 +38,24 @@ def _image_and_labels(_: Any, given: Input, parameters: Parameters) -> Input:
     return {"image": _picture(given["image"]), "candidate_labels": parameters.pop("candidate_labels")}
 
 
+def _query_and_table(_: Any, given: Input, __: Parameters) -> Input:
+    # Few models need it; it is checked at load.
+    import pandas
+
+    return {"query": given["query"], "table": pandas.DataFrame(given["table"])}
+
+
+def _samples(pipeline: Any, given: Input, _: Parameters) -> Any:
+    """Return samples at the rate of the model, float32 [samples]."""
+    audio = given["audio"]
+    return decode_audio(audio, pipeline.feature_extractor.sampling_rate) if isinstance(audio, bytes) else audio
+
+
+def _video(_: Any, given: Input, __: Parameters) -> Any:
+    """Return the file: the pipeline knows how many frames it reads."""
+    return given["video"]
+
+
 def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
     return [_picture(data, f"image[{number}]") for number, data in enumerate(given["image"])]
 
@@ -46,5 +65,9 @@ _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
     "document-question-answering": _question_and_document,
     "zero-shot-object-detection": _image_and_labels,
     "keypoint-matching": _two_pictures,
+    "table-question-answering": _query_and_table,
+    "audio-classification": _samples,
+    "zero-shot-audio-classification": _samples,
+    "video-classification": _video,
 }
 """Task → its conversion. Other tasks read a picture or a text."""

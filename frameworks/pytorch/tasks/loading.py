@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from transformers.pipelines import PIPELINE_REGISTRY, _resolve_impl
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
+from frameworks.core.extras import install_command
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.media.containers import MEDIA_EXTRA, has_decoder
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.tasks.model import TaskModel
@@ -47,6 +50,12 @@ def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: T
 
 def load_pipeline(folder: Path, task: str, module: Any) -> Any:
     """Return the pipeline of a task around a loaded model. Raises InvalidModel where a processor is absent."""
+    if {"audio", "video"}.intersection(TASKS[task].inputs) and not has_decoder():
+        raise InvalidModel(
+            f"{folder}: {task}: expected a decoder of sound and video, got none; {install_command(MEDIA_EXTRA)}"
+        )
+    if task == "table-question-answering" and find_spec("pandas") is None:
+        raise InvalidModel(f"{folder}: {task}: expected pandas, got none; {install_command('tables')}")
     implementation = _implementation(task)
     parts: dict[str, Any] = {}
     for name, auto in _PROCESSORS.items():
@@ -73,6 +82,10 @@ def _implementation(task: str) -> Any:
         from frameworks.pytorch.tasks.question_answering import QuestionAnsweringPipeline
 
         return QuestionAnsweringPipeline
+    if task == "video-classification":
+        from frameworks.pytorch.tasks.video_classification import VideoClassification
+
+        return VideoClassification
     _, described, _ = PIPELINE_REGISTRY.check_task(task)
     return _resolve_impl(described["impl"])
 
