@@ -21,6 +21,7 @@ from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port
 from tests.e2e.triton_clients import GRPC_KINDS, KINDS, grpc_tensor, http_tensor, triton_client
 from tests.frameworks.pytorch.tasks.test_task_models import check_equal
 from tests.support.images import encoded, photo
+from tests.support.media import tone, video_file, wav_file
 from tests.support.models.task_folders import save_task_model
 
 NAMES = {
@@ -32,6 +33,9 @@ NAMES = {
     "segments": "image-segmentation",
     "depth": "depth-estimation",
     "pictures": "zero-shot-image-classification",
+    "tables": "table-question-answering",
+    "sounds": "audio-classification",
+    "videos": "video-classification",
 }
 Modes = {"alone": "", "workers": "[server]\nworkers = 2\n", "process": '[performance]\nisolation = "process"\n'}
 TEXT = "the cat sat on the mat"
@@ -102,6 +106,27 @@ def test_infer_reads_files_in_every_form(tasks: RunningServer, folders: Path) ->
         check_equal(answer.json()["predictions"], [expected])
 
 
+@pytest.mark.parametrize(
+    ("model", "field", "kind"), [("sounds", "audio", "audio/wav"), ("videos", "video", "video/mp4")]
+)
+def test_sound_and_videos_are_read_in_every_form(tasks: RunningServer, model: str, field: str, kind: str) -> None:
+    file = wav_file(tone(0.5)) if field == "audio" else video_file(8)
+    path = f"{tasks.url}/models/{model}/infer"
+    answers = [
+        httpx.post(path, json={field: b64encode(file).decode()}),
+        httpx.post(path, content=file, headers={"content-type": kind}),
+        httpx.post(path, content=file, headers={"content-type": "application/octet-stream"}),
+        httpx.post(path, files={field: ("a", file)}),
+    ]
+    found = []
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["predictions"])
+    assert len(found[0][0]) == 3
+    for each in found[1:]:
+        check_equal(each, found[0])
+
+
 def test_pictures_are_answered_as_png(tasks: RunningServer, folders: Path) -> None:
     found = tasks.infer("depth", image=b64encode(FILE).decode())
     [prediction] = found["predictions"]
@@ -141,6 +166,12 @@ def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path, monk
     for segment, other in zip(segments, expected, strict=True):
         mask: Any = segment.mask
         assert (np.asarray(mask) == np.asarray(other["mask"])).mean() > 0.99
+    heard = client(tasks, "sounds").audio_classification(wav_file(tone(0.5)), top_k=2)
+    expected = reference(folders, "sounds")(tone(0.5), top_k=2)
+    assert [each.label for each in heard] == [each["label"] for each in expected]
+    table = {"cat": ["mat", "engine"], "steam": ["on", "cold"]}
+    found = client(tasks, "tables").table_question_answering(table, "what sat on the mat")
+    assert found.answer == reference(folders, "tables")({"query": "what sat on the mat", "table": table})["answer"]
     shown = client(tasks, "pictures").zero_shot_image_classification(FILE, LABELS)
     expected = reference(folders, "pictures")(Image.fromarray(PICTURE), candidate_labels=LABELS)
     check_equal([each.score for each in shown], [each["score"] for each in expected])

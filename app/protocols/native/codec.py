@@ -24,6 +24,7 @@ from app.protocols.native.inputs import read_count, read_input_data, read_inputs
 from app.protocols.native.tasks import read_task
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
+from app.protocols.shared.fields.model_inputs import explain_expected_input
 from app.protocols.shared.json import body as json_body
 from app.protocols.shared.json.body import Document, Node, describe_type
 from app.protocols.shared.json.output import DIRECT_ELEMENTS, array_to_json, to_json_value
@@ -151,6 +152,10 @@ def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> Nat
             request = read_text(document, fields, spec)
         case "image":
             request = read_images(document, fields, spec)
+        case "audio" | "video":
+            raise InvalidInput(
+                field, f"expected a model that reads {field}, got another; {explain_expected_input(spec)}"
+            )
         case "inputs":
             request = read_inputs(document, fields, spec)
         case "prompt" | "messages":

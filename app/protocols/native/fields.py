@@ -89,6 +89,12 @@ class InferRequest(GenerationOptions):
         "No other URL is accepted.",
         examples=["data:image/png;base64,iVBORw0KGgo…"],
     )
+    audio: Images = Field(
+        _ABSENT, description="A file of sound or a list of them, for models that read audio: base64, or data URLs."
+    )
+    video: Images = Field(
+        _ABSENT, description="A video file or a list of them, for models that read videos: base64, or data URLs."
+    )
     parameters: dict[str, Any] = Field(
         _ABSENT,
         description="Parameters of the model's task, by transformers' names; GET /models lists them.",
@@ -118,11 +124,19 @@ class InferRequest(GenerationOptions):
 
 
 class InferFiles(Body):
-    """The parts of a form. For a body that is one image, all but `image` are parameters of the query."""
+    """The parts of a form, with files of one of its first three fields. For a body that is one file, all others are
+    parameters of the query.
+    """
 
     image: list[FileUpload] = Field(
-        min_length=1, max_length=MAX_IMAGES, description="A part for each JPEG, PNG or WebP file."
+        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each JPEG, PNG or WebP file."
     )
+    audio: list[FileUpload] = Field(
+        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each file of sound."
+    )
+    video: list[FileUpload] = Field(_ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each video.")
+    text: str = Field(_ABSENT, description="A text beside the files, for tasks that read both.")
+    parameters: str = Field(_ABSENT, description="As in JSON, as a JSON object.")
     model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")
     version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
     normalize: bool = Field(_ABSENT, description="As in JSON.")
@@ -132,9 +146,11 @@ class InferFiles(Body):
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
 
 
-INPUT_FIELDS = ("input_data", "inputs", "text", "image", "prompt", "messages")
+INPUT_FIELDS = ("input_data", "inputs", "text", "image", "audio", "video", "prompt", "messages")
 """A request has exactly one of these."""
 TENSOR_INPUTS = frozenset({"input_data", "inputs"})
+FILE_INPUTS = ("image", "audio", "video")
+"""Fields of files; a form has files of one of them."""
 GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
 GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
@@ -143,6 +159,8 @@ OPTIONS: dict[str, frozenset[str]] = {
     "inputs": frozenset({"outputs"}),
     "text": frozenset({"normalize", "truncate", "top_k"}),
     "image": frozenset({"normalize", "top_k", "outputs"}),
+    "audio": frozenset(),
+    "video": frozenset(),
     "prompt": GENERATION_FIELDS,
     "messages": GENERATION_FIELDS,
 }

@@ -5,16 +5,15 @@ from typing import Any
 
 import orjson
 
-from app.protocols.native.fields import COMMON_FIELDS, PARAMETERS
-from app.protocols.shared.fields.images import check_num_images, decode_image
-from app.protocols.shared.json.body import Document, Node
+from app.protocols.native.fields import COMMON_FIELDS, FILE_INPUTS, PARAMETERS
+from app.protocols.shared.fields.images import check_num_images
+from app.protocols.shared.json.body import Document, Node, describe_type
 from frameworks.core.errors import InvalidInput
+from frameworks.images.encoded import read_encoded
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.types import TaskRequest, TaskSpec
 from frameworks.types import ModelSpec
-
-_FILES = frozenset({"image", "audio", "video"})
 
 
 def read_task(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TaskRequest:
@@ -79,7 +78,7 @@ def _fields_of(task: TaskSpec) -> str:
 
 def _column(task: TaskSpec, name: str, value: Any, splits: bool) -> list[Any]:
     """Return the values of a field, one for each input. `splits`: a text is a list of words."""
-    if name not in _FILES:
+    if name not in FILE_INPUTS:
         is_one = not isinstance(value, list) or (splits and not any(isinstance(each, list) for each in value))
         return [value] if is_one else value
     given = value if isinstance(value, list) else [value]
@@ -98,4 +97,8 @@ def _column(task: TaskSpec, name: str, value: Any, splits: bool) -> list[Any]:
 
 
 def _file(value: Any, field: str) -> bytes:
-    return value if isinstance(value, bytes) else decode_image(value, field)
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"expected a file as base64 or data URL, got {describe_type(value)}")
+    return read_encoded(value, field)

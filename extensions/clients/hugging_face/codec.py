@@ -16,11 +16,12 @@ from app.inference.unnamed_model import UnnamedModel
 from app.protocols.shared.body_codec import BodyRequest, RequestBody
 from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target
 from app.protocols.shared.errors import ErrorReply
-from app.protocols.shared.fields.images import decode_image
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored
+from app.protocols.shared.json.body import describe_type
 from app.protocols.shared.json.output import array_to_json, to_json_value
 from extensions.clients.tei.texts import TeiCodec
 from frameworks.core.errors import InvalidInput
+from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
@@ -87,10 +88,16 @@ def _input(value: Any, task: TaskSpec, field: str) -> dict[str, Any]:
             if task.files_per_input > 1:
                 if not isinstance(file, list) or len(file) != task.files_per_input:
                     raise InvalidInput(own, f"expected a list of {task.files_per_input} files in base64")
-                found[name] = [decode_image(each, f"{own}[{i}]") for i, each in enumerate(file)]
+                found[name] = [_file(each, f"{own}[{i}]") for i, each in enumerate(file)]
             else:
-                found[name] = decode_image(file, own)
+                found[name] = _file(file, own)
     return found
+
+
+def _file(value: Any, field: str) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"expected a file in base64, got {describe_type(value)}")
+    return read_encoded(value, field)
 
 
 def _write(decoded: BodyRequest, answer: TaskAnswer, context: AnswerContext) -> bytes:

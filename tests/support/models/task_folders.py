@@ -1,5 +1,6 @@
 """Tiny Hugging Face folders of one model for each task, random weights from a fixed seed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support.models.text_files import VOCABULARY_SIZE, write_tokenizer
+from tests.support.models.text_files import VOCABULARY_SIZE, write_json, write_tokenizer
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC")
 SIDE = 32
@@ -110,6 +111,38 @@ def _lightglue(folder: Path) -> None:
     transformers.LightGlueImageProcessor(size=size).save_pretrained(folder)
 
 
+def _wav2vec2(folder: Path) -> None:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, conv_dim=[8, 8],
+        conv_stride=[20, 16], conv_kernel=[40, 16], num_feat_extract_layers=2, num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2, classifier_proj_size=12, **_labels(("clap", "tone", "noise")),
+    )  # fmt: skip
+    transformers.Wav2Vec2ForSequenceClassification(config).eval().save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(sampling_rate=16_000).save_pretrained(folder)
+
+
+def _videomae(folder: Path) -> None:
+    config = transformers.VideoMAEConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=SIDE, patch_size=8,
+        initializer_range=0.3, num_frames=4, tubelet_size=2, **_labels(("run", "walk", "jump")),
+    )  # fmt: skip
+    transformers.VideoMAEForVideoClassification(config).eval().save_pretrained(folder)
+    size = {"height": SIDE, "width": SIDE}
+    transformers.VideoMAEImageProcessor(size={"shortest_edge": SIDE}, crop_size=size).save_pretrained(folder)
+
+
+def _tapas(folder: Path) -> None:
+    config = transformers.TapasConfig(**{**_BERT, "max_position_embeddings": 128})
+    transformers.TapasForQuestionAnswering(config).eval().save_pretrained(folder)
+    write_tokenizer(folder, "bert")
+    file = folder / "tokenizer.json"
+    vocabulary = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
+    # TAPAS has no fast tokenizer.
+    file.unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "TapasTokenizer", "model_max_length": 128})
+
+
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "token-classification": lambda folder: _bert(folder, "TokenClassification"),
     "fill-mask": lambda folder: _bert(folder, "MaskedLM"),
@@ -123,6 +156,9 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "zero-shot-image-classification": _clip,
     "zero-shot-object-detection": _owlvit,
     "document-question-answering": _layoutlm,
+    "table-question-answering": _tapas,
+    "audio-classification": _wav2vec2,
+    "video-classification": _videomae,
     "keypoint-matching": _lightglue,
 }
 TASKS = tuple(_MAKERS)

@@ -10,11 +10,13 @@ import transformers
 from PIL import Image
 
 from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.media.audio import decode_audio
 from frameworks.pytorch.tasks.model import TaskModel
 from frameworks.tasks.types import TaskItem
 from frameworks.types import TASK_OUTPUT, TaskBatch, TensorBatch
 from tests.frameworks.models.loading import load_torch_model
 from tests.support.images import encoded, photo
+from tests.support.media import tone, video_file, wav_file
 from tests.support.models.task_folders import save_task_model
 from tests.support.models.text_files import write_json
 
@@ -31,7 +33,13 @@ IMAGE_TASKS = (
     "zero-shot-image-classification",
     "zero-shot-object-detection",
 )
-OTHER_TASKS = ("document-question-answering", "keypoint-matching")
+OTHER_TASKS = (
+    "document-question-answering",
+    "table-question-answering",
+    "keypoint-matching",
+    "audio-classification",
+    "video-classification",
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,16 @@ def requests_of(task: str) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
         pairs = [[[word, [50 * i, 100, 50 * i + 40, 140]] for i, word in enumerate(text.split())] for text in TEXTS]
         documents: list[dict[str, Any]] = [{"question": "what sat", "word_boxes": words} for words in pairs]
         return [(each, {}, {"image": None, **each}) for each in documents]
+    if task == "table-question-answering":
+        table = {"cat": ["mat", "engine"], "steam": ["on", "cold"]}
+        questions = [{"query": "what sat on the mat", "table": table}, {"query": "cat", "table": table}]
+        return [(each, {}, each) for each in questions]
+    if task == "audio-classification":
+        sounds = [wav_file(tone(seconds)) for seconds in (0.3, 0.5, 0.3)]
+        return [({"audio": each}, {}, decode_audio(each, 16_000)) for each in sounds]
+    if task == "video-classification":
+        videos = [video_file(12), video_file(8, 64, 48)]
+        return [({"video": each}, {}, each) for each in videos]
     if task == "keypoint-matching":
         files = [encoded(each, "PNG") for each in PICTURES[:2]]
         return [({"image": files}, {}, [Image.fromarray(each) for each in PICTURES[:2]])]
@@ -79,6 +97,12 @@ def references_of(task: str, folder: Path, requests: list[tuple[dict[str, Any], 
         pipeline: Any = model.pipeline._pipeline
     else:
         pipeline = transformers.pipeline(task, model=str(folder), device="cpu")
+    if task == "video-classification":
+        # The reference opens files only.
+        paths = [folder / f"{number}.mp4" for number in range(len(requests))]
+        for path, (_, _, given) in zip(paths, requests, strict=True):
+            path.write_bytes(given)
+        return [pipeline(str(path)) for path in paths]
     if task == "document-question-answering":
         pipeline.tokenizer.model_max_length = 40
         return [pipeline(**given) for _, _, given in requests]
