@@ -139,7 +139,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("name", metavar="NAME", help="the model")
     request = infer.add_mutually_exclusive_group(required=True)
     request.add_argument("--text", nargs="+", help="texts for an embed or classify model")
-    request.add_argument("--image", nargs="+", metavar="FILE", help="JPEG, PNG or WebP files for a model of images")
+    request.add_argument("--image", nargs="+", metavar="FILE", help="image files for a model of images")
     request.add_argument("--prompt", help="text that a language model continues")
     request.add_argument("--message", help="message of the user to a language model with a chat template")
     request.add_argument(

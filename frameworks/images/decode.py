@@ -1,4 +1,4 @@
-"""Decode image files within bounds: JPEG, PNG and WebP to pixels in the order red, green, blue.
+"""Decode image files within bounds to pixels in the order red, green, blue.
 
 JPEG is decoded by simplejpeg, which takes about half the time of Pillow; both have the pixels of libjpeg-turbo. All
 other files, and those that simplejpeg refuses, are decoded by Pillow. Both release the interpreter's lock.
@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from PIL import Image
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from frameworks.core.errors import InvalidInput
-from frameworks.images.headers import FORMATS, DamagedHeader, ImageHeader, name_of_format, read_header, read_orientation
+from frameworks.images.headers import FORMATS, name_of_format, read_header, read_orientation
+from frameworks.images.types import DamagedHeader, ImageHeader
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -29,7 +34,13 @@ _MAX_SCANS = 100
 """Encoders write about ten. Each takes as long as the decoding of the whole image, however few bytes it has."""
 _MAX_SCANNED_PIXELS = 1_000_000_000
 """Pixels times scans: decoding them takes some seconds."""
-_FILES: dict[str, type[ImageFile]] = {"JPEG": JpegImageFile, "PNG": PngImageFile, "WebP": WebPImageFile}
+_FILES: dict[str, type[ImageFile]] = {
+    "JPEG": JpegImageFile, "PNG": PngImageFile, "WebP": WebPImageFile, "GIF": GifImageFile, "BMP": BmpImageFile,
+    "TIFF": TiffImageFile, "AVIF": AvifImageFile,
+}  # fmt: skip
+_COUNTS_FRAMES = ("PNG", "WebP", "AVIF")
+"""Formats whose number of frames Pillow tells without reading all of them."""
+_TURNED = (5, 6, 7, 8)
 _Transpose = Image.Transpose
 _TRANSPOSES: dict[int, _Transpose] = {
     2: _Transpose.FLIP_LEFT_RIGHT,
@@ -119,20 +130,23 @@ def _decoded(data: bytes, header: ImageHeader, field: str) -> tuple[Image.Image,
             # It refuses also what libjpeg only warns of, such as bytes between two markers. Pillow decodes those.
             pass
     file = _FILES[header.format](BytesIO(data))
-    if file.size != (header.width, header.height):
+    is_turned = header.format == "TIFF" and header.orientation in _TURNED
+    if file.size != ((header.height, header.width) if is_turned else (header.width, header.height)):
         raise ValueError("its headers disagree")
-    if header.format != "JPEG" and getattr(file, "n_frames", 1) > 1:
+    if header.format in _COUNTS_FRAMES and getattr(file, "n_frames", 1) > 1:
         raise _animated(field)
     file.load()
     # Pillow warns of transparency that a conversion drops.
     file.info.pop("transparency", None)
     exif = file.info.get("exif")
-    orientation = header.orientation or (read_orientation(exif) if isinstance(exif, bytes) else 1)
+    # Pillow turns a TIFF upright itself.
+    stored = 1 if header.format == "TIFF" else header.orientation
+    orientation = stored or (read_orientation(exif) if isinstance(exif, bytes) else 1)
     return (file if file.mode == "RGB" else file.convert("RGB")), orientation
 
 
 def _animated(field: str) -> InvalidInput:
-    return InvalidInput(field, "expected an image of one frame, got an animation; send its frames as images")
+    return InvalidInput(field, "expected an image of one frame, got several; send its frames as images")
 
 
 def _damaged(field: str, found: str) -> InvalidInput:

@@ -5,18 +5,21 @@ Sources: ITU T.81 (JPEG), the PNG specification, the WebP container specificatio
 """
 
 import struct
-from dataclasses import dataclass
-from typing import Literal
 
-Format = Literal["JPEG", "PNG", "WebP"]
-FORMATS = "JPEG, PNG or WebP"
-SUFFIXES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
+from frameworks.images.avif import is_avif, is_heic, read_avif
+from frameworks.images.bitmaps import read_bmp, read_gif, read_tiff
+from frameworks.images.types import DamagedHeader, ImageHeader
+
+FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+SUFFIXES = {
+    ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp", ".gif": "image/gif",
+    ".bmp": "image/bmp", ".tif": "image/tiff", ".tiff": "image/tiff", ".avif": "image/avif",
+}  # fmt: skip
 """Media types by the suffixes of file names, which are in lower case."""
 
 _OTHER_FORMATS = {
-    b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<svg": "SVG", b"<?xm": "XML",
-    b"\0\0\1\0": "ICO", b"\xff\x0a": "JPEG XL", b"8BPS": "PSD", b"\0\0\0\x0cjP": "JPEG 2000", b"<!DO": "HTML",
-    b"<htm": "HTML",
+    b"%PDF": "PDF", b"<svg": "SVG", b"<?xm": "XML", b"\0\0\1\0": "ICO", b"\xff\x0a": "JPEG XL", b"8BPS": "PSD",
+    b"\0\0\0\x0cjP": "JPEG 2000", b"<!DO": "HTML", b"<htm": "HTML",
 }  # fmt: skip
 _PNG = b"\x89PNG\r\n\x1a\n"
 _EXIF = b"Exif\0\0"
@@ -38,33 +41,11 @@ _MAX_MARKERS = 65_536
 _MAX_CHUNKS = 65_536
 """Pillow reads each chunk in Python. A PNG file of 64 MiB has about 8,000 chunks of the usual size."""
 _APP1 = 0xE1
-
-
-class DamagedHeader(Exception):
-    """The header is cut off or invalid. Its text completes `expected a whole file, got …`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
-    """The header of one image file. `height`, `width`: in pixels as stored, before the orientation is applied.
-
-    `bits_per_pixel`: as stored. `orientation`: of Exif, 1 to 8; 0 where it is not known yet. `channels`: of a JPEG,
-    else 0. `scans`: number of passes of a JPEG, else 1. `is_animated`: of a WebP; that of a PNG is found when it is
-    opened.
-    """
-
-    format: Format
-    height: int
-    width: int
-    bits_per_pixel: int
-    orientation: int = 1
-    channels: int = 0
-    scans: int = 1
-    is_animated: bool = False
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def read_header(data: bytes) -> ImageHeader | None:
-    """Return the header of a JPEG, PNG or WebP file; None for another format. Raises DamagedHeader."""
+    """Return the header of a file in one of FORMATS; None for another format. Raises DamagedHeader."""
     try:
         if data.startswith(b"\xff\xd8\xff"):
             return _read_jpeg(data)
@@ -72,6 +53,14 @@ def read_header(data: bytes) -> ImageHeader | None:
             return _read_png(data)
         if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
             return _read_webp(data)
+        if data.startswith((b"GIF87a", b"GIF89a")):
+            return read_gif(data)
+        if data.startswith(b"BM"):
+            return read_bmp(data)
+        if data.startswith(_TIFF):
+            return read_tiff(data)
+        if is_avif(data):
+            return read_avif(data)
     except (struct.error, IndexError):
         raise DamagedHeader("a file that ends in its header") from None
     return None
@@ -81,8 +70,10 @@ def name_of_format(data: bytes) -> str:
     """Return the name of another format, for messages."""
     if not data:
         return "an empty file"
+    if is_heic(data):
+        return "a HEIC file"
     if data[4:8] == b"ftyp":
-        return "a HEIF, AVIF or MP4 file"
+        return "a MP4 file"
     return next((f"a {name} file" for magic, name in _OTHER_FORMATS.items() if data.startswith(magic)), "other bytes")
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import DEFAULT_BOUNDS, ImageBounds, check_header, decode_rgb
-from frameworks.images.headers import ImageHeader
+from frameworks.images.types import ImageHeader
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Channels = tuple[float, float, float]

@@ -32,7 +32,7 @@ class ImageSpec:
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Images for a model that declares an ImageSpec. `images`: files in JPEG, PNG or WebP, in the order of the answer.
+    """Images for a model that declares an ImageSpec. `images`: files, in the order of the answer.
 
     `normalize`: None for the default of the model's files. `top_k`: how many labels; None: all. `dimensions`: truncate
     embeddings to this size; None: whole embeddings. `raw_scores`: the logits of labels instead of their probabilities.

@@ -262,10 +262,10 @@ def test_cached_answer_is_of_equal_image_only(images: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        (b"no image", "expected a file in JPEG, PNG or WebP, got other bytes"),
+        (b"no image", "expected a file in JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF, got other bytes"),
         (FILE[:700], "image"),
-        (encoded("GIF"), "expected a file in JPEG, PNG or WebP"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a file in JPEG, PNG or WebP"),
+        (bytes(4) + b"ftypheic" + bytes(20), "expected a file in JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a file in JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"),
     ],
 )
 def test_bad_file_is_refused_by_name(images: RunningServer, file: bytes, words: str) -> None:

@@ -20,6 +20,7 @@ from app.protocols.shared.fields.generation import (
 )
 from app.protocols.shared.fields.images import MAX_IMAGES, Images
 from app.protocols.shared.fields.texts import Texts
+from frameworks.images.headers import FORMATS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
 DEFAULT_MAX_TOKENS = 256
@@ -85,7 +86,7 @@ class InferRequest(GenerationOptions):
     )
     image: Images = Field(
         _ABSENT,
-        description="A JPEG, PNG or WebP file or a list of them, for models that read images: base64, or data URLs. "
+        description=f"A file in {FORMATS}, or a list of them, for models that read images: base64, or data URLs. "
         "No other URL is accepted.",
         examples=["data:image/png;base64,iVBORw0KGgo…"],
     )
@@ -129,7 +130,7 @@ class InferFiles(Body):
     """
 
     image: list[FileUpload] = Field(
-        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each JPEG, PNG or WebP file."
+        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each image file."
     )
     audio: list[FileUpload] = Field(
         _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each file of sound."

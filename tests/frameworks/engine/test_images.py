@@ -135,7 +135,10 @@ async def test_damaged_file_named_and_others_answered(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput) as raised:
             await ask(engine, *FILES[:3], FILES[3][:50])
         assert raised.value.field == "image[3]"
-        with pytest.raises(InvalidInput, match=r"image\[0\]: expected a file in JPEG, PNG or WebP, got other bytes"):
+        with pytest.raises(
+            InvalidInput,
+            match=r"image\[0\]: expected a file in JPEG, PNG, .*, got other bytes",
+        ):
             await ask(engine, b"words")
         assert len((await ask(engine, *FILES)).predictions) == 5
 

@@ -9,11 +9,12 @@ from app.protocols.shared.fields.model_inputs import explain_expected_input
 from app.protocols.shared.json.body import describe_type
 from frameworks.core.errors import InvalidInput
 from frameworks.images.encoded import read_encoded
+from frameworks.images.headers import SUFFIXES
 from frameworks.types import ModelSpec
 
 MAX_IMAGES = 256
 """Images of one request."""
-MEDIA_TYPES = ("image/jpeg", "image/png", "image/webp")
+MEDIA_TYPES = tuple(dict.fromkeys(SUFFIXES.values()))
 """Content types of the files that models read."""
 
 Images = str | Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES, fail_fast=True)]
