@@ -41,7 +41,15 @@ _MAX_MARKERS = 65_536
 _MAX_CHUNKS = 65_536
 """Pillow reads each chunk in Python. A PNG file of 64 MiB has about 8,000 chunks of the usual size."""
 _APP1 = 0xE1
+_GIF, _BMP = (b"GIF87a", b"GIF89a"), b"BM"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def is_image(data: bytes) -> bool:
+    """Return whether the first bytes are those of a file in one of FORMATS."""
+    if data.startswith(b"RIFF"):
+        return data[8:12] == b"WEBP"
+    return data.startswith((b"\xff\xd8\xff", _PNG, *_GIF, _BMP, *_TIFF)) or is_avif(data)
 
 
 def read_header(data: bytes) -> ImageHeader | None:
@@ -53,9 +61,9 @@ def read_header(data: bytes) -> ImageHeader | None:
             return _read_png(data)
         if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
             return _read_webp(data)
-        if data.startswith((b"GIF87a", b"GIF89a")):
+        if data.startswith(_GIF):
             return read_gif(data)
-        if data.startswith(b"BM"):
+        if data.startswith(_BMP):
             return read_bmp(data)
         if data.startswith(_TIFF):
             return read_tiff(data)

@@ -16,12 +16,13 @@ import transformers
 from huggingface_hub import InferenceClient
 from PIL import Image
 
+from frameworks.media.audio import decode_audio
 from frameworks.tasks.table import TASKS as ALL_TASKS
 from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving
 from tests.e2e.triton_clients import GRPC_KINDS, KINDS, grpc_tensor, http_tensor, triton_client
 from tests.frameworks.pytorch.tasks.test_task_models import check_equal
 from tests.support.images import encoded, photo
-from tests.support.media import tone, video_file, wav_file
+from tests.support.media import encoded_video, moving_square, tone, wav
 from tests.support.models.task_folders import save_task_model
 
 NAMES = {
@@ -41,6 +42,7 @@ Modes = {"alone": "", "workers": "[server]\nworkers = 2\n", "process": '[perform
 TEXT = "the cat sat on the mat"
 PICTURE = photo(40, 60, 1)
 FILE = encoded(PICTURE, "PNG")
+SOUND = wav(tone(8_000))
 LABELS = ["steam", "the mat", "cat"]
 
 
@@ -110,7 +112,7 @@ def test_infer_reads_files_in_every_form(tasks: RunningServer, folders: Path) ->
     ("model", "field", "kind"), [("sounds", "audio", "audio/wav"), ("videos", "video", "video/mp4")]
 )
 def test_sound_and_videos_are_read_in_every_form(tasks: RunningServer, model: str, field: str, kind: str) -> None:
-    file = wav_file(tone(0.5)) if field == "audio" else video_file(8)
+    file = SOUND if field == "audio" else encoded_video(moving_square(8))
     path = f"{tasks.url}/models/{model}/infer"
     answers = [
         httpx.post(path, json={field: b64encode(file).decode()}),
@@ -166,8 +168,8 @@ def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path, monk
     for segment, other in zip(segments, expected, strict=True):
         mask: Any = segment.mask
         assert (np.asarray(mask) == np.asarray(other["mask"])).mean() > 0.99
-    heard = client(tasks, "sounds").audio_classification(wav_file(tone(0.5)), top_k=2)
-    expected = reference(folders, "sounds")(tone(0.5), top_k=2)
+    heard = client(tasks, "sounds").audio_classification(SOUND, top_k=2)
+    expected = reference(folders, "sounds")(decode_audio(SOUND, 16_000, "audio"), top_k=2)
     assert [each.label for each in heard] == [each["label"] for each in expected]
     table = {"cat": ["mat", "engine"], "steam": ["on", "cold"]}
     found = client(tasks, "tables").table_question_answering(table, "what sat on the mat")

@@ -1,56 +1,76 @@
-"""Make files of sound and video, by PyAV and the standard library."""
+"""Audio and video for tests: tones and moving squares, and files of them."""
 
-import io
 import wave
+from fractions import Fraction
+from io import BytesIO
 from typing import Any
 
 import av
 import numpy as np
 
-from frameworks.types import Array
+from frameworks.core.errors import InvalidInput
 
-RATE_HZ = 16_000
-
-
-def tone(seconds: float, rate_hz: int = RATE_HZ, hertz: float = 440.0) -> Array:
-    """Return a sine, float32 [samples]."""
-    samples: Array = 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate_hz)) / rate_hz)
-    return samples.astype(np.float32)
+Samples = np.ndarray[Any, np.dtype[np.int16]]
+Frames = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def wav_file(samples: Array, rate_hz: int = RATE_HZ) -> bytes:
-    """Return a WAV file of 16-bit samples. `samples`: float32 [samples] or [samples, channels]."""
-    file = io.BytesIO()
+def tone(num_samples: int, num_channels: int = 1, rate: int = 16_000) -> Samples:
+    """Return tones of 440 Hz and its multiples, int16 [samples, channels]."""
+    times = np.arange(num_samples)[:, None] / rate
+    waves = np.sin(2 * np.pi * 440 * times * np.arange(1, num_channels + 1))
+    samples: Samples = (waves * 8_000).astype(np.int16)
+    return samples
+
+
+def wav(samples: Samples, rate: int = 16_000) -> bytes:
+    """Return a WAV file of 16 bits, written by the standard library."""
+    file = BytesIO()
     with wave.open(file, "wb") as writer:
-        writer.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        writer.setnchannels(samples.shape[1])
         writer.setsampwidth(2)
-        writer.setframerate(rate_hz)
-        writer.writeframes((samples * 32767).astype("<i2").tobytes())
+        writer.setframerate(rate)
+        writer.writeframes(samples.tobytes())
     return file.getvalue()
 
 
-def sound_file(samples: Array, container: str, codec: str, rate_hz: int = RATE_HZ) -> bytes:
-    """Return samples, float32 [samples], in a container of ffmpeg."""
-    file = io.BytesIO()
+def encoded_audio(samples: Samples, container: str, codec: str, rate: int = 16_000) -> bytes:
+    """Return a file of one channel. `container`, `codec`: names of ffmpeg."""
+    file = BytesIO()
     with av.open(file, "w", format=container) as output:
-        stream: Any = output.add_stream(codec, rate=rate_hz, layout="mono")
-        frame = av.AudioFrame.from_ndarray((samples * 32767).astype(np.int16)[None], format="s16", layout="mono")
-        frame.sample_rate = rate_hz
-        for packet in [*stream.encode(frame), *stream.encode(None)]:
-            output.mux(packet)
+        stream = output.add_stream(codec, rate=rate)
+        assert isinstance(stream, av.AudioStream)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[:, :1].T), format="s16", layout="mono")
+        frame.sample_rate = rate
+        for given in (frame, None):
+            output.mux(stream.encode(given))
     return file.getvalue()
 
 
-def video_file(num_frames: int, height: int = 48, width: int = 64) -> bytes:
-    """Return an MP4 file whose frames become brighter by 5 levels each."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as output:
-        stream: Any = output.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for number in range(num_frames):
-            pixels = np.full((height, width, 3), min(255, 5 * number), np.uint8)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                output.mux(packet)
-        for packet in stream.encode(None):
-            output.mux(packet)
+def moving_square(num_frames: int, height: int = 48, width: int = 64) -> Frames:
+    """Return frames of a square that moves over grey, uint8 [frames, height, width, 3]."""
+    frames = np.full((num_frames, height, width, 3), 90, np.uint8)
+    for number in range(num_frames):
+        frames[number, 8:24, number % 40 : number % 40 + 16] = (220, 30 + number, 60)
+    return frames
+
+
+def encoded_video(frames: Frames, container: str = "mp4", codec: str = "mpeg4", rate: int = 10) -> bytes:
+    """Return a file without sound. `container`, `codec`: names of ffmpeg."""
+    file = BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=Fraction(rate))
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        for pixels in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        output.mux(stream.encode(None))
     return file.getvalue()
+
+
+def check_refusal(error: InvalidInput, field: str) -> None:
+    """Check that an error has the field and the grammar of all errors."""
+    assert error.field == field
+    assert ", got " in error.reason
+    assert "; " in error.reason

@@ -48,7 +48,7 @@ def _query_and_table(_: Any, given: Input, __: Parameters) -> Input:
 def _samples(pipeline: Any, given: Input, _: Parameters) -> Any:
     """Return samples at the rate of the model, float32 [samples]."""
     audio = given["audio"]
-    return decode_audio(audio, pipeline.feature_extractor.sampling_rate) if isinstance(audio, bytes) else audio
+    return decode_audio(audio, pipeline.feature_extractor.sampling_rate, "audio") if isinstance(audio, bytes) else audio
 
 
 def _video(_: Any, given: Input, __: Parameters) -> Any:

@@ -13,7 +13,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.extras import install_command
 from frameworks.core.settings.entries import TorchModelEntry
-from frameworks.media.containers import MEDIA_EXTRA, has_decoder
+from frameworks.media.container import is_installed, missing_reason
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.tasks.model import TaskModel
@@ -50,10 +50,8 @@ def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: T
 
 def load_pipeline(folder: Path, task: str, module: Any) -> Any:
     """Return the pipeline of a task around a loaded model. Raises InvalidModel where a processor is absent."""
-    if {"audio", "video"}.intersection(TASKS[task].inputs) and not has_decoder():
-        raise InvalidModel(
-            f"{folder}: {task}: expected a decoder of sound and video, got none; {install_command(MEDIA_EXTRA)}"
-        )
+    if {"audio", "video"}.intersection(TASKS[task].inputs) and not is_installed():
+        raise InvalidModel(f"{folder}: {task}: {missing_reason()}")
     if task == "table-question-answering" and find_spec("pandas") is None:
         raise InvalidModel(f"{folder}: {task}: expected pandas, got none; {install_command('tables')}")
     implementation = _implementation(task)

@@ -27,7 +27,7 @@ class VideoClassification(VideoClassificationPipeline):  # type: ignore[misc]  #
         if num_frames is None:
             num_frames = self.model.config.num_frames
         if isinstance(video, bytes):
-            frames = decode_video(video, num_frames, frame_sampling_rate)
+            frames = decode_video(video, num_frames, frame_sampling_rate, "video")
         else:
             last = num_frames * frame_sampling_rate - 1
             frames = video[np.linspace(0, last, num=num_frames, dtype=np.int64)]

@@ -16,7 +16,7 @@ from frameworks.tasks.types import TaskItem
 from frameworks.types import TASK_OUTPUT, TaskBatch, TensorBatch
 from tests.frameworks.models.loading import load_torch_model
 from tests.support.images import encoded, photo
-from tests.support.media import tone, video_file, wav_file
+from tests.support.media import encoded_video, moving_square, tone, wav
 from tests.support.models.task_folders import save_task_model
 from tests.support.models.text_files import write_json
 
@@ -72,10 +72,10 @@ def requests_of(task: str) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
         questions = [{"query": "what sat on the mat", "table": table}, {"query": "cat", "table": table}]
         return [(each, {}, each) for each in questions]
     if task == "audio-classification":
-        sounds = [wav_file(tone(seconds)) for seconds in (0.3, 0.5, 0.3)]
-        return [({"audio": each}, {}, decode_audio(each, 16_000)) for each in sounds]
+        sounds = [wav(tone(int(16_000 * seconds))) for seconds in (0.3, 0.5, 0.3)]
+        return [({"audio": each}, {}, decode_audio(each, 16_000, "audio")) for each in sounds]
     if task == "video-classification":
-        videos = [video_file(12), video_file(8, 64, 48)]
+        videos = [encoded_video(moving_square(12)), encoded_video(moving_square(8, 64, 48))]
         return [({"video": each}, {}, each) for each in videos]
     if task == "keypoint-matching":
         files = [encoded(each, "PNG") for each in PICTURES[:2]]
