@@ -14,6 +14,7 @@ from frameworks.media.container import (
     reason_of,
     too_long,
 )
+from frameworks.media.kinds import Kind
 
 if TYPE_CHECKING:
     from av import AudioResampler
@@ -25,7 +26,7 @@ _MAX_CHANNELS = 16
 _MAX_PACKETS = 500_000
 _MAX_DAMAGED_PACKETS = 100
 """Players skip packets that cannot be decoded; files cut out of a stream begin with some."""
-_KIND = "audio"
+_KIND: Kind = "audio"
 
 
 def decode_audio(data: bytes, sampling_rate: int, field: str, bounds: MediaBounds = DEFAULT_BOUNDS) -> Samples:

@@ -82,6 +82,7 @@ def opened(data: bytes, kind: Kind, field: str, bounds: MediaBounds) -> "Iterato
             metadata_errors="replace",
             io_open=_refuse,
         ) as container:
+            assert isinstance(container, av.container.InputContainer)
             _check_container(container, kind, field, bounds)
             yield container
     except InvalidInput:

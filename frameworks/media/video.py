@@ -6,10 +6,11 @@ import numpy as np
 
 from frameworks.core.errors import InvalidInput
 from frameworks.media.container import DEFAULT_BOUNDS, MediaBounds, damaged, opened, prepare_decoder, too_long
+from frameworks.media.kinds import Kind
 
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 
-_KIND = "video"
+_KIND: Kind = "video"
 _MAX_PACKETS = 100_000
 
 
