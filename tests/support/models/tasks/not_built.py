@@ -1,0 +1,28 @@
+"""Name the model types of the census that have no folder here, each with its reason."""
+
+from tests.support.models.tasks.catalogue import census
+
+_TORCHVISION = "its only image processor in transformers needs torchvision"
+_FAMILIES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "pp_ocrv5_mobile_det", "pp_ocrv5_server_det",
+            "pp_ocrv6_medium_det", "pp_ocrv6_small_det", "rf_detr", "sapiens2", "tipsv2_dpt", "chmv2", "depth_pro",
+        ),
+        _TORCHVISION,
+    ),
+    "zoedepth": "the last step of its image processor needs torchvision",
+    "videomt": "it reads videos, and its video processor needs torchvision",
+    "layoutlmv2": "its image part needs detectron2",
+}  # fmt: skip
+"""Model types that no task can build."""
+_PAIRS: dict[tuple[str, str], str] = {
+    ("token-classification", "bros"): "its model needs boxes, which the pipeline does not give",
+    ("fill-mask", "tapas"): "its tokenizer reads tables, and the pipeline gives texts",
+}
+"""Model types that one task cannot build or run."""
+
+NOT_BUILT: dict[tuple[str, str], str] = _PAIRS | {
+    (task, model_type): _FAMILIES[model_type] for task, model_type in census() if model_type in _FAMILIES
+}
+"""Task and model type to the reason."""
