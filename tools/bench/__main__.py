@@ -41,6 +41,7 @@ from tools.bench.requests.page import measure_page
 from tools.bench.requests.requests_cpu import measure_requests
 from tools.bench.requests.signatures import measure_signatures
 from tools.bench.requests.startup import measure_startup
+from tools.bench.requests.tasks import measure_tasks
 from tools.bench.requests.text_throughput import measure_text_throughput
 from tools.bench.requests.texts import measure_texts
 from tools.bench.requests.throughput import measure_throughput
@@ -103,6 +104,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "images": [lambda: measure_images(folder / "images")],
+        "tasks": [lambda: measure_tasks(folder / "tasks", _MODELS / "minilm")],
         "pipelines": [lambda: measure_pipelines(folder / "pipelines")],
         "offline": [lambda: measure_offline(folder, _MODELS)],
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],

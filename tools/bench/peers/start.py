@@ -19,6 +19,11 @@ def sentence_transformers(folder: Path) -> AbstractContextManager[RunningServer]
     return _module(sys.executable, "sentence_transformers_fastapi", [str(folder)], "/health")
 
 
+def pipeline_fastapi(folder: Path, task: str) -> AbstractContextManager[RunningServer]:
+    """Start the hand-written endpoint for a task: `POST /infer` with `text` or `image`."""
+    return _module(sys.executable, "pipeline_fastapi", [str(folder), task], "/health")
+
+
 def no_op() -> AbstractContextManager[RunningServer]:
     """Start uvicorn's floor: read any body and answer a constant on every path."""
     return _module(sys.executable, "no_op", [], "/")
