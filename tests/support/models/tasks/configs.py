@@ -37,7 +37,7 @@ _SIZES: tuple[tuple[str, int | Callable[[int], int]], ...] = (
 _KEPT = re.compile(
     r"(num_feature_levels|.*_per_layer|num_channels|in_channels|audio_channels|num_feature_layers|type_vocab_size|"
     r"adapter_.*|num_adapter_layers|first_k_dense_replace|.*kernel_size|id2label|label2id|rope_.*|"
-    r".*out_indices|feature_strides|feat_strides|num_conv_.*|num_mem_blocks)"
+    r"num_feat_extract_layers|.*out_indices|feature_strides|feat_strides|num_conv_.*|num_mem_blocks)"
 )
 _RAGGED = re.compile(
     r".*(layer_types|block_types|layers_block_type|mlp_layer_types|attention_types|attention_layers|per_layer_config)"

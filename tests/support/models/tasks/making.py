@@ -23,6 +23,9 @@ READS_TEXT = (
 )  # fmt: skip
 _LABELS = {
     "token-classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
+    "question-answering": ("start", "end"),
+    "table-question-answering": ("start", "end"),
+    "document-question-answering": ("start", "end"),
     "zero-shot-classification": ("contradiction", "neutral", "entailment"),
 }
 

@@ -8,17 +8,21 @@ _FAMILIES: dict[str, str] = {
         (
             "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "pp_ocrv5_mobile_det", "pp_ocrv5_server_det",
             "pp_ocrv6_medium_det", "pp_ocrv6_small_det", "rf_detr", "sapiens2", "tipsv2_dpt", "chmv2", "depth_pro",
+            "tipsv2",
         ),
         _TORCHVISION,
     ),
     "zoedepth": "the last step of its image processor needs torchvision",
+    "videoprism": "its only processor reads videos and needs torchvision",
     "videomt": "it reads videos, and its video processor needs torchvision",
     "layoutlmv2": "its image part needs detectron2",
 }  # fmt: skip
 """Model types that no task can build."""
 _PAIRS: dict[tuple[str, str], str] = {
     ("token-classification", "bros"): "its model needs boxes, which the pipeline does not give",
+    ("question-answering", "lxmert"): "its model needs features of a picture beside the text",
     ("fill-mask", "tapas"): "its tokenizer reads tables, and the pipeline gives texts",
+    ("zero-shot-classification", "tapas"): "its tokenizer reads tables, and the pipeline gives texts",
 }
 """Model types that one task cannot build or run."""
 

@@ -24,6 +24,11 @@ _HYBRID = {
 }
 _VIT_BACKBONE = {"num_hidden_layers": 4, "out_features": "DROP", "out_indices": [1, 2, 3, 4]}
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_ZAMBA: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
+    "attention_hidden_size": 64, "attention_head_dim": 16,
+}  # fmt: skip
 _SWIN = {"embed_dim": 8, "window_size": 4, "hidden_size": 64, "num_layers": "DROP"}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -61,6 +66,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rembert": {"input_embedding_size": 16, "output_embedding_size": 16},
     "markuplm": {"max_depth": 8, "xpath_unit_hidden_size": 8},
     "minimax": {"head_dim": 8, "block_size": 16},
+    "t5": {"decoder_start_token_id": 1},
+    "gptj": {"rotary_dim": 4},
+    "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
+    "minicpm3": _LATENT,
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "zamba": _ZAMBA | {"mamba_dt_rank": 2, "n_mamba_heads": 2, "num_key_value_heads": 4},
+    "zamba2": _ZAMBA | {
+        "mamba_headdim": 8, "n_mamba_heads": 8, "kv_channels": 8, "num_query_groups": 4, "hybrid_layer_ids": [1, 3],
+        "num_key_value_heads": 4, "chunk_size": 16, "mamba_d_state": 8, "adapter_rank": 8,
+    },
+    "align": {
+        "vision_config": {
+            "width_coefficient": 0.25, "depth_coefficient": 0.1, "in_channels": [32, 16, 24, 40, 80, 112, 192],
+            "out_channels": [16, 24, 40, 80, 112, 192, 320], "hidden_dim": 80,
+        },
+        "projection_dim": 80,
+    },
+    "blip-2": {"qformer_config": {"use_qformer_text_input": True}, "num_query_tokens": 4},
     "xlnet": {"d_head": 8},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "detr": {"backbone_config": _ALL_STAGES},

@@ -36,6 +36,7 @@ _PIECES = (
     "Albert", "BigBird", "Camembert", "DebertaV2", "FNet", "RemBert", "XLMRoberta", "T5", "XLNet", "MBart", "Reformer",
     "PLBart", "Gemma",
 )  # fmt: skip
+_DOUBLED = ("Roberta", "XLMRoberta", "Camembert", "MPNet", "Luke", "MarkupLM", "LayoutLMv3")
 PYTHON_ONLY: dict[str, tuple[str, dict[str, int]]] = {
     "canine": ("CanineTokenizer", {"pad_token_id": 0, "bos_token_id": 57344, "eos_token_id": 57345}),
     "perceiver": ("PerceiverTokenizer", {"pad_token_id": 0, "vocab_size": 262}),
@@ -92,8 +93,11 @@ def _trained(kind: str) -> Tokenizer:
     return tokenizer
 
 
-def make_tokenizer(kind: str, *, token_types: bool, around: bool) -> Any:
-    """Return a tokenizer. `around`: special tokens stand around a text, as encoders have them."""
+def make_tokenizer(kind: str, *, token_types: bool, around: bool, doubled: bool = False) -> Any:
+    """Return a tokenizer. `around`: special tokens stand around a text, as encoders have them.
+
+    `doubled`: two separators stand between the texts of a pair, as RoBERTa has them.
+    """
     tokenizer = Tokenizer.from_str(_trained(kind).to_str())
     pad, unknown, first, last, mask = (
         SPECIAL["words"] if kind == "words" else ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
@@ -101,7 +105,7 @@ def make_tokenizer(kind: str, *, token_types: bool, around: bool) -> Any:
     if around:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{first} $A {last}",
-            pair=f"{first} $A {last} $B:1 {last}:1" if token_types else f"{first} $A {last} {last} $B {last}",
+            pair=f"{first} $A {last} {last} $B {last}" if doubled else f"{first} $A {last} $B:1 {last}:1",
             special_tokens=[(name, tokenizer.token_to_id(name)) for name in (first, last)],
         )
     return PreTrainedTokenizerFast(
@@ -118,6 +122,7 @@ def save_tokenizer(folder: Path, model_type: str, *, token_types: bool, around: 
     if model_type in PYTHON_ONLY:
         made = getattr(transformers, PYTHON_ONLY[model_type][0])(model_max_length=POSITIONS - 8)
     else:
-        made = make_tokenizer(kind_of(model_type), token_types=token_types, around=around)
+        doubled = str(TOKENIZER_MAPPING_NAMES.get(model_type)).startswith(_DOUBLED)
+        made = make_tokenizer(kind_of(model_type), token_types=token_types, around=around, doubled=doubled)
     made.save_pretrained(folder)
     return made
