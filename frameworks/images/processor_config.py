@@ -69,21 +69,38 @@ def read_preparation(folder: Path, model_type: str = "") -> Preparation | None:
 
     Raises InvalidModel for a damaged file, and for steps that are not served.
     """
-    file = folder / PREPROCESSOR_FILE
-    config = read_json(file)
+    file, config = read_processor_file(folder)
     if not config:
-        file = folder / _FILE_OF_SEVERAL
-        nested = read_json(file).get("image_processor")
-        if not isinstance(nested, dict):
-            return None
-        config = nested
+        return None
     return _Reader(file, config, _class_of(file, config, model_type)).preparation()
 
 
-def _class_of(file: Path, config: dict[str, Any], model_type: str) -> str:
+def read_processor_file(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file that describes the preparation, and its content; empty without one. Raises InvalidModel."""
+    file = folder / PREPROCESSOR_FILE
+    config = read_json(file)
+    if config:
+        return file, config
+    file = folder / _FILE_OF_SEVERAL
+    nested = read_json(file).get("image_processor")
+    return file, nested if isinstance(nested, dict) else {}
+
+
+def knows_class(folder: Path, model_type: str) -> bool:
+    """Whether `read_preparation` knows the class of the file in a folder. True without a file. Raises InvalidModel."""
+    _, config = read_processor_file(folder)
+    return not config or _name_of(config, model_type)[1] in _CLASSES
+
+
+def _name_of(config: dict[str, Any], model_type: str) -> tuple[object, str]:
+    """Return the class as the file names it, and its name without the kind of its implementation."""
     named = config.get("image_processor_type") or config.get("feature_extractor_type")
     named = _CLASS_OF_FAMILY.get(model_type) if named is None else named
-    name = str(named).removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+    return named, str(named).removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+
+
+def _class_of(file: Path, config: dict[str, Any], model_type: str) -> str:
+    named, name = _name_of(config, model_type)
     if name not in _CLASSES:
         raise InvalidModel(
             f"{file}: image_processor_type: expected one of {', '.join(_CLASSES)}, got {named}; "

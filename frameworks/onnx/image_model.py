@@ -14,7 +14,7 @@ from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.core.settings.images import ImageSettings
 from frameworks.images.labels import read_label_file, read_labels
 from frameworks.images.processor import Dtype, ImageProcessor, Layout, Preparation
-from frameworks.images.processor_config import read_preparation
+from frameworks.images.processor_config import knows_class, read_preparation
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.model import OnnxModel
 from frameworks.types import ModelSpec, Task, TensorType, ValueSpec
@@ -69,14 +69,7 @@ def declare_images(
     try:
         config = read_json(folder / "config.json")
         pixels = _pixel_input(spec, settings)
-        preparation = _preparation(settings, pixels, folder, str(config.get("model_type") or ""))
-        processor = ImageProcessor(
-            preparation,
-            _size(preparation, pixels),
-            pixels.layout,
-            "rgb" if settings is None else settings.channel_order,
-            pixels.dtype,
-        )
+        processor = _processor(settings, pixels, folder, str(config.get("model_type") or ""))
         head = _head(spec, settings, folder)
     except InvalidModel as error:
         if settings is not None:
@@ -118,6 +111,31 @@ def _pixel_input(spec: ModelSpec, settings: ImageSettings | None) -> _PixelInput
     )
 
 
+def _processor(settings: ImageSettings | None, pixels: _PixelInput, folder: Path, model_type: str) -> ImageProcessor:
+    """Return what prepares the images: of the entry, else of the file. Raises InvalidModel."""
+    if settings is None and not knows_class(folder, model_type):
+        # A server whose folders our own processor reads never imports transformers.
+        from frameworks.images.reference import open_reference
+
+        reference = open_reference(folder)
+        if (pixels.layout, pixels.dtype) != ("nchw", "float32") or len(reference.empty(0).shape) != 4:
+            made = ", ".join(part.name for part in reference.parts)
+            raise InvalidModel(
+                "image: expected a graph of float32 [n, 3, height, width] and a processor of pixels, got "
+                f"{pixels.dtype} in {pixels.layout} and {made}; describe the steps in the table image"
+            )
+        _check_size((reference.height, reference.width), pixels)
+        return reference
+    preparation = _preparation(settings, pixels, folder, model_type)
+    return ImageProcessor(
+        preparation,
+        _size(preparation, pixels),
+        pixels.layout,
+        "rgb" if settings is None else settings.channel_order,
+        pixels.dtype,
+    )
+
+
 def _preparation(settings: ImageSettings | None, pixels: _PixelInput, folder: Path, model_type: str) -> Preparation:
     """Return the steps of the entry, else those of the file. Raises InvalidModel."""
     if settings is None:
@@ -147,12 +165,16 @@ def _size(preparation: Preparation, pixels: _PixelInput) -> tuple[int, int]:
     size = preparation.output_size
     if size is None:
         raise InvalidModel("image.crop: expected a size, as that of the graph's input is free; set it")
+    _check_size(size, pixels)
+    return size
+
+
+def _check_size(size: tuple[int, int], pixels: _PixelInput) -> None:
     if pixels.height not in (-1, size[0]) or pixels.width not in (-1, size[1]):
         raise InvalidModel(
             f"image: expected prepared images of {pixels.height} x {pixels.width} (height x width), as the graph's "
             f'input "{pixels.name}" has, got {size[0]} x {size[1]}; make them agree'
         )
-    return size
 
 
 def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _ImageHead:
@@ -161,7 +183,7 @@ def _head(spec: ModelSpec, settings: ImageSettings | None, folder: Path) -> _Ima
     flat = {each.name: each for each in floats if each.shape is not None and _is_flat(each.shape)}
     config = read_json(folder / "config.json")
     architectures = config.get("architectures") or [""]
-    is_classifier = str(architectures[0] if isinstance(architectures, list) else "").endswith(_CLASSIFIES)
+    is_classifier = _CLASSIFIES in str(architectures[0] if isinstance(architectures, list) else "")
     embedding = next((flat[name] for name in _EMBEDDINGS if name in flat), None)
     labels = _given_labels(settings, folder)
     if labels or is_classifier or embedding is None or "logits" in flat:

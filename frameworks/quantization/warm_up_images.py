@@ -24,3 +24,11 @@ def warm_up_pixels(processor: ImageProcessor) -> Array:
     for row, image in zip(rows, images, strict=True):
         processor.prepare(image, "image", row)
     return rows
+
+
+def black_pixels(processor: ImageProcessor, images: int) -> Array:
+    """Return the prepared pixels of so many black images."""
+    rows = processor.empty(images)
+    for row in rows:
+        processor.prepare(Image.new("RGB", (processor.width, processor.height)), "image", row)
+    return rows

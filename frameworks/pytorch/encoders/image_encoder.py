@@ -13,6 +13,7 @@ from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.quantization.warm_up_images import black_pixels
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.padding import pad
@@ -66,7 +67,6 @@ class ImageModel(DeviceModel):
         """`rows`: one row for each image from pixels. `pool`: of the pinned memory through which pixels reach a GPU."""
         super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._rows: Rows | None = rows
-        self._dtype = next(model.parameters()).dtype
         self._texts = texts
         self.image_processor: ImageProcessor | None = processor
         self.tokenizer: TextTokenizer | None = None if texts is None else texts.tokenizer
@@ -91,7 +91,7 @@ class ImageModel(DeviceModel):
         """Run two black images, and two texts. Raises InvalidModel."""
         assert self.image_processor is not None
         try:
-            pixels = np.zeros(self.image_processor.empty(2).shape, np.float32)
+            pixels = black_pixels(self.image_processor, 2)
             output = self.infer(TensorBatch({PIXELS: pixels}))[self.spec.outputs[0].name]
             if self.tokenizer is not None:
                 self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
@@ -151,7 +151,7 @@ class ImageModel(DeviceModel):
                 np.copyto(pinned, pixels)
                 pixels = pinned
             tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
-            tensor = tensor.to(self._device, non_blocking=self._pool is not None).to(self._dtype)
+            tensor = tensor.to(self._device, non_blocking=self._pool is not None)
             rows: Array = self._rows(tensor).float().cpu().numpy()
         return rows
 

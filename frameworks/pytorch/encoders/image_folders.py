@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.spec import PREPROCESSOR_FILE
+from frameworks.pytorch.encoders.image_families import reason_not_served
 
 if TYPE_CHECKING:
-    from frameworks.images.processor import Preparation
+    from frameworks.images.processor import ImageProcessor
 
 Kind = Literal["classify", "embed", "two towers"]
 """`two towers`: images and texts are embedded in one space."""
@@ -33,28 +34,22 @@ class ImageFolder:
     model_type: str
     architecture: str
 
-    def preparation(self) -> "Preparation":
-        """Return how its images are prepared. Raises InvalidModel."""
+    def processor(self) -> "ImageProcessor":
+        """Return what prepares its images. Raises InvalidModel."""
         # A server without images needs none of it.
-        from frameworks.images.processor_config import read_preparation
+        from frameworks.images.reference import open_processor
 
-        preparation = read_preparation(self.folder, self.model_type)
-        if preparation is None:
+        processor = open_processor(self.folder, self.model_type)
+        if processor is None:
             raise InvalidModel(
                 f"{self.folder / PREPROCESSOR_FILE}: absent; a model of images needs it beside its weights "
                 "(transformers writes it with AutoImageProcessor.from_pretrained(…).save_pretrained(folder))"
             )
-        if preparation.output_size is None:
-            raise InvalidModel(
-                f"{self.folder / PREPROCESSOR_FILE}: do_resize: expected true, or do_center_crop with a crop_size, so "
-                "that all images have one size, got neither; correct it"
-            )
-        return preparation
+        return processor
 
     def state_bytes(self, rows: int) -> int:
         """Return about what a run of so many images takes beside the weights. Raises InvalidModel."""
-        height, width = self.preparation().output_size or (0, 0)
-        return rows * 3 * height * width * 4 * _STATES_PER_PIXEL
+        return rows * self.processor().row_bytes * _STATES_PER_PIXEL
 
 
 def find_images(folder: Path) -> ImageFolder | None:
@@ -66,7 +61,10 @@ def find_images(folder: Path) -> ImageFolder | None:
     names = config.get("architectures") or [""]
     architecture = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
     model_type = str(config.get("model_type") or "")
-    if architecture.endswith(_CLASSIFIES):
+    if _CLASSIFIES in architecture:
+        reason = reason_not_served(model_type)
+        if reason is not None:
+            raise InvalidModel(f"{folder}: {architecture} is not served: {reason}; choose another classifier")
         return ImageFolder(folder, "classify", model_type, architecture)
     if model_type in _TWO_TOWERS:
         tower: Kind = "embed" if "Vision" in architecture else "two towers"

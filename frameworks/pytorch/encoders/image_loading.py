@@ -1,30 +1,37 @@
 """Load vision models from a folder: classifiers, embeddings, and CLIP and SigLIP with their text towers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.processor import ImageProcessor
+from frameworks.images.reference import ReferenceProcessor
 from frameworks.images.spec import ImageSpec
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
-from frameworks.pytorch.encoders.image_folders import ImageFolder
+from frameworks.pytorch.encoders.image_folders import ImageFolder, Kind
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.quantization.warm_up_images import warm_up_pixels
+from frameworks.quantization.warm_up_images import black_pixels, warm_up_pixels
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
 
 _LOGITS, _EMBEDDINGS = "logits", "embeddings"
 _SIGLIP = "siglip"
 _IMAGES_PER_BATCH = 2
+
+Run = Callable[..., torch.Tensor]
+"""From the inputs of a model, by name, to one row for each image."""
 
 
 def load_image_models(
@@ -35,9 +42,7 @@ def load_image_models(
 
     Raises InvalidModel, OutOfMemory.
     """
-    preparation = images.preparation()
-    assert preparation.output_size is not None
-    processor = ImageProcessor(preparation, preparation.output_size)
+    processor = images.processor()
     model, lacks_pooler = load_vision_model(
         files.folder,
         images.kind == "classify",
@@ -47,7 +52,7 @@ def load_image_models(
         loading.enable_memory_mapping,
     )
     _arrange_convolutions(model)
-    rows = _rows_of(model, images.kind, lacks_pooler)
+    rows = _unpacked(model, _rows_of(model, images.kind, lacks_pooler), processor)
     texts = _text_tower(files, model) if images.kind == "two towers" else None
     spec = _spec(files, images, model, processor, loading, rows)
     if texts is not None:
@@ -66,15 +71,34 @@ def load_image_models(
     ]
 
 
-def _rows_of(model: Any, kind: Literal["classify", "embed", "two towers"], lacks_pooler: bool) -> Rows:
-    """Return the function from pixels to one row for each image."""
+def _rows_of(model: Any, kind: Kind, lacks_pooler: bool) -> Run:
+    """Return the function from the inputs of a run to one row for each image."""
     if kind == "classify":
-        return lambda pixels: model(pixel_values=pixels).logits
+        return lambda **inputs: _logits(model(**inputs))
     if kind == "two towers":
-        return lambda pixels: pooled(model.get_image_features(pixel_values=pixels))
+        return lambda **inputs: pooled(model.get_image_features(**inputs))
     if lacks_pooler:
-        return lambda pixels: model(pixel_values=pixels).last_hidden_state[:, 0]
-    return lambda pixels: _embedding(model(pixel_values=pixels))
+        return lambda **inputs: model(**inputs).last_hidden_state[:, 0]
+    return lambda **inputs: _embedding(model(**inputs))
+
+
+def _unpacked(model: torch.nn.Module, run: Run, processor: ImageProcessor) -> Rows:
+    """Return the function from prepared images to rows. Images of several tensors are unpacked before the run."""
+    dtype = next(model.parameters()).dtype
+    parts = processor.parts if isinstance(processor, ReferenceProcessor) else ()
+    if not parts:
+        return lambda pixels: run(pixel_values=pixels.to(dtype))
+    ends = list(accumulate(prod(part.shape) for part in parts))
+
+    def rows(pixels: torch.Tensor) -> torch.Tensor:
+        flat = pixels.flatten(1)
+        inputs = {}
+        for part, start, end in zip(parts, (0, *ends), ends, strict=False):
+            tensor = flat[:, start:end].unflatten(1, part.shape)
+            inputs[part.name] = tensor.to(torch.int64 if part.is_integer else dtype)
+        return run(**inputs)
+
+    return rows
 
 
 def _arrange_convolutions(model: torch.nn.Module) -> None:
@@ -109,6 +133,12 @@ def _batches(processor: ImageProcessor, texts: TextTower | None) -> list[Batch]:
     return batches if texts is None else [*batches, *text_batches(texts.tokenizer)]
 
 
+def _logits(output: Any) -> torch.Tensor:
+    """Return the logits. PP-LCNet has them under another name, so that transformers' pipeline does not run it."""
+    logits: torch.Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return logits
+
+
 def _embedding(output: Any) -> torch.Tensor:
     projected = getattr(output, "image_embeds", None)
     return pooled(output if projected is None else projected)
@@ -126,21 +156,20 @@ def _spec(
     config: Any = model.config
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if classifies else ()
     name = _LOGITS if classifies else _EMBEDDINGS
-    height, width = processor.height, processor.width
     is_multi = getattr(config, "problem_type", None) == "multi_label_classification" or len(labels) == 1
     size = len(labels) if classifies else _embedding_size(model, images, processor, rows)
     return ModelSpec(
         framework="pytorch",
         task="classify" if classifies else "embed",
-        inputs=(ValueSpec(PIXELS, TensorType("float32", (-1, 3, height, width))),),
+        inputs=(ValueSpec(PIXELS, TensorType("float32", (-1, *processor.empty(0).shape[1:]))),),
         outputs=(ValueSpec(name, TensorType("float32", (-1, size))),),
         device=loading.device.id,
         dtype=DTYPE_NAMES[loading.dtype],
         memory_bytes=held_bytes(model),
         image=ImageSpec(
             PIXELS,
-            height,
-            width,
+            processor.height,
+            processor.width,
             labels,
             is_multi,
             files.config.normalize,
@@ -153,8 +182,7 @@ def _spec(
 
 def _embedding_size(model: torch.nn.Module, images: ImageFolder, processor: ImageProcessor, rows: Rows) -> int:
     """Return the size of an embedding, by a run: the configs of the families name it differently."""
-    weight = next(model.parameters())
-    pixels = torch.zeros(processor.empty(1).shape, dtype=weight.dtype, device=weight.device)
+    pixels = torch.from_numpy(black_pixels(processor, 1)).to(next(model.parameters()).device)
     try:
         with torch.inference_mode():
             return int(rows(pixels).shape[1])

@@ -254,7 +254,8 @@ def test_other_tensors_refused(inputs: Any, names: Any, message: str, tmp_path: 
     [
         ({}, {"dtype": "int4"}, 'dtype: expected "int4" only for models that generate text'),
         ({}, {"kv_cache_bytes": 1000}, "kv_cache_bytes: expected only for models that generate text"),
-        ({"image_processor_type": "Qwen2VLImageProcessor"}, {}, "image_processor_type: expected one of"),
+        ({"image_processor_type": "Qwen2VLImageProcessor"}, {}, "the image processor does not run: ValueError"),
+        ({"image_processor_type": "AbsentImageProcessor"}, {}, "expected one that transformers loads here, got Absent"),
         ({"size": {"height": 16, "width": 16}}, {}, "the model does not run on images"),
         ({"do_resize": False}, {}, "do_resize: expected true, or do_center_crop"),
     ],
