@@ -12,6 +12,7 @@ from app.auth.permissions import EXEMPT, Access
 from app.protocols.shared.errors import ERROR_CODES
 from app.protocols.shared.fields.images import MEDIA_TYPES
 from app.protocols.shared.routes import Route, RouteTable
+from frameworks.media.kinds import MEDIA_TYPES as FILE_MEDIA_TYPES
 
 # Codes that only the routes of the models, or no route at all, answer with.
 _NOT_OF_INFERENCE = {
@@ -142,7 +143,8 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     if described.form is not None:
         binary = {"schema": {"type": "string", "format": "binary"}}
         requests |= {"multipart/form-data": _json_content(described.form)["application/json"]}
-        requests |= dict.fromkeys(MEDIA_TYPES, binary)
+        types = (*MEDIA_TYPES, *FILE_MEDIA_TYPES["audio"], *FILE_MEDIA_TYPES["video"], "application/octet-stream")
+        requests |= dict.fromkeys(types, binary)
     operation: dict[str, Any] = {
         "tags": [described.tag],
         "summary": described.summary,
@@ -163,10 +165,10 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
 
 
 def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
-    """Return the options of a body that is one image. `names`: those in the path."""
+    """Return the options of a body that is one file. `names`: those in the path."""
     known = {"model_name": "name", "version": "version"}
     return [
-        {"name": field, "in": "query", "description": "For a body that is one image.", "schema": schema}
+        {"name": field, "in": "query", "description": "For a body that is one file.", "schema": schema}
         for field, schema in form.model_json_schema()["properties"].items()
         if field != "image" and known.get(field) not in names
     ]

@@ -17,10 +17,10 @@ from PIL import Image
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.decode import DEFAULT_BOUNDS, ImageBounds, check_header, decode_rgb
-from frameworks.images.headers import ImageHeader
 from frameworks.images.processor import Array, ImageProcessor
 from frameworks.images.processor_config import knows_class, read_preparation, read_processor_file
 from frameworks.images.spec import PREPROCESSOR_FILE
+from frameworks.images.types import ImageHeader
 
 _TRIALS = ((64, 48), (40, 72), (50, 50))
 """Sizes of images that must give tensors of one shape."""

@@ -77,6 +77,7 @@ def opened(data: bytes, kind: Kind, field: str, bounds: MediaBounds) -> "Iterato
     try:
         with av.open(
             BytesIO(data),
+            "r",
             format=found[1],
             options=_options(found[1], bounds),
             metadata_errors="replace",

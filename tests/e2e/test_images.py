@@ -296,12 +296,26 @@ def test_url_is_refused_by_every_protocol(images: RunningServer) -> None:
     assert "fetches no URL" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("form", ["GIF", "BMP", "TIFF", "AVIF"])
+def test_format_is_read_without_its_type(images: RunningServer, form: str) -> None:
+    file = encoded(form)
+    answers = [
+        images.client.post("/models/shapes/infer?top_k=3", content=file, headers=headers).json()["predictions"]
+        for headers in ({"content-type": f"image/{form.lower()}"}, {"content-type": "application/octet-stream"}, {})
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    other: dict[str, Any] = {"content": b"hello", "headers": {"content-type": "application/octet-stream"}}
+    assert_refused(
+        images.client.post("/models/shapes/infer", **other), 415, "unsupported_media_type", "got other bytes"
+    )
+
+
 def test_other_bodies_are_refused(images: RunningServer) -> None:
     def refused(status: int, code: str, **request: Any) -> str:
         message: str = assert_refused(images.client.post("/models/shapes/infer", **request), status, code)
         return message
 
-    assert "image/gif" in refused(415, "unsupported_media_type", content=b"x", headers={"content-type": "image/gif"})
+    assert "image/heic" in refused(415, "unsupported_media_type", content=b"x", headers={"content-type": "image/heic"})
     refused(415, "unsupported_media_type", data={"image": "x"})
     assert refused(400, "unknown_field", files={"photo": FILE}).startswith("photo: unknown field")
     assert "this model's task is classify; send the field image" in refused(400, "invalid_input", json={"text": "a"})

@@ -19,6 +19,7 @@ from app.protocols.shared.fields.generation import (
     Stream,
 )
 from app.protocols.shared.fields.images import MAX_IMAGES, Images
+from app.protocols.shared.fields.media import MAX_FILES, MediaFiles
 from app.protocols.shared.fields.texts import Texts
 from frameworks.images.headers import FORMATS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
@@ -90,10 +91,10 @@ class InferRequest(GenerationOptions):
         "No other URL is accepted.",
         examples=["data:image/png;base64,iVBORw0KGgo…"],
     )
-    audio: Images = Field(
+    audio: MediaFiles = Field(
         _ABSENT, description="A file of sound or a list of them, for models that read audio: base64, or data URLs."
     )
-    video: Images = Field(
+    video: MediaFiles = Field(
         _ABSENT, description="A video file or a list of them, for models that read videos: base64, or data URLs."
     )
     parameters: dict[str, Any] = Field(
@@ -133,9 +134,11 @@ class InferFiles(Body):
         _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each image file."
     )
     audio: list[FileUpload] = Field(
-        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each file of sound."
+        _ABSENT, min_length=1, max_length=MAX_FILES, description="A part for each audio file."
     )
-    video: list[FileUpload] = Field(_ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each video.")
+    video: list[FileUpload] = Field(
+        _ABSENT, min_length=1, max_length=MAX_FILES, description="A part for each video file."
+    )
     text: str = Field(_ABSENT, description="A text beside the files, for tasks that read both.")
     parameters: str = Field(_ABSENT, description="As in JSON, as a JSON object.")
     model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")

@@ -1,4 +1,4 @@
-"""The codecs of /infer for bodies that are no JSON: one file of an image, sound or video, or a form with such files.
+"""The codecs of /infer for bodies that are no JSON: one image, audio or video file, or a form with files.
 
 The options of one file are in the query of the URL, those of a form in its other parts.
 """
@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl
 
 from app.inference.contract import NamedRequest, no_timeout_ms
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
-from app.protocols.native.fields import FILE_INPUTS
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count
 from app.protocols.native.multipart import read_boundary, read_form
@@ -18,33 +17,36 @@ from app.protocols.native.tasks import read_task_files
 from app.protocols.shared.codec import Header, Target, check_content_type
 from app.protocols.shared.errors import UnsupportedMediaType
 from app.protocols.shared.fields.images import MEDIA_TYPES
-from app.protocols.shared.fields.model_inputs import explain_expected_input
+from app.protocols.shared.fields.media import FIELDS, check_reads
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
+from frameworks.media.kinds import MEDIA_TYPES as FILE_MEDIA_TYPES
+from frameworks.media.kinds import Kind, kind_of
 from frameworks.tasks.types import TaskRequest
 from frameworks.types import ModelSpec
 
 MULTIPART = b"multipart/form-data"
+OCTET_STREAM = b"application/octet-stream"
 
 _MAX_QUERY_FIELDS = 64
 # A form is searched for its boundaries, and its files are copied.
 _LONG_FORM_BYTES = 1024 * 1024
 _MAX_CACHED_TYPES = 64
+# The first bytes that tell the kind of a file.
+_READ_BYTES = 512
 
 
 class FileCodec(NativeCodec):
-    """The Codec of a body that is one file. Its options are in the query."""
+    """The Codec of a body that is one file of a kind. Its options are in the query."""
 
-    __slots__ = ("_field", "_query")
+    __slots__ = ("_kind", "_query")
 
-    def __init__(self, query: bytes = b"", field: str = FIELD) -> None:
-        """`field`: of the file; empty where the model decides."""
-        self._field = field
+    def __init__(self, kind: Kind = FIELD, query: bytes = b"") -> None:
+        self._kind: Kind = kind
         self._query = query
 
     def with_query(self, query: bytes) -> "FileCodec":
-        """Return the codec of a request with this query."""
-        return FileCodec(query, self._field)
+        return FileCodec(self._kind, query) if query else self
 
     def is_long_to_read(self, body: bytes) -> bool:
         return False
@@ -52,7 +54,39 @@ class FileCodec(NativeCodec):
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the query. Raises InvalidInput, UnknownField."""
         options = read_options(_pairs(self._query), "query") if self._query else {}
-        return _named(self._field, [bytes(body)], options, target)
+        return _named([bytes(body)], self._kind, options, target)
+
+
+class UntypedCodec(NativeCodec):
+    """The Codec of a body whose type says nothing: its first bytes tell.
+
+    `is_binary`: application/octet-stream; else the type is missing, and other bytes are refused as JSON.
+    """
+
+    __slots__ = ("_is_binary", "_query")
+
+    def __init__(self, is_binary: bool, query: bytes = b"") -> None:
+        self._is_binary = is_binary
+        self._query = query
+
+    def with_query(self, query: bytes) -> "UntypedCodec":
+        return UntypedCodec(self._is_binary, query) if query else self
+
+    def is_long_to_read(self, body: bytes) -> bool:
+        return kind_of(body[:_READ_BYTES]) is None and super().is_long_to_read(body)
+
+    def read(self, body: bytes, target: Target) -> NamedRequest:
+        """Read the body as the file or the JSON that it is. Raises also UnsupportedMediaType for other bytes."""
+        start = bytes(body[:_READ_BYTES])
+        kind = kind_of(start)
+        if kind is not None:
+            return FileCodec(kind, self._query).read(body, target)
+        if self._is_binary and not start.lstrip().startswith((b"{", b"[")):
+            raise UnsupportedMediaType(
+                "content-type: expected an image, audio, video or JSON, got other bytes as application/octet-stream; "
+                "name the type of the body"
+            )
+        return super().read(body, target)
 
 
 class FormCodec(NativeCodec):
@@ -69,7 +103,7 @@ class FormCodec(NativeCodec):
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the parts. Raises InvalidInput, UnknownField."""
         form = read_form(body, self._boundary)
-        return _named(form.field, form.files, read_options(form.options, "form"), target)
+        return _named(form.files, form.kind, read_options(form.options, "form"), target)
 
 
 class AnyCodec(NativeCodec):
@@ -77,13 +111,16 @@ class AnyCodec(NativeCodec):
 
     __slots__ = ()
 
+    # A body without a content-type is told by its first bytes.
+    reads_headers = True
+
     def for_head(self, headers: Sequence[Header], query: bytes) -> NativeCodec:
         """Raises UnsupportedMediaType; InvalidInput also for a query beside a form, which holds all options."""
-        codec: NativeCodec = self
+        codec: NativeCodec = _WITHOUT_TYPE
         for name, value in headers:
             if name == b"content-type":
                 codec = _codec_of(value)
-        if query and isinstance(codec, FileCodec):
+        if query and isinstance(codec, (FileCodec, UntypedCodec)):
             return codec.with_query(query)
         if query and isinstance(codec, FormCodec):
             raise InvalidInput("query", "expected no query beside a form, got one; send the options as parts of it")
@@ -91,8 +128,8 @@ class AnyCodec(NativeCodec):
 
 
 CODEC = AnyCodec()
-_FILE_CODECS = {b"image/": FileCodec(), b"audio/": FileCodec(field="audio"), b"video/": FileCodec(field="video")}
-_ANY_FILE = FileCodec(field="")
+_ONE_FILE: dict[Kind, FileCodec] = {kind: FileCodec(kind) for kind in FIELDS}
+_WITHOUT_TYPE, _BINARY = UntypedCodec(is_binary=False), UntypedCodec(is_binary=True)
 
 
 # A client sends the same content-type with every image, and another boundary with every form.
@@ -102,16 +139,19 @@ def _codec_of(content_type: bytes) -> NativeCodec:
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == MULTIPART:
         return FormCodec(read_boundary(content_type))
-    if media_type == b"application/octet-stream":
-        return _ANY_FILE
-    codec = _FILE_CODECS.get(media_type[: len(b"image/")])
-    if codec is None:
+    if media_type == OCTET_STREAM:
+        return _BINARY
+    given = media_type.decode("latin-1")
+    kind = next((each for each in FIELDS if given.startswith(f"{each}/")), None)
+    if kind is None:
         check_content_type(content_type)
         return CODEC
-    if media_type.startswith(b"image/") and media_type.decode("latin-1") not in MEDIA_TYPES:
-        given = media_type.decode("latin-1")[:100]
-        raise UnsupportedMediaType(f'content-type: expected {", ".join(MEDIA_TYPES)}, got "{given}"; convert the image')
-    return codec
+    known = MEDIA_TYPES if kind == FIELD else FILE_MEDIA_TYPES[kind]
+    if given not in known:
+        raise UnsupportedMediaType(
+            f'content-type: expected {", ".join(known)}, got "{given[:100]}"; convert the {kind}'
+        )
+    return _ONE_FILE[kind]
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
@@ -123,22 +163,22 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         raise InvalidInput("query", f"expected options like top_k=3 in UTF-8, got other text ({error})") from None
 
 
-def _named(field: str, files: list[bytes], options: Mapping[str, Any], target: Target) -> NamedRequest:
+def _named(files: list[bytes], kind: Kind, options: Mapping[str, Any], target: Target) -> NamedRequest:
     name, version = name_and_version(options, target)
     read_timeout_ms = partial(read_count, options, "timeout_ms") if options else no_timeout_ms
-    return NamedRequest(name, version, partial(_decode, field, files, options), read_timeout_ms)
+    return NamedRequest(name, version, partial(_decode, files, kind, options), read_timeout_ms)
 
 
-def _decode(field: str, files: list[bytes], options: Mapping[str, Any], spec: ModelSpec) -> NativeRequest:
+def _decode(files: list[bytes], kind: Kind, options: Mapping[str, Any], spec: ModelSpec) -> NativeRequest:
     request: ImageRequest | TaskRequest
     if spec.pipeline is not None:
-        kinds = [kind for kind in spec.pipeline.inputs if kind in FILE_INPUTS]
-        request = read_task_files(field or (*kinds, FIELD)[0], files, options, spec)
-    elif field not in ("", FIELD):
-        raise InvalidInput(field, f"expected a model that reads {field}, got another; {explain_expected_input(spec)}")
+        # A container with a video may be read for its sound.
+        field = "audio" if kind == "video" and "video" not in spec.pipeline.inputs else kind
+        request = read_task_files(field, files, options, spec)
     else:
+        check_reads(spec, kind, kind)
         request = read_files(files, options, spec)
     if not options:
-        return NativeRequest(FIELD, request, spec)
+        return NativeRequest(kind, request, spec)
     priority, timeout_ms = read_priority(options), read_count(options, "timeout_ms")
-    return NativeRequest(FIELD, request, spec, priority=priority, timeout_ms=timeout_ms)
+    return NativeRequest(kind, request, spec, priority=priority, timeout_ms=timeout_ms)

@@ -1,7 +1,7 @@
 """Read requests for images: the field `image` of an /infer body, or files with their options as text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from app.protocols.native.fields import COMMON_FIELDS, OPTIONS, PARAMETERS
 from app.protocols.native.inputs import read_boolean, read_count, read_output_names
@@ -11,7 +11,7 @@ from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownFi
 from frameworks.images.spec import ImageRequest
 from frameworks.types import ModelSpec
 
-FIELD = "image"
+FIELD: Literal["image"] = "image"
 FILE_OPTIONS = COMMON_FIELDS | OPTIONS[FIELD] | {PARAMETERS, "text"}
 """The options of a request whose body is a file, or a form with files."""
 

@@ -1,14 +1,15 @@
-"""Read bodies of `multipart/form-data` (RFC 7578) within bounds: files of one field, and short texts."""
+"""Read bodies of `multipart/form-data` (RFC 7578) within bounds: files of one kind, and short texts."""
 
 from typing import NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.protocols.native.fields import FILE_INPUTS
 from app.protocols.native.images import FIELD, FILE_OPTIONS
 from app.protocols.shared.fields.images import MAX_IMAGES
+from app.protocols.shared.fields.media import FIELDS, MAX_FILES
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
+from frameworks.media.kinds import Kind
 
 MAX_HEADERS = 8
 MAX_HEADER_BYTES = 4096
@@ -16,19 +17,18 @@ MAX_HEADER_BYTES = 4096
 MAX_TEXT_BYTES = 4096
 """Of the value of one option."""
 
+_KINDS: dict[str, Kind] = {kind: kind for kind in FIELDS}
 _MAX_OPTIONS = 64
 _MAX_BOUNDARY_BYTES = 256
 _PLAIN_ENCODINGS = (b"", b"7bit", b"8bit", b"binary")
 
 
 class Form(NamedTuple):
-    """The parts of a form. `files`: those of `field`, one of FILE_INPUTS, in order. `options`: names and texts of the
-    others.
-    """
+    """The parts of a form. `files`: those of the field `kind`, in order. `options`: names and texts of the others."""
 
-    field: str
     files: list[bytes]
     options: list[tuple[str, str]]
+    kind: Kind = FIELD
 
 
 def read_boundary(content_type: bytes) -> bytes:
@@ -69,7 +69,7 @@ def read_form(body: bytes, boundary: bytes) -> Form:
         raise InvalidInput("body", f"expected parts of multipart/form-data, got other bytes: {error}") from None
     if not reader.is_complete:
         raise InvalidInput("body", "expected the boundary that ends the form, got the end of the body; send all of it")
-    return Form(reader.field or FIELD, reader.files, reader.options)
+    return Form(reader.files, reader.options, reader.kind or FIELD)
 
 
 class _FormReader:
@@ -77,9 +77,10 @@ class _FormReader:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self.field = ""
         self.files: list[bytes] = []
         self.options: list[tuple[str, str]] = []
+        self.kind: Kind | None = None
+        """That of the files; None before the first one."""
         self.is_complete = False
         self.begin_part()
 
@@ -107,35 +108,36 @@ class _FormReader:
             )
 
     def end_headers(self) -> None:
-        kind, parameters = parse_options_header(self._disposition)
+        form_data, parameters = parse_options_header(self._disposition)
         name = parameters.get(b"name")
-        if kind != b"form-data" or name is None:
+        if form_data != b"form-data" or name is None:
             raise InvalidInput(
                 "content-disposition", f'expected form-data with a name, got "{_shown(self._disposition)}"'
             )
         self._name = name.decode("utf-8", "replace")
-        if self._name in FILE_INPUTS:
-            if self.field not in ("", self._name):
-                raise InvalidInput(
-                    self._name, f"expected files of one field, got {self.field} too; send a request for each"
-                )
-            self.field = self._name
-            if len(self.files) >= MAX_IMAGES:
-                raise InvalidInput(self._name, f"expected at most {MAX_IMAGES} files, got more; split the request")
+        kind = _KINDS.get(self._name)
+        if kind is not None:
+            if self.kind not in (None, kind):
+                raise InvalidInput(kind, f"expected files of one field, got {self.kind} too; send one request for each")
+            self.kind = kind
+            most = MAX_IMAGES if kind == FIELD else MAX_FILES
+            if len(self.files) >= most:
+                what = "images" if kind == FIELD else f"files of {kind}"
+                raise InvalidInput(kind, f"expected at most {most} {what}, got more; split the request")
         elif self._name not in FILE_OPTIONS:
-            raise UnknownField.among(self._name[:MAX_SHOWN_CHARACTERS], {*FILE_INPUTS, *FILE_OPTIONS})
+            raise UnknownField.among(self._name[:MAX_SHOWN_CHARACTERS], {*FIELDS, *FILE_OPTIONS})
         elif len(self.options) >= _MAX_OPTIONS:
             raise InvalidInput("body", f"expected at most {_MAX_OPTIONS} parts besides files, got more")
 
     def add_data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
-        if self._name not in FILE_INPUTS and self._size > MAX_TEXT_BYTES:
+        if self._name not in _KINDS and self._size > MAX_TEXT_BYTES:
             raise InvalidInput(self._name, f"expected at most {MAX_TEXT_BYTES} bytes, got more")
         self._pieces.append(data[start:end])
 
     def end_part(self) -> None:
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        if self._name in FILE_INPUTS:
+        if self._name in _KINDS:
             self.files.append(content)
             return
         try:

@@ -1,19 +1,21 @@
 """Read requests of tasks: `text`, `image`, `audio` and `video` of an /infer body with their `parameters`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from app.protocols.native.fields import COMMON_FIELDS, FILE_INPUTS, PARAMETERS
-from app.protocols.shared.fields.images import check_num_images
-from app.protocols.shared.json.body import Document, Node, describe_type
+from app.protocols.shared.fields.media import check_num_files, decode_file
+from app.protocols.shared.json.body import Document, Node
 from frameworks.core.errors import InvalidInput
-from frameworks.images.encoded import read_encoded
+from frameworks.media.kinds import Kind
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.types import TaskRequest, TaskSpec
 from frameworks.types import ModelSpec
+
+_NO_PARAMETERS = COMMON_FIELDS | {PARAMETERS, "text"}
 
 
 def read_task(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TaskRequest:
@@ -30,12 +32,16 @@ def read_task_files(field: str, files: Sequence[bytes], options: Mapping[str, An
     Raises InvalidInput, UnknownField.
     """
     assert spec.pipeline is not None
-    given = options.get(PARAMETERS)
+    given = options.get(PARAMETERS, "{}")
     try:
         # Its length is bounded where a form or a query is read.
-        parameters = check_parameters(spec.pipeline, None if given is None else orjson.loads(given))
+        named = orjson.loads(given)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(PARAMETERS, f"expected a JSON object as text, got other text ({error})") from None
+    if isinstance(named, dict):
+        plain = {name: value for name, value in options.items() if name not in _NO_PARAMETERS}
+        named = {**plain, **named}
+    parameters = check_parameters(spec.pipeline, named)
     values: dict[str, Any] = {field: list(files) if len(files) != 1 else files[0]}
     if "text" in options:
         values["text"] = options["text"]
@@ -82,23 +88,23 @@ def _column(task: TaskSpec, name: str, value: Any, splits: bool) -> list[Any]:
         is_one = not isinstance(value, list) or (splits and not any(isinstance(each, list) for each in value))
         return [value] if is_one else value
     given = value if isinstance(value, list) else [value]
+    kind = cast("Kind", name)
     if task.files_per_input == 1:
-        check_num_images(len(given), name)
-        is_list = isinstance(value, list)
-        return [_file(each, f"{name}[{i}]" if is_list else name) for i, each in enumerate(given)]
+        check_num_files(len(given), kind, name)
+        is_list = isinstance(value, list) and len(given) > 1
+        return [_file(each, kind, f"{name}[{i}]" if is_list else name) for i, each in enumerate(given)]
     groups = given if all(isinstance(each, list) for each in given) else [given]
     for i, group in enumerate(groups):
         if len(group) != task.files_per_input:
             raise InvalidInput(
                 f"{name}[{i}]", f"expected {task.files_per_input} files for each input, got {len(group)}"
             )
-    check_num_images(len(groups) * task.files_per_input, name)
-    return [[_file(each, f"{name}[{i}][{j}]") for j, each in enumerate(group)] for i, group in enumerate(groups)]
+    check_num_files(len(groups) * task.files_per_input, kind, name)
+    return [[_file(each, kind, f"{name}[{i}][{j}]") for j, each in enumerate(group)] for i, group in enumerate(groups)]
 
 
-def _file(value: Any, field: str) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise InvalidInput(field, f"expected a file as base64 or data URL, got {describe_type(value)}")
-    return read_encoded(value, field)
+def _file(value: Any, kind: Kind, field: str) -> bytes:
+    """Return a file: one that is bytes already, or base64 of JSON. Raises InvalidInput."""
+    if value == b"":
+        raise InvalidInput(field, "expected a file, got an empty one")
+    return value if isinstance(value, bytes) else decode_file(value, kind, field)

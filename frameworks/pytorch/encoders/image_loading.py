@@ -94,7 +94,7 @@ def _unpacked(model: torch.nn.Module, run: Run, processor: ImageProcessor) -> Ro
         flat = pixels.flatten(1)
         inputs = {}
         for part, start, end in zip(parts, (0, *ends), ends, strict=False):
-            tensor = flat[:, start:end].unflatten(1, part.shape)
+            tensor = flat[:, start:end].reshape(len(flat), *part.shape)
             inputs[part.name] = tensor.to(torch.int64 if part.is_integer else dtype)
         return run(**inputs)
 

@@ -15,5 +15,5 @@ async def no_send(message: Any) -> None:
 
 def http_request(*headers: tuple[bytes, bytes], path: str = "/infer", send: Any = no_send) -> HttpRequest:
     """Return a POST request with these headers, whose client stays connected."""
-    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
     return HttpRequest(_WATCHER, scope, receiver(), send)

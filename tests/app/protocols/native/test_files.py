@@ -1,4 +1,7 @@
-"""Bodies of /infer that are one image or a form: read whole within bounds, or refused with the name of the part."""
+"""Bodies of /infer that are one file or a form: read whole within bounds, or refused with the name of the part."""
+
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -8,10 +11,12 @@ from app.protocols.native.codec import NativeRequest
 from app.protocols.native.files import CODEC
 from app.protocols.native.multipart import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, read_boundary, read_form
 from app.protocols.shared.codec import Target
-from app.protocols.shared.errors import UnsupportedMediaType
+from app.protocols.shared.errors import InvalidJson, UnsupportedMediaType
 from app.protocols.shared.fields.images import MAX_IMAGES
 from frameworks.core.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.images.spec import ImageRequest
+from frameworks.tasks.types import TaskParameter, TaskRequest, TaskSpec
+from frameworks.types import ModelSpec
 from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import find_spec
 
@@ -88,7 +93,7 @@ def test_query_with_wrong_option_is_refused(query: bytes, message: str) -> None:
         (form(("top_k", b"1")), "image: expected 1 to 256 images, got 0"),
         (form(("image", b"")), "image: expected a file, got an empty one"),
         (form(("image", FILE), ("image", b"")), "image[1]: expected a file, got an empty one"),
-        (form(*[("image", b"x")] * (MAX_IMAGES + 1)), "image: expected at most 256 files, got more"),
+        (form(*[("image", b"x")] * (MAX_IMAGES + 1)), "image: expected at most 256 images, got more"),
         (form(("image", FILE), *[("top_k", b"1")] * 65), "body: expected at most 64 parts besides files"),
         (form(("top_k", b"1" * (MAX_TEXT_BYTES + 1))), "top_k: expected at most 4096 bytes"),
         (form(("version", b"\xff")), "version: expected text in UTF-8"),
@@ -125,6 +130,8 @@ def test_image_for_other_model_is_refused(model: str) -> None:
     ("content_type", "message"),
     [
         (b"image/heic", "content-type: expected image/jpeg, image/png, image/webp, image/gif"),
+        (b"audio/midi", "content-type: expected audio/wav, "),
+        (b"video/x-flv", "content-type: expected video/mp4, "),
         (b"image/svg+xml", "content-type: expected image/jpeg"),
         (b"text/plain", "content-type: expected application/json"),
         (b"application/x-www-form-urlencoded", "content-type: expected application/json"),
@@ -137,6 +144,55 @@ def test_other_media_type_is_unsupported(content_type: bytes, message: str) -> N
     assert caught.value.message.startswith(message)
 
 
+@pytest.mark.parametrize("head", [[], [(b"content-type", b"application/octet-stream")]])
+@pytest.mark.parametrize("query", [b"", b"top_k=2"])
+def test_untyped_body_is_told_by_first_bytes(head: list[tuple[bytes, bytes]], query: bytes) -> None:
+    codec = CODEC.for_head(head, query)
+    image = b"\xff\xd8\xff an image"
+    expected = ImageRequest([image], top_k=2) if query else ImageRequest([image])
+    assert decode_body(codec, image, Target("photos"), find_spec).request == expected
+    body = b' {"image": "/9j/IGFu"}'
+    assert decode_body(codec, body, Target("photos"), find_spec).request == ImageRequest([b"\xff\xd8\xff an"])
+    with pytest.raises(InvalidInput, match=r"^audio: expected a model that reads audio, got another; "):
+        decode_body(CODEC.for_head(head, b""), b"RIFF\0\0\0\0WAVE", Target("photos"), find_spec)
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b"%PDF-1.7", b"<svg/>"])
+def test_other_binary_body_is_unsupported(body: bytes) -> None:
+    codec = CODEC.for_head([(b"content-type", b"application/octet-stream")], b"")
+    with pytest.raises(UnsupportedMediaType, match=r"^content-type: expected an image, audio, video or"):
+        decode_body(codec, body, Target("photos"), find_spec)
+    with pytest.raises(InvalidJson):
+        decode_body(CODEC.for_head([], b""), body, Target("photos"), find_spec)
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_media_reach_model_of_task(kind: Literal["audio", "video"]) -> None:
+    parameters = (TaskParameter("top_k", "integer"),)
+    spec = replace(find_spec("photos", None), pipeline=TaskSpec(f"{kind}-classification", (kind,), parameters))
+
+    def find(*_: object) -> ModelSpec:
+        return spec
+
+    content_type = {"audio": b"audio/flac", "video": b"video/mp4; codecs=avc1"}[kind]
+    raw = CODEC.for_head([(b"content-type", content_type)], b"top_k=2")
+    expected = TaskRequest([{kind: FILE}], {"top_k": 2})
+    assert decode_body(raw, FILE, Target("clips"), find).request == expected
+    parts = CODEC.for_head([(b"content-type", b"multipart/form-data; boundary=b-1")], b"")
+    body = form((kind, FILE), (kind, b"other"))
+    assert decode_body(parts, body, Target("clips"), find).request == TaskRequest([{kind: FILE}, {kind: b"other"}], {})
+    for refused, message in (
+        (form((kind, FILE), ("image", FILE)), f"image: expected files of one field, got {kind} too"),
+        (form(("image", FILE)), "image: expected a model that reads images, got another"),
+        (form(*[(kind, FILE)] * 33), f"{kind}: expected at most 32 files of {kind}, got more"),
+        (form((kind, FILE), (kind, b"")), f"{kind}[1]: expected a file, got an empty one"),
+        (form((kind, FILE), ("normalize", b"true")), "normalize: expected a parameter of the task"),
+    ):
+        with pytest.raises(RoundhouseError) as caught:
+            decode_body(parts, refused, Target("clips"), find)
+        assert caught.value.message.startswith(message)
+
+
 @pytest.mark.parametrize("value", [b"", b"; boundary=", b'; boundary=""', b"; boundary=" + b"x" * 300])
 def test_form_without_boundary_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"^content-type: expected a boundary of 1 to 256 bytes"):
@@ -144,7 +200,7 @@ def test_form_without_boundary_is_refused(value: bytes) -> None:
 
 
 def test_json_body_keeps_codec_of_path() -> None:
-    for headers in ([], [(b"content-type", b"application/json")], [(b"content-type", b"application/x+json")]):
+    for headers in ([(b"content-type", b"application/json")], [(b"content-type", b"application/x+json")]):
         assert CODEC.for_head(headers, b"") is CODEC
 
 
