@@ -111,7 +111,7 @@ class AnyCodec(NativeCodec):
 
     __slots__ = ()
 
-    # A body without a content-type is told by its first bytes.
+    # The first bytes of a body without a content-type show its kind.
     reads_headers = True
 
     def for_head(self, headers: Sequence[Header], query: bytes) -> NativeCodec:

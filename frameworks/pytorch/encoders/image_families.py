@@ -4,6 +4,7 @@ The manual lists them: docs/images.md. A test holds the tables against the mappi
 """
 
 from importlib.util import find_spec
+from typing import Literal
 
 CLASSIFIERS = (
     "beit", "bit", "clip", "convnext", "convnextv2", "cvt", "data2vec-vision", "deit", "dinov2",
@@ -15,6 +16,18 @@ CLASSIFIERS = (
 """Families with a class for image classification."""
 NEEDED_PACKAGES = {"dinat": "natten", "timm_wrapper": "timm"}
 """Families whose code is in a package that Roundhouse does not install."""
+EMBEDDERS = (
+    "aimv2_vision_model", "beit", "bit", "clip_vision_model", "convnext", "convnextv2", "deit", "dinov2",
+    "dinov2_with_registers", "dinov3_convnext", "dinov3_vit", "donut-swin", "efficientnet", "focalnet", "hiera",
+    "ijepa", "levit", "mlcd_vision_model", "mobilenet_v1", "mobilenet_v2", "mobilevit",
+    "mobilevitv2", "pixio", "pvt", "pvt_v2", "regnet", "resnet", "segformer", "siglip2_vision_model",
+    "siglip_vision_model", "swin", "swinv2", "textnet", "vit", "vit_msn",
+)  # fmt: skip
+"""Families whose class `…Model` embeds images."""
+POOLINGS: dict[str, Literal["cls", "mean", "area"]] = {
+    "ijepa": "mean", "pvt": "cls", "pvt_v2": "area", "segformer": "area", "vit_msn": "cls",
+}  # fmt: skip
+"""Of embedders without a pooler, the pooling of their classifier: of the first state, of all states, of the area."""
 UNSERVED_CLASSIFIERS = {
     "shieldgemma2": "a language model that reads a policy beside each image",
     **{family: f"needs the package {package}" for family, package in NEEDED_PACKAGES.items()},

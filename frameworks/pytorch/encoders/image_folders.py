@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.spec import PREPROCESSOR_FILE
-from frameworks.pytorch.encoders.image_families import reason_not_served
+from frameworks.pytorch.encoders.image_families import EMBEDDERS, reason_not_served
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
@@ -17,10 +17,6 @@ Kind = Literal["classify", "embed", "two towers"]
 
 _CLASSIFIES = "ForImageClassification"
 _TWO_TOWERS = ("clip", "siglip")
-_EMBEDS = (
-    "clip_vision_model", "convnext", "convnextv2", "deit", "dinov2", "dinov2_with_registers", "mobilenet_v1",
-    "mobilenet_v2", "resnet", "siglip_vision_model", "swin", "swinv2", "vit",
-)  # fmt: skip
 # The largest states of a run, without the pixels of an image, in multiples of their float32.
 _STATES_PER_PIXEL = 12
 
@@ -66,14 +62,21 @@ def find_images(folder: Path) -> ImageFolder | None:
         if reason is not None:
             raise InvalidModel(f"{folder}: {architecture} is not served: {reason}; choose another classifier")
         return ImageFolder(folder, "classify", model_type, architecture)
-    if model_type in _TWO_TOWERS:
-        tower: Kind = "embed" if "Vision" in architecture else "two towers"
-        return ImageFolder(folder, tower, model_type, architecture)
-    if model_type in _EMBEDS:
-        return ImageFolder(folder, "embed", model_type, architecture)
+    # A class with a head, such as that of a segmentation, is no embedding model.
+    if "For" not in architecture:
+        if model_type in _TWO_TOWERS:
+            tower: Kind = "embed" if "Vision" in architecture else "two towers"
+            return ImageFolder(folder, tower, model_type, architecture)
+        if model_type in EMBEDDERS:
+            return ImageFolder(folder, "embed", model_type, architecture)
     if (folder / PREPROCESSOR_FILE).is_file() and not (folder / "tokenizer.json").is_file():
-        raise InvalidModel(
-            f"{folder}: expected a class that ends in {_CLASSIFIES}, or a model of "
-            f"{', '.join((*_TWO_TOWERS, *_EMBEDS))}, got {architecture or model_type or 'none'}; export it to ONNX"
-        )
+        raise _refused(folder, architecture or model_type or "none")
     return None
+
+
+def _refused(folder: Path, found: str) -> InvalidModel:
+    """Return the error of a class of images that is not served."""
+    return InvalidModel(
+        f"{folder}: expected a class that ends in {_CLASSIFIES}, or a class …Model of "
+        f"{', '.join((*_TWO_TOWERS, *EMBEDDERS))}, got {found}; export it to ONNX"
+    )

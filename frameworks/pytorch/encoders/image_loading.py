@@ -17,7 +17,8 @@ from frameworks.images.reference import ReferenceProcessor
 from frameworks.images.spec import ImageSpec
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
-from frameworks.pytorch.encoders.image_folders import ImageFolder, Kind
+from frameworks.pytorch.encoders.image_families import POOLINGS
+from frameworks.pytorch.encoders.image_folders import ImageFolder
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -52,7 +53,7 @@ def load_image_models(
         loading.enable_memory_mapping,
     )
     _arrange_convolutions(model)
-    rows = _unpacked(model, _rows_of(model, images.kind, lacks_pooler), processor)
+    rows = _unpacked(model, _rows_of(model, images, lacks_pooler), processor)
     texts = _text_tower(files, model) if images.kind == "two towers" else None
     spec = _spec(files, images, model, processor, loading, rows)
     if texts is not None:
@@ -71,14 +72,19 @@ def load_image_models(
     ]
 
 
-def _rows_of(model: Any, kind: Kind, lacks_pooler: bool) -> Run:
+def _rows_of(model: Any, images: ImageFolder, lacks_pooler: bool) -> Run:
     """Return the function from the inputs of a run to one row for each image."""
-    if kind == "classify":
+    if images.kind == "classify":
         return lambda **inputs: _logits(model(**inputs))
-    if kind == "two towers":
+    if images.kind == "two towers":
         return lambda **inputs: pooled(model.get_image_features(**inputs))
-    if lacks_pooler:
+    pooling = "cls" if lacks_pooler else POOLINGS.get(images.model_type)
+    if pooling == "cls":
         return lambda **inputs: model(**inputs).last_hidden_state[:, 0]
+    if pooling == "mean":
+        return lambda **inputs: model(**inputs).last_hidden_state.mean(1)
+    if pooling == "area":
+        return lambda **inputs: model(**inputs).last_hidden_state.flatten(2).mean(2)
     return lambda **inputs: _embedding(model(**inputs))
 
 
@@ -94,7 +100,7 @@ def _unpacked(model: torch.nn.Module, run: Run, processor: ImageProcessor) -> Ro
         flat = pixels.flatten(1)
         inputs = {}
         for part, start, end in zip(parts, (0, *ends), ends, strict=False):
-            tensor = flat[:, start:end].reshape(len(flat), *part.shape)
+            tensor = flat[:, start:end].reshape(-1, *part.shape)
             inputs[part.name] = tensor.to(torch.int64 if part.is_integer else dtype)
         return run(**inputs)
 

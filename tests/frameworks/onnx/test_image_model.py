@@ -1,5 +1,6 @@
 """ONNX graphs that read images: what the entry and the files beside the graph declare."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import helper
 from frameworks.core.errors import InvalidModel
 from frameworks.images.spec import ImageSpec
 from frameworks.onnx.model import OnnxModel
+from frameworks.text.pooling import scores
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import load_onnx
 from tests.support.images import encoded, photo
@@ -173,3 +175,56 @@ def test_quantized_copy_reads_images(tmp_path: Path) -> None:
     model = served(path, quantized=True, cache_dir=tmp_path / "cache", min_cosine=0.5)
     assert model.spec.quantization is not None
     assert image_of(model).labels == LABELS
+
+
+def test_graph_with_processor_of_transformers_equals_pipeline(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    from tests.support.models import image_families
+
+    original = image_families.save_classifier(tmp_path / "torch", "beit")
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    for name in ("config.json", "preprocessor_config.json"):
+        (folder / name).write_bytes((tmp_path / "torch" / name).read_bytes())
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = original
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(pixel_values=pixel_values).logits
+            return logits
+
+    pixels = torch.zeros(2, 3, image_families.SIDE, image_families.SIDE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Logits().eval().requires_grad_(False),
+            (pixels,),
+            folder / "model.onnx",
+            input_names=["pixel_values"],
+            output_names=["logits"],
+            dynamic_axes={"pixel_values": {0: "n"}, "logits": {0: "n"}},
+            dynamo=False,
+        )
+    model = served(folder)
+    assert (model.spec.task, image_of(model).labels) == ("classify", image_families.LABELS)
+    images = list(image_families.noise(3))
+    assert model.image_processor is not None
+    rows = model.image_processor.empty(len(images))
+    for image, row in zip(images, rows, strict=True):
+        model.image_processor.prepare(image, "image", row)
+    found = scores(np.asarray(model.infer(TensorBatch({"pixel_values": rows}))["logits"]), False)
+    pipeline = transformers.pipeline("image-classification", model=str(tmp_path / "torch"))
+    for image, row in zip(images, found, strict=True):
+        expected = {each["label"]: each["score"] for each in pipeline(image)}
+        np.testing.assert_allclose(row, [expected[label] for label in image_families.LABELS], atol=1e-4)
+
+
+def test_graph_with_processor_of_patches_leaves_tensors(tmp_path: Path) -> None:
+    processor = {"image_processor_type": "Siglip2ImageProcessor", "patch_size": 8, "max_num_patches": 16}
+    model = served(folder_of(tmp_path, pooled(), processor))
+    assert (model.spec.task, model.spec.image) == ("tensor", None)

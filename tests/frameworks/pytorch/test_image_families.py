@@ -12,11 +12,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import Array, ImageProcessor
 from frameworks.images.reference import ReferenceProcessor
-from frameworks.pytorch.encoders.image_families import CLASSIFIERS, LIMITED_CLASSIFIERS, UNSERVED_CLASSIFIERS
-from frameworks.text.pooling import scores
+from frameworks.pytorch.encoders.image_families import (
+    CLASSIFIERS,
+    EMBEDDERS,
+    LIMITED_CLASSIFIERS,
+    POOLINGS,
+    UNSERVED_CLASSIFIERS,
+)
+from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import TensorBatch
 from tests.frameworks.pytorch.test_image_models import served
-from tests.support.models.image_families import LABELS, classes_of, noise, processor_of, save_classifier
+from tests.support.models.image_families import LABELS, classes_of, noise, processor_of, save_classifier, save_embedder
 from tests.support.models.text_files import change_json
 
 _TOLERANCE = 1e-4
@@ -65,6 +71,45 @@ def test_classifier_equals_pipeline_alone_and_batched(family: str, name: str, tm
         np.testing.assert_allclose(scores(logits, False), expected[part], atol=_TOLERANCE)
 
 
+_EMBEDDERS = [
+    pytest.param(name, marks=() if name in ("regnet", "vit_msn") else pytest.mark.extended) for name in EMBEDDERS
+]
+
+
+def expected_embeddings(model: Any, family: str, images: list[Any]) -> Array:
+    """Return the embeddings of transformers, float [images, size]."""
+    with torch.inference_mode():
+        output = model(**processor_of(family)(images=images, return_tensors="pt"))
+    pooled = output.get("pooler_output")
+    if pooled is None:
+        states = output.last_hidden_state
+        pooled = {"cls": lambda: states[:, 0], "mean": lambda: states.mean(1), "area": lambda: states.mean((2, 3))}[
+            POOLINGS[family]
+        ]()
+    return np.asarray(pooled.flatten(1))
+
+
+@pytest.mark.parametrize("family", _EMBEDDERS)
+def test_embedder_equals_transformers(family: str, tmp_path: Path) -> None:
+    original = save_embedder(tmp_path, family)
+    images = list(noise(11))[8:]
+    expected = expected_embeddings(original, family, images)
+    assert np.ptp(expected, axis=0).max() > 0.01, "the images do not differ"
+    model = served(tmp_path)
+    rows = prepared(model, images)
+    for part in ([0], [1], [2], [0, 1, 2]):
+        vectors = model.infer(TensorBatch({"pixel_values": rows[part]}))["embeddings"]
+        assert isinstance(vectors, np.ndarray)
+        np.testing.assert_allclose(normalize_rows(vectors), normalize_rows(expected[part]), atol=_TOLERANCE)
+
+
+def test_head_of_another_task_is_no_embedding(tmp_path: Path) -> None:
+    save_embedder(tmp_path, "beit")
+    change_json(tmp_path / "config.json", architectures=["BeitForSemanticSegmentation"])
+    with pytest.raises(InvalidModel, match=r"expected a class that ends in .* got BeitForSemanticSegmentation"):
+        served(tmp_path)
+
+
 def test_families_are_those_of_transformers() -> None:
     assert {*CLASSIFIERS, *UNSERVED_CLASSIFIERS} == set(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
     assert not set(CLASSIFIERS) & set(UNSERVED_CLASSIFIERS)
@@ -72,7 +117,8 @@ def test_families_are_those_of_transformers() -> None:
 
 def test_manual_lists_every_family() -> None:
     page = Path("docs/images.md").read_text("utf-8")
-    assert ", ".join(f"`{family}`" for family in CLASSIFIERS) + "." in page
+    for families in (CLASSIFIERS, EMBEDDERS):
+        assert ", ".join(f"`{family}`" for family in families) + "." in page
     for family, reason in (LIMITED_CLASSIFIERS | UNSERVED_CLASSIFIERS).items():
         assert f"| `{family}` | {reason} |" in page
 

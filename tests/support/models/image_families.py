@@ -20,6 +20,7 @@ _LAYERS: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "image_size": SIDE,
     "patch_size": 8,
 }  # fmt: skip
+_VISION = {key: value for key, value in _LAYERS.items() if key != "image_size"} | {"num_patches": 16}
 _STAGES: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "image_size": SIDE}
 _CONVOLUTIONS: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
 _TOWERS: dict[str, Any] = {"vision_config": _LAYERS, "text_config": _LAYERS | {"vocab_size": 8}}
@@ -83,7 +84,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "segformer": {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2]},
     "siglip": _TOWERS,
     "siglip2": {
-        "vision_config": {key: value for key, value in _LAYERS.items() if key != "image_size"} | {"num_patches": 16},
+        "vision_config": _VISION,
         "text_config": _LAYERS | {"vocab_size": 8, "projection_size": 24},
     },
     "swiftformer": {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": SIDE},
@@ -96,6 +97,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": _LAYERS,
     "vit_msn": _LAYERS,
 }  # fmt: skip
+EMBEDDER_CONFIGS: dict[str, dict[str, Any]] = {
+    "aimv2_vision_model": _LAYERS,
+    "clip_vision_model": _LAYERS,
+    "dinov3_convnext": {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]},
+    "dinov3_vit": _LAYERS | {"hidden_size": 32},
+    "mlcd_vision_model": _LAYERS | {"hidden_size": 32, "num_key_value_groups": 1},
+    "pixio": _LAYERS,
+    "siglip2_vision_model": _VISION,
+    "siglip_vision_model": _LAYERS,
+}
+"""Of families that embed images, and have no classifier."""
 _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "beit": ("Beit", _SQUARE | {"do_center_crop": False}),
     "bit": ("Bit", _CROPPED),
@@ -126,7 +138,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 _PROCESSOR_OF = {
     "convnextv2": "convnext", "cvt": "convnext", "dinov2": "bit", "dinov2_with_registers": "bit", "focalnet": "bit",
     "hiera": "bit", "metaclip_2": "clip", "pvt_v2": "pvt", "regnet": "convnext",
-    "resnet": "convnext",
+    "resnet": "convnext", "siglip2_vision_model": "siglip2",
 }  # fmt: skip
 
 
@@ -147,6 +159,18 @@ def save_classifier(folder: Path, family: str, class_name: str = "") -> Any:
     processor = processor_of(family)
     inputs = processor(images=[*noise(8)], return_tensors="pt")
     adjust(model, inputs)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model
+
+
+def save_embedder(folder: Path, family: str) -> Any:
+    """Save a model without a head, with its image processor; return it in eval mode."""
+    torch.manual_seed(5)
+    config = CONFIG_MAPPING[family](**(CONFIGS | EMBEDDER_CONFIGS)[family])
+    model = transformers.AutoModel.from_config(config)
+    processor = processor_of(family)
+    adjust(model, processor(images=[*noise(8)], return_tensors="pt"))
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model
@@ -176,7 +200,7 @@ def adjust(model: torch.nn.Module, inputs: Any) -> None:
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d)]
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() > 1 and "position" not in name and "bias_table" not in name:
+            if weight.dim() > 1 and weight.numel() and "position" not in name and "bias_table" not in name:
                 weight.normal_(std=1.2 / weight[0].numel() ** 0.5)
         model.eval()
         for norm in norms:
