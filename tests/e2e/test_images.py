@@ -304,10 +304,9 @@ def test_format_is_read_without_its_type(images: RunningServer, form: str) -> No
         for headers in ({"content-type": f"image/{form.lower()}"}, {"content-type": "application/octet-stream"}, {})
     ]
     assert answers[0] == answers[1] == answers[2]
-    other: dict[str, Any] = {"content": b"hello", "headers": {"content-type": "application/octet-stream"}}
-    assert_refused(
-        images.client.post("/models/shapes/infer", **other), 415, "unsupported_media_type", "got other bytes"
-    )
+    binary = {"content-type": "application/octet-stream"}
+    response = images.client.post("/models/shapes/infer", content=b"hello", headers=binary)
+    assert_refused(response, 415, "unsupported_media_type", "other bytes")
 
 
 def test_other_bodies_are_refused(images: RunningServer) -> None:

@@ -111,7 +111,7 @@ class AnyCodec(NativeCodec):
 
     __slots__ = ()
 
-    # The first bytes of a body without a content-type show its kind.
+    # The first bytes tell the kind of a body without a content-type.
     reads_headers = True
 
     def for_head(self, headers: Sequence[Header], query: bytes) -> NativeCodec:

@@ -1,6 +1,7 @@
 """Families of image models by their `model_type` in config.json, and those that are not served.
 
-The manual lists them: docs/images.md. A test holds the tables against the mappings of transformers.
+A family needs a class whose outputs are logits or an embedding. The manual lists them: docs/images.md. A test holds
+the tables against the mappings of transformers.
 """
 
 from importlib.util import find_spec

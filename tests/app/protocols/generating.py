@@ -155,6 +155,7 @@ class Caller:
             "type": "http",
             "method": "POST",
             "path": "/models/writer/infer",
+            "query_string": b"",
             "headers": [(b"host", b"localhost"), (b"x-request-id", b"mine")],
         }
         await self._harness.app(scope, self._receive, self._send)
