@@ -29,7 +29,7 @@ _SIZES: tuple[tuple[str, int | Callable[[int], int]], ...] = (
     (r".*(num_experts_per_tok|top_?k_experts|moe_topk|moe_top_k)", 2),
     (r"(n_routed_experts|num_experts|num_local_experts|moe_num_experts)", 4),
     (r".*(n_group|topk_group|n_shared_experts)", 1),
-    (r".*(max_position_embeddings|n_positions|max_seq_len|max_2d_position_embeddings|max_sequence_length)", POSITIONS),
+    (r".*(max_position_embeddings|n_positions|max_seq_len|max_sequence_length)", POSITIONS),
     (r".*(image_size|img_size)", SIDE),
     (r".*(num_queries|num_denoising|num_proposals)", 6),
     (r".*(vocab_size|vocabulary_size)", lambda value: min(value, 512)),
@@ -37,7 +37,7 @@ _SIZES: tuple[tuple[str, int | Callable[[int], int]], ...] = (
 _KEPT = re.compile(
     r"(num_feature_levels|.*_per_layer|num_channels|in_channels|audio_channels|num_feature_layers|type_vocab_size|"
     r"adapter_.*|num_adapter_layers|first_k_dense_replace|.*kernel_size|id2label|label2id|rope_.*|"
-    r"num_feat_extract_layers|.*out_indices|feature_strides|feat_strides|num_conv_.*|num_mem_blocks)"
+    r"num_feat_extract_layers|max_2d_position_embeddings|.*input_channels|.*out_indices|feature_strides|feat_strides|num_conv_.*|num_mem_blocks)"
 )
 _RAGGED = re.compile(
     r".*(layer_types|block_types|layers_block_type|mlp_layer_types|attention_types|attention_layers|per_layer_config)"

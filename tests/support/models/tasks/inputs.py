@@ -4,6 +4,7 @@ import io
 import itertools
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,9 +135,15 @@ _INPUTS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def samples(task: str, mask_token: str = "[MASK]") -> list[Any]:
-    """Return what `pipeline()` takes: texts, pictures, waves, pairs or objects. `mask_token`: of fill-mask."""
+def samples(task: str, mask_token: str = "[MASK]", folder: Path | None = None) -> list[Any]:
+    """Return what `pipeline()` takes: texts, pictures, waves, pairs or objects. `mask_token`: of fill-mask.
+
+    `folder`: where videos are written, for the pipeline takes paths; without it they are bytes.
+    """
     made = _INPUTS.get(task, pictures)()
+    if task == "video-classification" and folder:
+        files = [folder / f"video{i}.mp4" for i in range(len(made))]
+        return [file.write_bytes(video) and str(file) for file, video in zip(files, made, strict=True)]
     return [text.replace("{mask}", mask_token) for text in made] if task == "fill-mask" else made
 
 

@@ -33,14 +33,20 @@ _LABELS = {
 def make(task: str, model_type: str, folder: Path) -> Path:
     """Write config, weights, tokenizer and processors of a tiny model; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    if "image" in task or task in _PICTURES:
+    if "image" in task or task in _PICTURES or (task, model_type) == ("document-question-answering", "layoutlmv3"):
         save_image_processor(folder, model_type, overrides.processor(task, model_type))
     if "audio" in task:
         save_feature_extractor(folder, model_type, overrides.processor(task, model_type))
     model = build(task, model_type)
     model.save_pretrained(folder)
     if task in READS_TEXT:
-        save_tokenizer(folder, model_type, token_types=_token_types(model), around=_stands_around(model.config))
+        save_tokenizer(
+            folder,
+            model_type,
+            token_types=_token_types(model),
+            around=_stands_around(model.config),
+            boxes=task == "document-question-answering",
+        )
     return folder
 
 

@@ -29,6 +29,14 @@ _ZAMBA: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
     "attention_hidden_size": 64, "attention_head_dim": 16,
 }  # fmt: skip
+_POINTS = {
+    "encoder_hidden_sizes": [8, 8, 16, 16], "decoder_hidden_size": 32, "descriptor_decoder_dim": 32,
+    "keypoint_threshold": 0.0, "max_keypoints": 12,
+}  # fmt: skip
+_SAM: dict[str, Any] = {
+    "vision_config": {"num_pos_feats": 16, "global_attn_indexes": [1], "window_size": 2, "mlp_dim": 48},
+    "prompt_encoder_config": {"image_embedding_size": 4},
+}
 _SWIN = {"embed_dim": 8, "window_size": 4, "hidden_size": 64, "num_layers": "DROP"}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -66,6 +74,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rembert": {"input_embedding_size": 16, "output_embedding_size": 16},
     "markuplm": {"max_depth": 8, "xpath_unit_hidden_size": 8},
     "minimax": {"head_dim": 8, "block_size": 16},
+    "efficientloftr": {
+        "stage_num_blocks": [1, 1, 1, 1], "out_features": [8, 8, 16, 32], "hidden_size": 32, "num_attention_layers": 1,
+        "coarse_matching_threshold": 0.0, "coarse_matching_border_removal": 0, "rope_parameters": "DROP",
+        **dict.fromkeys(
+            ("stage_in_channels", "stage_block_stride", "stage_block_out_channels", "stage_block_in_channels",
+             "num_key_value_heads", "fine_fusion_dims", "intermediate_size"),
+            "DROP",
+        ),
+    },
+    "lightglue": {
+        "keypoint_detector_config": _POINTS, "descriptor_dim": 32, "num_key_value_heads": 4, "filter_threshold": 0.0,
+        "intermediate_size": 64,
+    },
+    "superglue": {
+        "keypoint_detector_config": _POINTS, "keypoint_encoder_sizes": [8, 16], "gnn_layers_types": ["self", "cross"],
+        "sinkhorn_iterations": 5,
+    },
+    "sam": _SAM,
+    "sam_hq": _SAM | {"mask_decoder_config": {"vit_dim": 32}},
+    "clap": {
+        "audio_config": {
+            "patch_embeds_hidden_size": 8, "hidden_size": 64, "num_attention_heads": [2, 2, 2, 2],
+            "num_hidden_layers": 4,
+        },
+    },
     "t5": {"decoder_start_token_id": 1},
     "gptj": {"rotary_dim": 4},
     "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
@@ -123,6 +156,9 @@ TASK_CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
 _SQUARE = {"size": {"shortest_edge": 64, "longest_edge": 64}, "do_pad": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "eomt": _SQUARE,
+    "layoutlmv3": {"apply_ocr": False},
+    "grounding-dino": {"size": {"shortest_edge": 96, "longest_edge": 160}},
+    "mm-grounding-dino": {"size": {"shortest_edge": 96, "longest_edge": 160}},
     "eomt_dinov3": _SQUARE,
     "lw_detr": {"size": {"height": 64, "width": 64}},
 }

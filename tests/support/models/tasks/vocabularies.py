@@ -1,5 +1,6 @@
 """Make the tokenizer of a family: WordPiece, byte-level BPE or Unigram, from a few sentences."""
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _WORDS = (
     "Tapas",
     "LayoutLMv2",
     "RoCBert",
+    "CLIP",
 )
 _PIECES = (
     "Albert", "BigBird", "Camembert", "DebertaV2", "FNet", "RemBert", "XLMRoberta", "T5", "XLNet", "MBart", "Reformer",
@@ -117,10 +119,24 @@ def make_tokenizer(kind: str, *, token_types: bool, around: bool, doubled: bool 
     )  # fmt: skip
 
 
-def save_tokenizer(folder: Path, model_type: str, *, token_types: bool, around: bool) -> Any:
-    """Write the tokenizer of a family; return it."""
+def _table_tokenizer(folder: Path) -> Any:
+    words = sorted(_trained("words").get_vocab().items(), key=lambda item: item[1])
+    file = folder / "vocab.txt"
+    file.write_text("\n".join([*(word for word, _ in words), "[EMPTY]"]), encoding="utf-8")
+    return transformers.TapasTokenizer(str(file), model_max_length=POSITIONS - 8)
+
+
+def save_tokenizer(folder: Path, model_type: str, *, token_types: bool, around: bool, boxes: bool = False) -> Any:
+    """Write the tokenizer of a family; return it. `boxes`: it reads words with boxes, where the family has those."""
     if model_type in PYTHON_ONLY:
         made = getattr(transformers, PYTHON_ONLY[model_type][0])(model_max_length=POSITIONS - 8)
+    elif model_type == "tapas":
+        made = _table_tokenizer(folder)
+    elif model_type == "layoutlmv3" and boxes:
+        state = json.loads(_trained("bytes").to_str())["model"]
+        made = transformers.LayoutLMv3Tokenizer(
+            vocab=state["vocab"], merges=[tuple(pair) for pair in state["merges"]], model_max_length=POSITIONS - 8
+        )
     else:
         doubled = str(TOKENIZER_MAPPING_NAMES.get(model_type)).startswith(_DOUBLED)
         made = make_tokenizer(kind_of(model_type), token_types=token_types, around=around, doubled=doubled)
