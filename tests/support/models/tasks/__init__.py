@@ -3,6 +3,6 @@
 from tests.support.models.tasks.catalogue import architectures, census
 from tests.support.models.tasks.inputs import as_bytes, parameters, samples
 from tests.support.models.tasks.making import make
-from tests.support.models.tasks.not_built import NOT_BUILT
+from tests.support.models.tasks.not_built import NOT_BUILT, WITHOUT_PIPELINE
 
-__all__ = ["NOT_BUILT", "architectures", "as_bytes", "census", "make", "parameters", "samples"]
+__all__ = ["NOT_BUILT", "WITHOUT_PIPELINE", "architectures", "as_bytes", "census", "make", "parameters", "samples"]

@@ -33,3 +33,8 @@ NOT_BUILT: dict[tuple[str, str], str] = _PAIRS | {
     (task, model_type): _FAMILIES[model_type] for task, model_type in census() if model_type in _FAMILIES
 }
 """Task and model type to the reason."""
+WITHOUT_PIPELINE = {
+    "question-answering": "transformers has no pipeline of it any more",
+    "mask-generation": "the masks of a whole picture need torchvision; those of points and boxes do not",
+}
+"""Tasks whose folders run by their class and processor."""

@@ -76,7 +76,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "minimax": {"head_dim": 8, "block_size": 16},
     "efficientloftr": {
         "stage_num_blocks": [1, 1, 1, 1], "out_features": [8, 8, 16, 32], "hidden_size": 32, "num_attention_layers": 1,
-        "coarse_matching_threshold": 0.0, "coarse_matching_border_removal": 0, "rope_parameters": "DROP",
+        "num_attention_heads": 8, "coarse_matching_threshold": 0.0, "fine_matching_slice_dim": 4,
+        "coarse_matching_border_removal": 0, "rope_parameters": "DROP",
         **dict.fromkeys(
             ("stage_in_channels", "stage_block_stride", "stage_block_out_channels", "stage_block_in_channels",
              "num_key_value_heads", "fine_fusion_dims", "intermediate_size"),
@@ -156,6 +157,7 @@ TASK_CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
 _SQUARE = {"size": {"shortest_edge": 64, "longest_edge": 64}, "do_pad": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "eomt": _SQUARE,
+    "clap": {"truncation": "rand_trunc", "padding": "repeatpad"},
     "layoutlmv3": {"apply_ocr": False},
     "grounding-dino": {"size": {"shortest_edge": 96, "longest_edge": 160}},
     "mm-grounding-dino": {"size": {"shortest_edge": 96, "longest_edge": 160}},

@@ -7,6 +7,7 @@ from typing import Any
 import transformers
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from tests.support.models.tasks.configs import SIDE
 
@@ -35,6 +36,8 @@ def save_image_processor(folder: Path, model_type: str, changes: dict[str, Any])
     }
     made = made_class(**sizes | changes)
     made.save_pretrained(folder)
+    if model_type in ("sam", "sam_hq"):
+        getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])(image_processor=made).save_pretrained(folder)
     return made
 
 
