@@ -183,7 +183,7 @@ def test_media_reach_model_of_task(kind: Literal["audio", "video"]) -> None:
     assert decode_body(parts, body, Target("clips"), find).request == TaskRequest([{kind: FILE}, {kind: b"other"}], {})
     for refused, message in (
         (form((kind, FILE), ("image", FILE)), f"image: expected files of one field, got {kind} too"),
-        (form(("image", FILE)), "image: expected a model that reads images, got another"),
+        (form(("image", FILE)), f"image: expected {kind} for a model of task {kind}-classification"),
         (form(*[(kind, FILE)] * 33), f"{kind}: expected at most 32 files of {kind}, got more"),
         (form((kind, FILE), (kind, b"")), f"{kind}[1]: expected a file, got an empty one"),
         (form((kind, FILE), ("normalize", b"true")), "normalize: expected a parameter of the task"),
