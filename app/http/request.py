@@ -59,7 +59,8 @@ class HttpRequest(WatchedRequest, RequestContext):
     def __init__(self, watcher: DisconnectWatcher, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the head. Other attributes of the base classes have their defaults in the class."""
         given_id = host = b""
-        is_plain = is_json = True
+        is_plain = True
+        is_json: bool | None = None
         is_encoded = False
         credentials: tuple[Header, ...] = ()
         for name, value in scope["headers"]:
@@ -71,7 +72,7 @@ class HttpRequest(WatchedRequest, RequestContext):
             elif name == b"x-request-id":
                 given_id = given_id or value
             elif name == b"content-type":
-                is_json = is_json and value == _JSON
+                is_json = is_json is not False and value == _JSON
             elif name == b"content-encoding":
                 is_encoded = True
             elif name in PAGE_HEADERS:
@@ -88,10 +89,10 @@ class HttpRequest(WatchedRequest, RequestContext):
         self.receive = receive
         self.send = send
         self.fast_path: Cycle | None = (scope.get("extensions") or {}).pop(FAST_PATH, None)
-        self.is_json = is_json and not is_encoded
+        self.is_json = is_json is True and not is_encoded
         self.is_encoded = is_encoded
         """Whether a header names a content-encoding."""
-        """Whether no header says that the body is anything but uncompressed JSON."""
+        """Whether the headers say that the body is uncompressed JSON."""
         self.plain_host = host if is_plain else b""
         """The only Host header, if no header says that a web page sends the request."""
         if credentials:

@@ -111,9 +111,6 @@ class AnyCodec(NativeCodec):
 
     __slots__ = ()
 
-    # The first bytes tell the kind of a body without a content-type.
-    reads_headers = True
-
     def for_head(self, headers: Sequence[Header], query: bytes) -> NativeCodec:
         """Raises UnsupportedMediaType; InvalidInput also for a query beside a form, which holds all options."""
         codec: NativeCodec = _WITHOUT_TYPE
