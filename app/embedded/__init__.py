@@ -5,6 +5,7 @@
     digits       a small ONNX classifier with a ZipMap        copy_digits.py
     shapes       a small ONNX classifier of images            copy_shapes.py
     tiny-llama   a very small language model                  copy_tiny_llama.py
+    sounds       a small PyTorch classifier of sounds         copy_sounds.py
 
-The last three are files of this package, which ``tools/training`` makes. The server imports none of these modules.
+The last four are files of this package, which ``tools/training`` makes. The server imports none of these modules.
 """

@@ -1,6 +1,7 @@
 """Train the embedded models, and write their files below ``app/embedded``: ``python -m tools.training.train_...``.
 
 ``train_digits.py`` and ``train_shapes.py`` write a classifier each; ``shape_images.py`` draws the images of the second.
+``train_sounds.py`` writes a classifier of the sounds that ``sounds.py`` makes.
 ``train_tiny_llama.py`` writes a language model; ``train_tiny_llama_tools.py`` trains it further, to call functions.
 Their texts come from ``prose.py``, ``dialogues.py`` and ``tool_dialogues.py``.
 """
