@@ -4,15 +4,16 @@ All sounds are float32 of 16,000 samples a second in [-1, 1]. All randomness is 
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 RATE = 16_000
 """Samples a second."""
 
-Signal = NDArray[np.float64]
+Signal = Any
+"""Samples, float64 [samples]."""
 
 _CHORDS = ((4, 7), (3, 7), (4, 7, 10), (3, 7, 10), (4, 7, 11), (5, 7), (3, 6), (4, 8))
 """Semitones above the root."""
@@ -20,8 +21,8 @@ _SILENCE_DB = -66.0
 """A sound below this level is silence."""
 
 
-def make(label: str, random: Generator, seconds: float | None = None) -> NDArray[np.float32]:
-    """Return one sound of ``label``. ``seconds``: default is a random length from 0.4 to 4."""
+def make(label: str, random: Generator, seconds: float | None = None) -> Signal:
+    """Return one sound of ``label``, float32 [samples]. ``seconds``: default is a random length from 0.4 to 4."""
     length = int(RATE * (random.uniform(0.4, 4.0) if seconds is None else seconds))
     signal = SOUNDS[label](random, length)
     if label == "silence":
@@ -36,7 +37,7 @@ def make(label: str, random: Generator, seconds: float | None = None) -> NDArray
     return _at_level(signal, random.uniform(-30, -1))
 
 
-def _at_level(signal: Signal, decibels: float) -> NDArray[np.float32]:
+def _at_level(signal: Signal, decibels: float) -> Signal:
     """Return the signal with a peak of ``decibels`` below full scale, rounded to 16 bits as a file is."""
     loud = signal / (np.abs(signal).max() + 1e-9) * 10 ** (decibels / 20)
     return (np.round(loud * 32767) / 32768).astype(np.float32)

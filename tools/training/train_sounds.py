@@ -127,7 +127,7 @@ def write(model: Any, folder: Path) -> None:
     sound = make(EXAMPLE_LABEL, np.random.default_rng(EXAMPLE_SEED), EXAMPLE_SECONDS)
     with wave.open(str(folder / EXAMPLE), "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
-        file.writeframes((sound * 32767).astype("<i2").tobytes())
+        file.writeframes((sound * 32768).astype("<i2").tobytes())
 
 
 if __name__ == "__main__":
