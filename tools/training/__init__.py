@@ -2,6 +2,7 @@
 
 ``train_digits.py`` and ``train_shapes.py`` write a classifier each; ``shape_images.py`` draws the images of the second.
 ``train_sounds.py`` writes a classifier of the sounds that ``sounds.py`` makes.
+``train_names.py`` writes a finder of names, taught by ``name_sentences.py`` and begun by ``name_vocabulary.py``.
 ``train_tiny_llama.py`` writes a language model; ``train_tiny_llama_tools.py`` trains it further, to call functions.
 Their texts come from ``prose.py``, ``dialogues.py`` and ``tool_dialogues.py``.
 """
