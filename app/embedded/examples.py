@@ -17,6 +17,7 @@ IMAGE_OF_3 = (
     (0, 0, 10, 16, 15, 5, 0, 0),
 )
 """An image of scikit-learn's digits: rows of grey values from 0 to 16."""
+NAMED = "Angela Merkel met Tim Cook in Berlin."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +42,7 @@ def curl_lines(host: str, port: int) -> list[str]:
         {"model_name": "minilm-onnx", "text": text},
         {"model_name": "digits", "input_data": flat},
         {"model_name": "digits", "inputs": {"image": [flat]}, "outputs": ["output_probability"]},
+        {"model_name": "names", "text": NAMED, "parameters": {"aggregation_strategy": "first"}},
         {"model_name": "tiny-llama", "prompt": "A list is", "max_tokens": 40},
         {"model_name": "tiny-llama", "messages": [{"role": "user", "content": "What is a list?"}], "stream": True},
     )
@@ -56,6 +58,7 @@ def curl_lines(host: str, port: int) -> list[str]:
     return [
         f"curl -s {url}/health",
         f"curl -s {url}/models/shapes/infer -H 'content-type: image/jpeg' --data-binary @models/shapes/example.jpg",
+        f"curl -s {url}/models/sounds/infer -H 'content-type: audio/wav' --data-binary @models/sounds/example.wav",
         *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
         f"curl -s {url}/v1/chat/completions {header} -d '{json.dumps(call)}'",
     ]

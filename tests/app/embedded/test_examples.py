@@ -9,11 +9,12 @@ from app.embedded import examples
 
 
 def test_curl_lines_are_valid_shell_and_json() -> None:
-    health, image, *requests, call = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
+    health, image, sound, *requests, call = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
     assert health == ["curl", "-s", "http://127.0.0.1:8080/health"]
     assert image[-2:] == ["--data-binary", "@models/shapes/example.jpg"]
+    assert sound[-2:] == ["--data-binary", "@models/sounds/example.wav"]
     bodies = [json.loads(line[line.index("-d") + 1]) for line in requests]
-    names = ["minilm", "minilm-onnx", "digits", "digits", "tiny-llama", "tiny-llama"]
+    names = ["minilm", "minilm-onnx", "digits", "digits", "names", "tiny-llama", "tiny-llama"]
     assert [body["model_name"] for body in bodies] == names
     assert len(bodies[2]["input_data"]) == 64
     assert all(line[2] == "http://127.0.0.1:8080/infer" for line in requests)
