@@ -1,4 +1,4 @@
-"""Families of image models by their `model_type` in config.json, and those that are not served.
+"""Name the families whose logits or embeddings of images are served, by the `model_type` of config.json.
 
 A family needs a class whose outputs are logits or an embedding. The manual lists them: docs/images.md. A test holds
 the tables against the mappings of transformers.

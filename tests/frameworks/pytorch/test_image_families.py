@@ -1,5 +1,6 @@
 """Every family of image classifiers of transformers equals its own pipeline, alone and batched with other images."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from frameworks.core.errors import InvalidInput, InvalidModel
@@ -151,9 +153,26 @@ def test_own_processor_stays_where_it_knows_class(tmp_path: Path) -> None:
 
 
 def test_extreme_proportions_refused_before_resizing() -> None:
-    from PIL import Image
-
     processor = ReferenceProcessor(processor_of("levit"), "file")
     row = processor.empty(1)[0]
     with pytest.raises(InvalidInput, match="at most 50000000 pixels after resizing, got an image of 32768 x 1"):
         processor.prepare(Image.new("RGB", (32768, 1)), "image", row)
+
+
+def test_processor_in_threads_equals_one_thread() -> None:
+    processor = ReferenceProcessor(processor_of("siglip2"), "file")
+    images = list(noise(16))
+    rows, alone = processor.empty(16), processor.empty(16)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: processor.prepare(images[number], "image", rows[number]), range(16)))
+    for image, row in zip(images, alone, strict=True):
+        processor.prepare(image, "image", row)
+    np.testing.assert_array_equal(rows, alone)
+
+
+def test_image_three_pixels_high_keeps_its_channels() -> None:
+    processor = ReferenceProcessor(processor_of("beit"), "file")
+    rows = processor.empty(2)
+    for row, height in zip(rows, (3, 4), strict=True):
+        processor.prepare(Image.new("RGB", (40, height), (255, 0, 0)), "image", row)
+    np.testing.assert_array_equal(rows[0], rows[1])
