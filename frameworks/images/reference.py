@@ -104,7 +104,7 @@ class ReferenceProcessor(ImageProcessor):
 
     def _run(self, image: Image.Image) -> dict[str, Array]:
         """Return the tensors of one image, without the axis of images."""
-        made: Mapping[str, Any] = self._processor(images=image, return_tensors="np", input_data_format="channels_last")
+        made: Mapping[str, Any] = self._processor(images=image, return_tensors="np")
         return {name: np.asarray(tensor)[0] for name, tensor in made.items()}
 
     def _tried(self) -> tuple[Part, ...]:

@@ -3,17 +3,20 @@
 import io
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers import AutoImageProcessor
 
 from frameworks.types import Array
 from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving
 from tests.e2e.triton_clients import grpc_tensor, http_tensor, string_array, triton_client
+from tests.support.models.image_families import save_classifier
 from tests.support.models.vision_folders import LABELS, save_image_classifier, save_two_towers
 
 pytestmark = pytest.mark.extended
@@ -37,12 +40,12 @@ class Models:
 
     def __init__(self, server: RunningServer, folder: Any, classifier: Any, towers: Any) -> None:
         self.server = server
-        self._folder = folder
+        self.folder = folder
         self._classifier = classifier
         self._towers = towers
 
     def pixels(self, name: str) -> Any:
-        processor = AutoImageProcessor.from_pretrained(self._folder / name)
+        processor = AutoImageProcessor.from_pretrained(self.folder / name)
         images = [Image.open(io.BytesIO(file)).convert("RGB") for file in FILES]
         return processor(images, return_tensors="pt")["pixel_values"]
 
@@ -69,9 +72,10 @@ class Models:
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("torch-images")
     classifier, towers = save_image_classifier(folder / "vit", "vit"), save_two_towers(folder / "clip", "clip")
+    save_classifier(folder / "siglip2", "siglip2")
     config = "".join(
         f'[[models.torch_models]]\nname = "{name}"\npath = "{folder / name}"\nisolation = "{request.param}"\n'
-        for name in ("vit", "clip")
+        for name in ("vit", "clip", "siglip2")
     )
     with serving(folder, config, {GRPC_PORT: free_port()}) as running:
         yield Models(running.wait_ready(), folder, classifier, towers)
@@ -150,3 +154,19 @@ def test_classifier_refuses_texts_and_pairs(models: Models) -> None:
 def test_bad_file_is_refused_by_its_number(models: Models) -> None:
     response = models.server.client.post("/models/vit/infer", files=[("image", FILES[0]), ("image", b"no image")])
     assert assert_refused(response, 400, "invalid_input").startswith("image[1]: expected a file in JPEG")
+
+
+def test_processor_of_transformers_serves_concurrent_callers(models: Models) -> None:
+    files = [photo(seed, side=40 + 3 * seed) for seed in range(16)]
+    pipeline = transformers.pipeline("image-classification", model=str(models.folder / "siglip2"))
+
+    def predictions(file: bytes) -> Any:
+        answer = models.post("/models/siglip2/infer", content=file, headers={"content-type": "image/png"})
+        return answer["predictions"][0]
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(predictions, files))
+    for file, answer in zip(files, answers, strict=True):
+        expected = pipeline(Image.open(io.BytesIO(file)).convert("RGB"))
+        assert [each["label"] for each in answer] == [each["label"] for each in expected]
+        np.testing.assert_allclose([each["score"] for each in answer], [each["score"] for each in expected], atol=1e-4)

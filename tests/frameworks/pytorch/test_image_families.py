@@ -168,11 +168,3 @@ def test_processor_in_threads_equals_one_thread() -> None:
     for image, row in zip(images, alone, strict=True):
         processor.prepare(image, "image", row)
     np.testing.assert_array_equal(rows, alone)
-
-
-def test_image_three_pixels_high_keeps_its_channels() -> None:
-    processor = ReferenceProcessor(processor_of("beit"), "file")
-    rows = processor.empty(2)
-    for row, height in zip(rows, (3, 4), strict=True):
-        processor.prepare(Image.new("RGB", (40, height), (255, 0, 0)), "image", row)
-    np.testing.assert_array_equal(rows[0], rows[1])
