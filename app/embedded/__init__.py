@@ -7,6 +7,5 @@
     tiny-llama   a very small language model                  copy_tiny_llama.py
     names        a small PyTorch finder of names in texts     copy_names.py
     sounds       a small PyTorch classifier of sounds         copy_sounds.py
-
-The last five are files of this package, which ``tools/training`` makes. The server imports none of these modules.
+The last five are files of this package, made by ``tools/training``. The server imports none of these modules.
 """

@@ -186,7 +186,7 @@ def test_media_reach_model_of_task(kind: Literal["audio", "video"]) -> None:
         (form(("image", FILE)), f"image: expected {kind} for a model of task {kind}-classification"),
         (form(*[(kind, FILE)] * 33), f"{kind}: expected at most 32 files of {kind}, got more"),
         (form((kind, FILE), (kind, b"")), f"{kind}[1]: expected a file, got an empty one"),
-        (form((kind, FILE), ("normalize", b"true")), "normalize: expected a parameter of the task"),
+        (form((kind, FILE), ("normalize", b"true")), "parameters.normalize: unknown field"),
     ):
         with pytest.raises(RoundhouseError) as caught:
             decode_body(parts, refused, Target("clips"), find)
