@@ -92,6 +92,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "keypoint_detector_config": _POINTS, "keypoint_encoder_sizes": [8, 16], "gnn_layers_types": ["self", "cross"],
         "sinkhorn_iterations": 5,
     },
+    "audio-spectrogram-transformer": {"num_mel_bins": 64, "max_length": 128},
     "sam": _SAM,
     "sam_hq": _SAM | {"mask_decoder_config": {"vit_dim": 32}},
     "clap": {
@@ -157,6 +158,8 @@ TASK_CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
 _SQUARE = {"size": {"shortest_edge": 64, "longest_edge": 64}, "do_pad": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "eomt": _SQUARE,
+    # With its own 128 bins transformers warns of filters that are zero.
+    "audio-spectrogram-transformer": {"num_mel_bins": 64, "max_length": 128},
     "clap": {"truncation": "rand_trunc", "padding": "repeatpad"},
     "layoutlmv3": {"apply_ocr": False},
     "grounding-dino": {"size": {"shortest_edge": 96, "longest_edge": 160}},
