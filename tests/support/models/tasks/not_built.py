@@ -15,8 +15,12 @@ _FAMILIES: dict[str, str] = {
     "zoedepth": "the last step of its image processor needs torchvision",
     "videoprism": "its only processor reads videos and needs torchvision",
     "omdet-turbo": "its model needs classes and a task, which the pipeline does not give",
-    **dict.fromkeys(("edgetam", "edgetam_video", "sam2", "sam2_video", "sam3_tracker", "sam3_video"), _TORCHVISION),
-    **dict.fromkeys(("vivit", "vjepa2", "videoprism_vision_model"), "its processor of videos needs torchvision"),
+    **dict.fromkeys(("edgetam", "sam2", "sam2_video", "sam3_tracker", "sam3_video"), _TORCHVISION),
+    **dict.fromkeys(("vivit", "vjepa2"), "its processor of videos needs torchvision"),
+    **dict.fromkeys(
+        ("edgetam_video", "videoprism_vision_model"),
+        "transformers names no image processor for it, and its processors of videos need torchvision",
+    ),
     "videomt": "it reads videos, and its video processor needs torchvision",
     "layoutlmv2": "its image part needs detectron2",
 }  # fmt: skip
