@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frameworks.core.errors import InvalidModel
-from frameworks.core.files import parse_json, read_json
+from frameworks.core.files import read_json
+from frameworks.text.modules import Module, read_modules
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -104,14 +105,14 @@ class TextConfig:
 
 def transformer_folder(folder: Path) -> Path:
     """Return the folder of the encoder: the first module of a sentence-transformers model, else the folder itself."""
-    modules = _modules(folder)
-    return folder / modules[0][1] if modules else folder
+    modules = read_modules(folder)
+    return modules[0].folder if modules else folder
 
 
 def read_text_config(folder: Path) -> TextConfig:
     """Read the JSON files of a folder. Raises InvalidModel for damaged files and unsupported settings."""
-    modules = _modules(folder)
-    unserved = [kind for kind, _ in modules if kind not in _MODULES_SERVED]
+    modules = read_modules(folder)
+    unserved = [module.kind for module in modules if module.kind not in _MODULES_SERVED]
     if unserved:
         raise InvalidModel(
             f"{folder / 'modules.json'}: module {unserved[0]} is not served; "
@@ -124,7 +125,7 @@ def read_text_config(folder: Path) -> TextConfig:
     sentence_file = _sentence_file(encoder)
     sentence = read_json(sentence_file)
     refuse_unserved(folder, modules, sentence, sentence_file)
-    pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
+    pooling = next((_pooling(module) for module in modules if module.kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
     problem = config.get("problem_type")
@@ -133,7 +134,7 @@ def read_text_config(folder: Path) -> TextConfig:
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
-        normalize=any(kind == "Normalize" for kind, _ in modules) if modules else True,
+        normalize=any(module.kind == "Normalize" for module in modules) if modules else True,
         prompt=_prompt(folder / "config_sentence_transformers.json"),
         lower_case=bool(sentence.get("do_lower_case")),
         architecture=architecture,
@@ -151,7 +152,7 @@ def read_text_config(folder: Path) -> TextConfig:
         tokenizer_settings=read_tokenizer_settings(config, tokenizer, encoder),
         truncates_left=_truncates_left(tokenizer, truncation, encoder),
     )
-    scoring = [read_answers(folder / path / "config.json") for kind, path in modules if kind == "LogitScore"]
+    scoring = [read_answers(module.config_file) for module in modules if module.kind == "LogitScore"]
     if scoring:
         if not found.generates:
             raise InvalidModel(
@@ -163,24 +164,6 @@ def read_text_config(folder: Path) -> TextConfig:
         return found
     model = read_json(folder / "config_sentence_transformers.json") if modules else {}
     return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
-
-
-def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Return the (class name, folder) pairs of modules.json, in order."""
-    file = folder / "modules.json"
-    content = parse_json(file, absent=[])
-    try:
-        pairs = [(_kind(str(module["type"])), str(module["path"])) for module in content]
-    except (TypeError, KeyError) as error:
-        raise InvalidModel(f"{file}: not a list of modules with type and path") from error
-    if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in pairs):
-        raise InvalidModel(f"{file}: a module's path leaves the model's own folder")
-    return pairs
-
-
-def _kind(module_type: str) -> str:
-    """Return the class name of a module of sentence-transformers; the full name of other modules."""
-    return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type
 
 
 def _sentence_file(folder: Path) -> Path:
@@ -198,8 +181,8 @@ def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
         )
 
 
-def _pooling(file: Path) -> Pooling:
-    config = read_json(file)
+def _pooling(module: Module) -> Pooling:
+    file, config = module.config_file, module.config
     if not config:
         raise InvalidModel(f"{file}: absent or empty; modules.json names it as the configuration of the pooling")
     modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"

@@ -9,6 +9,7 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings, refuse_unknown
+from frameworks.text.modules import Module
 
 _Served = Mapping[str, tuple[object, ...]]
 
@@ -49,20 +50,19 @@ _POOLING_READ = (
 )  # fmt: skip
 
 
-def refuse_unserved(folder: Path, modules: Sequence[tuple[str, str]], sentence: Mapping[str, Any], file: Path) -> None:
+def refuse_unserved(folder: Path, modules: Sequence[Module], sentence: Mapping[str, Any], file: Path) -> None:
     """Raise InvalidModel for a setting of a model's files that would be ignored.
 
-    `modules`: class names and folders of `modules.json`. `sentence`, `file`: `sentence_bert_config.json`.
+    `modules`: of `modules.json`. `sentence`, `file`: `sentence_bert_config.json`.
     """
     if modules:
         model_file = folder / "config_sentence_transformers.json"
         refuse_settings(model_file, read_json(model_file), _MODEL_FILE)
-    for kind, path in modules:
-        own = folder / path / "config.json"
-        if kind in _MODULES:
-            refuse_settings(own, read_json(own), _MODULES[kind])
-        elif kind == "Pooling":
-            refuse_unknown(own, read_json(own), _POOLING_READ)
+    for module in modules:
+        if module.kind in _MODULES:
+            refuse_settings(module.config_file, module.config, _MODULES[module.kind])
+        elif module.kind == "Pooling":
+            refuse_unknown(module.config_file, module.config, _POOLING_READ)
     refuse_unknown(file, sentence, (*_TRANSFORMER, *_TRANSFORMER_READ, *_ARGUMENTS))
     refuse_settings(file, sentence, _TRANSFORMER)
     for key, served in _ARGUMENTS.items():

@@ -1,0 +1,47 @@
+"""Read `modules.json` of sentence-transformers: the modules of a model, in their order, and their configurations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.files import parse_json, read_json
+
+_MOST_MODULES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of a model. `kind`: its class name; the full name of a class that sentence-transformers does not have.
+
+    `config`: of its `config.json`; empty where the folder has none.
+    """
+
+    kind: str
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+
+def read_modules(folder: Path) -> tuple[Module, ...]:
+    """Return the modules of a folder, in order; empty where it has no `modules.json`. Raises InvalidModel."""
+    file = folder / "modules.json"
+    content = parse_json(file, absent=[])
+    try:
+        pairs = [(_kind(str(module["type"])), str(module["path"])) for module in content]
+    except (TypeError, KeyError) as error:
+        raise InvalidModel(f"{file}: not a list of modules with type and path") from error
+    if len(pairs) > _MOST_MODULES:
+        raise InvalidModel(f"{file}: expected at most {_MOST_MODULES} modules, got {len(pairs)}")
+    if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in pairs):
+        raise InvalidModel(f"{file}: a module's path leaves the model's own folder")
+    return tuple(Module(kind, folder / path, read_json(folder / path / "config.json")) for kind, path in pairs)
+
+
+def _kind(module_type: str) -> str:
+    """Return the class name of a module of sentence-transformers; the full name of other modules."""
+    return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type
