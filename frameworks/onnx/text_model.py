@@ -19,6 +19,7 @@ from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.vector_modules import VectorModules
 from frameworks.types import (
     NUMPY_DTYPES,
     TEXT_OUTPUT,
@@ -110,6 +111,13 @@ class OnnxTextModel:
         output = model.spec.outputs_by_name[head.output]
         labels = _labels(config, output) if head.task == "classify" else ()
         embedding_size = 0 if head.task == "classify" else max(0, (output.shape or (0,))[-1])
+        self._vectors: VectorModules | None = None
+        if head.pools:
+            embedding_size *= len(self._pooling.split("+"))
+            # The output sentence_embedding of a graph has these modules within it.
+            if config.vector_modules:
+                self._vectors = VectorModules(config.vector_modules, embedding_size)
+                embedding_size = self._vectors.size
         self.spec = replace(
             model.spec,
             task=head.task,
@@ -196,6 +204,8 @@ class OnnxTextModel:
         output = self._model.run_graph({**self._feeds(tokens)}, (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
         rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
+        if self._vectors is not None:
+            return self._vectors(rows[: batch.rows])
         return rows[: batch.rows].astype(np.float32, copy=False)
 
     def usable_positions(self, file: Path) -> int | None:

@@ -5,7 +5,7 @@ Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transf
 `tokenizer.json` for the limit where the others state none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved
 
-Pooling = Literal["mean", "cls", "max", "lasttoken"]
+Pooling = Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"]
 
 # In the order in which sentence-transformers concatenates them.
 _POOLING_FLAGS: dict[str, str] = {
@@ -35,7 +35,10 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)
-_MODULES_SERVED = ("Transformer", "Pooling", "Normalize", "LogitScore", "CLIPModel")
+_ENCODERS = ("Transformer", "CLIPModel")
+_MODULES_SERVED = (*_ENCODERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
+# Those that read the vector of a pooling.
+_AFTER_POOLING = ("Dense", "LayerNorm")
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
@@ -47,7 +50,9 @@ _LARGEST_EMBEDDING = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The text settings of a model's folder. `pooling`: None where undefined. `prompt`: prefix of every text.
+    """The text settings of a model's folder. `pooling`: modes joined by "+"; None where undefined.
+
+    `prompt`: prefix of every text.
 
     `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
@@ -55,12 +60,13 @@ class TextConfig:
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
     `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied. `is_regression`: the values
     of the labels are not probabilities.
-    `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json.
+    `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
+    an embedding from the pooled vector, without a Normalize at the end, which `normalize` is.
     """
 
     max_tokens: int
     pad_token_id: int
-    pooling: Pooling | None
+    pooling: str | None
     normalize: bool
     prompt: str
     lower_case: bool
@@ -79,6 +85,7 @@ class TextConfig:
     scores_are_logits: bool = False
     is_regression: bool = False
     tokenizer_settings: TokenizerSettings = field(default_factory=TokenizerSettings)
+    vector_modules: tuple[Module, ...] = ()
 
     @property
     def classifies(self) -> bool:
@@ -118,6 +125,8 @@ def read_text_config(folder: Path) -> TextConfig:
             f"{folder / 'modules.json'}: module {unserved[0]} is not served; "
             f"the modules served are {', '.join(_MODULES_SERVED)}"
         )
+    modules = tuple(module for module in modules if module.kind != "Dropout")
+    _check_order(folder, modules)
     encoder = transformer_folder(folder)
     config = read_json(encoder / "config.json")
     tokenizer = read_json(encoder / "tokenizer_config.json")
@@ -134,7 +143,8 @@ def read_text_config(folder: Path) -> TextConfig:
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
-        normalize=any(module.kind == "Normalize" for module in modules) if modules else True,
+        normalize=modules[-1].kind == "Normalize" if modules else True,
+        vector_modules=_vector_modules(modules),
         prompt=_prompt(folder / "config_sentence_transformers.json"),
         lower_case=bool(sentence.get("do_lower_case")),
         architecture=architecture,
@@ -166,6 +176,31 @@ def read_text_config(folder: Path) -> TextConfig:
     return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
 
 
+def _check_order(folder: Path, modules: Sequence[Module]) -> None:
+    """Raise InvalidModel unless an encoder, at most one pooling and the modules of its vector follow each other."""
+    kinds = [module.kind for module in modules]
+    is_pooled = False
+    for index, kind in enumerate(kinds):
+        if (kind in _ENCODERS) != (index == 0) or (kind == "Pooling" and index != 1):
+            raise InvalidModel(
+                f"{folder / 'modules.json'}: expected Transformer or CLIPModel, then Pooling, then others, "
+                f"got {', '.join(kinds)}; this order is not served"
+            )
+        is_pooled = is_pooled or kind == "Pooling"
+        if kind in _AFTER_POOLING and not is_pooled:
+            raise InvalidModel(
+                f"{folder / 'modules.json'}: {kind}: expected Pooling before it, got none; this order is not served"
+            )
+
+
+def _vector_modules(modules: Sequence[Module]) -> tuple[Module, ...]:
+    """Return the modules after the pooling, without those at the end that normalise."""
+    after = [module for module in modules[1:] if module.kind in (*_AFTER_POOLING, "Normalize")]
+    while after and after[-1].kind == "Normalize":
+        after.pop()
+    return tuple(after)
+
+
 def _sentence_file(folder: Path) -> Path:
     """Return the file of the first module: of any name that sentence-transformers gave it."""
     names = ["sentence_bert_config.json", *sorted(p.name for p in folder.glob("sentence_*_config.json"))]
@@ -181,20 +216,22 @@ def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
         )
 
 
-def _pooling(module: Module) -> Pooling:
+def _pooling(module: Module) -> str:
+    """Return the modes of a pooling, joined by "+"."""
     file, config = module.config_file, module.config
     if not config:
         raise InvalidModel(f"{file}: absent or empty; modules.json names it as the configuration of the pooling")
     modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
     wanted = modes if isinstance(modes, list) else [modes]
-    match wanted:
-        case ["mean" | "cls" | "max" | "lasttoken" as mode]:
-            if config.get("include_prompt") is False:
-                raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
-            return mode
-    raise InvalidModel(
-        f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls, max and lasttoken are"
-    )
+    served = [mode for mode in wanted if isinstance(mode, str) and mode in _POOLING_FLAGS.values()]
+    if not 0 < len(served) == len(wanted) <= len(_POOLING_FLAGS):
+        raise InvalidModel(
+            f"{file}: pooling {' + '.join(map(str, wanted))[:100]} is not served; "
+            f"{', '.join(_POOLING_FLAGS.values())} are"
+        )
+    if config.get("include_prompt") is False:
+        raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
+    return "+".join(served)
 
 
 def _prompt(file: Path) -> str:

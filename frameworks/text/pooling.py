@@ -2,17 +2,22 @@
 
 import numpy as np
 
-from frameworks.text.config import Pooling
 from frameworks.types import Array
 
 
-def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
-    """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, size].
+def pool(hidden: Array, attention_mask: Array, pooling: str) -> Array:
+    """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, modes x size].
 
-    The poolings are those of sentence-transformers' Pooling module. The last token of a text without tokens is zeros.
+    `pooling`: a mode of sentence-transformers' Pooling module, or several, joined by "+". The vectors of several
+    modes are concatenated. The last token of a text without tokens is zeros.
     """
     hidden = hidden.astype(np.float32, copy=False)
-    match pooling:
+    pooled = [_pool_by(mode, hidden, attention_mask) for mode in pooling.split("+")]
+    return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
+
+
+def _pool_by(mode: str, hidden: Array, attention_mask: Array) -> Array:
+    match mode:
         case "cls":
             first: Array = hidden[:, 0]
             return np.ascontiguousarray(first)
@@ -25,11 +30,15 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
             ends: Array = hidden[np.arange(len(hidden)), last]
             ends[~attention_mask.any(axis=1)] = 0
             return ends
-        case "mean":
-            mask = attention_mask.astype(np.float32)
-            count = np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)
-            mean: Array = np.matmul(mask[:, None, :], hidden)[:, 0] / count
-            return mean
+    assert mode in ("mean", "mean_sqrt_len_tokens", "weightedmean"), mode
+    weights = attention_mask.astype(np.float32)
+    if mode == "weightedmean":
+        weights *= np.arange(1, weights.shape[1] + 1, dtype=np.float32)
+    total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
+    mean: Array = np.matmul(weights[:, None, :], hidden)[:, 0] / (
+        np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total
+    )
+    return mean
 
 
 def normalize_rows(vectors: Array) -> Array:

@@ -39,9 +39,14 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     "processor_kwargs": ("padding_side", "use_fast"), "tokenizer_args": ("padding_side", "use_fast"),
     "config_kwargs": ("use_cache",), "config_args": ("use_cache",),
 }  # fmt: skip
+_OF_VECTORS: _Served = {
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding",),
+}
 _MODULES: Mapping[str, _Served] = {
+    "Dense": _OF_VECTORS,
     "LogitScore": {"module_input_name": ("causal_logits",)},
-    "Normalize": {"module_input_name": ("sentence_embedding",), "module_output_name": ("sentence_embedding",)},
+    "Normalize": _OF_VECTORS,
 }
 _POOLING_READ = (
     "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",

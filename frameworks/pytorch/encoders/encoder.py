@@ -1,9 +1,9 @@
 """An encoder or decoder of transformers with its tokenizer: texts in, embeddings or logits out."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -17,6 +17,7 @@ from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.vector_modules import VectorModules
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 
@@ -25,15 +26,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TorchPooling = Literal["mean", "cls", "max", "lasttoken", "pooler", "logits"]
+
+@dataclass(frozen=True, slots=True)
+class TextHead:
+    """How the model's output becomes one row per text.
+
+    `pooling`: modes joined by "+"; `pooler` is the model's own pooler's output, `logits` a classifier's. `vectors`:
+    the modules after the pooling; None where there are none.
+    """
+
+    pooling: str
+    vectors: VectorModules | None = None
 
 
 class EncoderModel(DeviceModel):
-    """One thread at a time calls `infer`.
-
-    `pooling`: how the model's output becomes one row per text; `pooler` is its own pooler's output, `logits` a
-    classifier's.
-    """
+    """One thread at a time calls `infer`."""
 
     image_processor: "ImageProcessor | None" = None
 
@@ -42,7 +49,7 @@ class EncoderModel(DeviceModel):
         model: torch.nn.Module,
         tokenizer: TextTokenizer,
         spec: ModelSpec,
-        pooling: TorchPooling,
+        head: TextHead,
         padding: TextPadding,
         intra_op_threads: int,
         pool: TensorPool | None = None,
@@ -51,8 +58,9 @@ class EncoderModel(DeviceModel):
         memory through which tokens reach a GPU.
         """
         super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
-        self._pooling = pooling
+        self._pooling = head.pooling
         self._padding = padding
+        self._vectors = head.vectors
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
@@ -125,7 +133,7 @@ class EncoderModel(DeviceModel):
                 types["token_type_ids"] = own
             output = model(input_ids=input_ids, attention_mask=mask, **types)
             rows: Array = self._rows(output, mask).float().cpu().numpy()
-        return rows
+        return rows if self._vectors is None else self._vectors(rows)
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
         """Return one row per text from the model's output; `pooler` and `logits` are the model's own, the others
@@ -138,20 +146,29 @@ class EncoderModel(DeviceModel):
             pooled: torch.Tensor = output.pooler_output
             return pooled
         hidden: torch.Tensor = output.last_hidden_state
-        if self._pooling == "cls":
-            return hidden[:, 0]
-        if self._pooling == "max":
-            # As `frameworks.text.pooling.pool`, for values beyond f16.
-            return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
-        if self._pooling == "lasttoken":
-            last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
-            ends = hidden[torch.arange(len(last), device=mask.device), last]
-            # The states of a text without tokens are undefined: its tokens attend to nothing.
-            return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
-        assert self._pooling == "mean", self._pooling
-        # The sum is float32 even if the states are f16: a sum of 512 of them would lose digits.
-        weights = mask.unsqueeze(-1).float()
-        return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
+        pooled_by = [_pool_by(mode, hidden, mask) for mode in self._pooling.split("+")]
+        return pooled_by[0] if len(pooled_by) == 1 else torch.cat([rows.float() for rows in pooled_by], dim=1)
+
+
+def _pool_by(mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Pool the hidden states [texts, longest, size] by a mode, as `frameworks.text.pooling.pool`."""
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "max":
+        # The lowest number is beyond f16.
+        return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+    if mode == "lasttoken":
+        last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+        ends = hidden[torch.arange(len(last), device=mask.device), last]
+        # The states of a text without tokens are undefined: its tokens attend to nothing.
+        return ends.masked_fill(mask.sum(dim=1, keepdim=True) == 0, 0.0)
+    assert mode in ("mean", "mean_sqrt_len_tokens", "weightedmean"), mode
+    # The sum is float32 even if the states are f16: a sum of 512 of them would lose digits.
+    weights = mask.unsqueeze(-1).float()
+    if mode == "weightedmean":
+        weights = weights * torch.arange(1, mask.shape[1] + 1, device=mask.device).view(1, -1, 1)
+    total = weights.sum(dim=1).clamp(min=1e-9)
+    return (hidden.float() * weights).sum(dim=1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
 
 
 def _described(batch: TokenBatch) -> str:

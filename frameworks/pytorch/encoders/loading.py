@@ -12,7 +12,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
-from frameworks.pytorch.encoders.encoder import EncoderModel, TorchPooling
+from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.packed_files import PackedFiles
@@ -24,6 +24,7 @@ from frameworks.text.config import TextConfig
 from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.vector_modules import VectorModules
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 
@@ -69,16 +70,16 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
-    spec = _spec(model, config, pooling, device, dtype)
+    head = TextHead(pooling, _vectors(model, config, pooling))
+    spec = _spec(model, config, head, device, dtype)
     threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
     if copies is not None:
-        encoder = EncoderModel(model, tokenizer, spec, pooling, padding, threads)
+        encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
-        spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
+        spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     return [
-        EncoderModel(model, tokenizer, spec, pooling, padding, threads, loading.pool)
-        for _ in range(files.entry.instances)
+        EncoderModel(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)
     ]
 
 
@@ -134,7 +135,7 @@ def _answer_id(answer: int | str | None, tokenizer: TextTokenizer, folder: Path)
     return token_id
 
 
-def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
+def _pooling(config: TextConfig, weights: WeightFiles) -> str:
     """Choose the pooling: sentence-transformers' files decide, else BERT's own pooler if its weights exist, else the
     mean.
     """
@@ -157,8 +158,24 @@ def _pad_token_id(model: Any, config: TextConfig) -> int | None:
     return own if isinstance(own, int) and own >= 0 else None
 
 
-def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, device: Device, dtype: str) -> ModelSpec:
-    size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
+def _vectors(model: torch.nn.Module, config: TextConfig, pooling: str) -> VectorModules | None:
+    """Read the modules after the pooling; None where nothing is computed after it. Raises InvalidModel."""
+    if config.classifies or not config.vector_modules:
+        return None
+    return VectorModules(config.vector_modules, _pooled_size(model, pooling))
+
+
+def _pooled_size(model: torch.nn.Module, pooling: str) -> int:
+    """Return the size of a pooled vector; 0 or less where the model does not state that of its states."""
+    return int(getattr(model.config, "hidden_size", -1)) * len(pooling.split("+"))
+
+
+def _spec(model: torch.nn.Module, config: TextConfig, head: TextHead, device: Device, dtype: str) -> ModelSpec:
+    vectors = head.vectors
+    if config.classifies:
+        size = len(config.labels)
+    else:
+        size = _pooled_size(model, head.pooling) if vectors is None else vectors.size
     embedding_size = 0 if config.classifies else max(0, size)
     return ModelSpec(
         framework="pytorch",
@@ -167,7 +184,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, dev
         outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
         device=device.id,
         dtype=DTYPE_NAMES[dtype],
-        memory_bytes=held_bytes(model),
+        memory_bytes=held_bytes(model) + (0 if vectors is None else vectors.memory_bytes),
         text=TextSpec(
             max_tokens=config.max_tokens,
             normalize=config.normalize,
@@ -175,7 +192,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, dev
             multi_label=config.multi_label,
             embedding_size=embedding_size or None,
             shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
-            pooling=pooling,
+            pooling=head.pooling,
             prompts=config.prompts,
             scores_are_logits=config.scores_are_logits,
             is_regression=config.is_regression,

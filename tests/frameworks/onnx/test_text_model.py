@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from safetensors.numpy import save_file
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import InvalidInput, InvalidModel, OutOfMemory
@@ -71,9 +72,29 @@ POOLINGS: dict[str, Callable[[Array], Array]] = {
     "max": lambda states: states.max(axis=0),
     "lasttoken": lambda states: states[-1],
 }
+WEIGHTED = np.arange(1, 1000, dtype=np.float32)[:, None]
+"""Weights of the tokens of a text by their places."""
 
 
 class TestHeads:
+    def test_modules_after_pooling_are_computed(self, text_model: MakeModel, tmp_path: Path) -> None:
+        """`sentence_embedding` of a graph has them within; states have not."""
+        write_sentence_transformers(tmp_path, more_modules=["Dense"])
+        change_json(tmp_path / "1_Pooling" / "config.json", pooling_mode=["weightedmean", "cls"])
+        weight = np.random.default_rng(5).standard_normal((3, 16), np.float32)
+        sizes = {"in_features": 16, "out_features": 3, "bias": False, "activation_function": "torch.nn.ReLU"}
+        write_json(tmp_path / "2_Dense" / "config.json", sizes)
+        save_file({"linear.weight": weight}, tmp_path / "2_Dense" / "model.safetensors")
+        graph = onnx_encoders.encoder(("last_hidden_state",))
+        model = text_model(graph)
+        assert model.spec.text is not None
+        assert (model.spec.text.embedding_size, model.spec.text.pooling) == (3, "weightedmean+cls")
+        states = one_by_one(graph, model, "last_hidden_state")
+        places = [WEIGHTED[: len(state)] for state in states]
+        means = [(state * place).sum(axis=0) / place.sum() for state, place in zip(states, places, strict=True)]
+        pooled = [np.concatenate([mean, state[0]]) for mean, state in zip(means, states, strict=True)]
+        close(rows_of(model, list(TEXTS)), [np.maximum(weight @ each, 0) for each in pooled])
+
     @pytest.mark.parametrize("pooling", list(POOLINGS))
     def test_states_are_pooled_as_configured(self, text_model: MakeModel, tmp_path: Path, pooling: str) -> None:
         write_sentence_transformers(tmp_path, pooling, normalize=False)
@@ -354,7 +375,7 @@ class TestTrouble:
             ("tokenizer.json", "{}"),
             ("tokenizer_config.json", "[]"),
             ("modules.json", "{}x"),
-            ("1_Pooling/config.json", '{"pooling_mode": "weightedmean"}'),
+            ("1_Pooling/config.json", '{"pooling_mode": "median"}'),
         ],
     )
     def test_broken_file_is_named(self, tmp_path: Path, file: str, content: str) -> None:

@@ -49,6 +49,11 @@ def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:
                 rows.append(states[0])
             case "mean":
                 rows.append(tokens.mean(dim=0) if len(tokens) else torch.zeros(states.shape[1]))
+            case "mean_sqrt_len_tokens":
+                rows.append(tokens.sum(dim=0) / max(1, len(tokens)) ** 0.5)
+            case "weightedmean":
+                places = (row_mask.nonzero() + 1).double()
+                rows.append((tokens * places).sum(dim=0) / max(1, places.sum()))
             case "lasttoken":
                 rows.append(tokens[-1] if len(tokens) else torch.zeros(states.shape[1]))
             case "max":
@@ -58,7 +63,13 @@ def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:
 
 
 class TestPool:
-    @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
+    def test_several_modes_are_concatenated(self) -> None:
+        hidden = np.random.default_rng(1).standard_normal((2, 3, 4), np.float32)
+        mask = np.array([[1, 1, 0], [1, 1, 1]])
+        parts = [pool(hidden, mask, mode) for mode in ("weightedmean", "cls")]
+        np.testing.assert_array_equal(pool(hidden, mask, "weightedmean+cls"), np.concatenate(parts, axis=1))
+
+    @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"])
     @given(data=st.data())
     def test_pool_equals_torch(self, pooling: Pooling, data: Any) -> None:
         texts, longest, size = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5)))

@@ -1,0 +1,75 @@
+"""Read the weights of a module of sentence-transformers as float32 arrays: safetensors, or pickles that are allowed."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import structlog
+from safetensors import SafetensorError, safe_open
+
+from frameworks.core.errors import InvalidModel
+from frameworks.text.modules import Module
+from frameworks.types import Array
+from memory.sizes import format_size
+
+log = structlog.get_logger(__name__)
+
+PICKLE = "pytorch_model.bin"
+_SAFETENSORS = "model.safetensors"
+_MAX_BYTES = 2 * 1024**3
+"""Maximum size of a module's file."""
+
+
+def weight_bytes(module: Module) -> int:
+    """Return the size of a module's file of weights; 0 where it has none."""
+    files = (module.folder / name for name in (_SAFETENSORS, PICKLE))
+    return next((file.stat().st_size for file in files if file.is_file()), 0)
+
+
+def read_weights(module: Module, allow_pickled: bool = False) -> Mapping[str, Array]:
+    """Return the tensors of a module by name.
+
+    `allow_pickled`: read `pytorch_model.bin` where there is no `model.safetensors`. Raises InvalidModel.
+    """
+    size = weight_bytes(module)
+    if size > _MAX_BYTES:
+        raise InvalidModel(
+            f"{module.folder}: expected at most {format_size(_MAX_BYTES)} of weights of a module, "
+            f"got {format_size(size)}; serve a smaller model"
+        )
+    if (module.folder / _SAFETENSORS).is_file():
+        return _read_safetensors(module)
+    if not (module.folder / PICKLE).is_file():
+        raise InvalidModel(f"{module.folder}: expected {_SAFETENSORS}, got none; check that the copy is complete")
+    if not allow_pickled:
+        raise InvalidModel(
+            f"{module.folder / PICKLE}: expected {_SAFETENSORS}, got a pickle; convert it where you trust it, with "
+            "SentenceTransformer(folder).save(new_folder), or set allow_pickled_weights = true for this model"
+        )
+    return _read_pickle(module)
+
+
+def _read_safetensors(module: Module) -> dict[str, Array]:
+    file = module.folder / _SAFETENSORS
+    try:
+        with safe_open(str(file), framework="numpy") as tensors:
+            names = [*tensors.keys()]
+            return {name: np.asarray(tensors.get_tensor(name), dtype=np.float32) for name in names}
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise InvalidModel(
+            f"{file}: not a readable safetensors file ({error}); check that the copy is complete"
+        ) from error
+
+
+def _read_pickle(module: Module) -> dict[str, Array]:
+    file = module.folder / PICKLE
+    try:
+        # A server without such a file needs no torch.
+        import torch
+    except ImportError as error:
+        raise InvalidModel(f"{file}: expected PyTorch to read a pickle, got none; install torch") from error
+    log.warning("weights are read from a pickle", module=module.kind, file=str(file))
+    try:
+        tensors = torch.load(str(file), map_location="cpu", weights_only=True)
+        return {str(name): tensor.float().numpy() for name, tensor in tensors.items()}
+    except Exception as error:  # A damaged or hostile file raises errors of any kind.
+        raise InvalidModel(f"{file}: not a file of tensors that weights_only reads ({type(error).__name__})") from error

@@ -1,0 +1,166 @@
+"""Compute the modules of sentence-transformers that follow the pooling: Dense, LayerNorm and Normalize.
+
+Source: sentence-transformers 6. All frameworks apply them to the pooled float32 vectors, with numpy.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frameworks.core.errors import InvalidModel
+from frameworks.text.module_weights import read_weights
+from frameworks.text.modules import Module
+from frameworks.text.pooling import normalize_rows
+from frameworks.types import Array
+
+VECTOR_MODULES = ("Dense", "LayerNorm", "Normalize")
+_LARGEST_VECTOR = 65_536
+_EPSILON = 1e-5
+"""Of torch.nn.LayerNorm."""
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _sigmoid(values: Array) -> Array:
+    """As torch.sigmoid; no value overflows."""
+    half: Array = 0.5 * (1.0 + np.tanh(0.5 * values))
+    return half
+
+
+def _gelu(values: Array) -> Array:
+    shares = np.asarray(_erf(values / math.sqrt(2)), dtype=np.float32)
+    return np.asarray(values * 0.5 * (1.0 + shares))
+
+
+# By the class name within torch.nn, with the class's default arguments: no folder states others.
+_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "ELU": lambda values: np.where(values > 0, values, np.expm1(np.minimum(values, 0))),
+    "GELU": _gelu,
+    "Identity": lambda values: values,
+    "LeakyReLU": lambda values: np.where(values > 0, values, values * 0.01),
+    "LogSigmoid": lambda values: -np.logaddexp(0, -values),
+    "ReLU": lambda values: np.maximum(values, 0),
+    "SiLU": lambda values: values * _sigmoid(values),
+    "Sigmoid": _sigmoid,
+    "Softplus": lambda values: np.logaddexp(0, values),
+    "Tanh": np.tanh,
+}
+_FOLDERS_OF_TORCH = ("torch.nn.modules.activation.", "torch.nn.modules.linear.", "torch.nn.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Dense:
+    """`weight`: [in, out], contiguous. `residual`: [in, out]; None: the input itself, where `adds_input`."""
+
+    weight: Array
+    bias: Array | None
+    activation: Callable[[Array], Array]
+    adds_input: bool
+    residual: Array | None
+
+    def __call__(self, rows: Array) -> Array:
+        product = rows @ self.weight
+        result = self.activation(product if self.bias is None else product + self.bias)
+        if not self.adds_input:
+            return result
+        added: Array = result + (rows if self.residual is None else rows @ self.residual)
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerNorm:
+    weight: Array
+    bias: Array
+
+    def __call__(self, rows: Array) -> Array:
+        centered = rows - rows.mean(axis=1, keepdims=True)
+        variance = np.square(centered).mean(axis=1, keepdims=True)
+        result: Array = centered / np.sqrt(variance + _EPSILON) * self.weight + self.bias
+        return result
+
+
+class VectorModules:
+    """The modules of a model after its pooling. `size`: of the vectors that they return. Any thread may call it."""
+
+    def __init__(self, modules: Sequence[Module], size: int, allow_pickled: bool = False) -> None:
+        """`size`: of the pooled vectors. `allow_pickled`: read weights from pickles. Raises InvalidModel."""
+        self.size = size
+        self.memory_bytes = 0
+        self._steps: list[Callable[[Array], Array]] = []
+        for module in modules:
+            self._steps.append(self._step(module, allow_pickled))
+
+    def __call__(self, rows: Array) -> Array:
+        """Return float32 vectors [texts, self.size] of pooled ones [texts, size]."""
+        for step in self._steps:
+            rows = step(rows)
+        return np.ascontiguousarray(rows, dtype=np.float32)
+
+    def _step(self, module: Module, allow_pickled: bool) -> Callable[[Array], Array]:
+        if module.kind == "Normalize":
+            return normalize_rows
+        tensors = read_weights(module, allow_pickled)
+        self.memory_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        if module.kind == "LayerNorm":
+            self._check_size(module, "dimension", self.size)
+            shape = (self.size,)
+            return _LayerNorm(
+                _tensor(module, tensors, "norm.weight", shape), _tensor(module, tensors, "norm.bias", shape)
+            )
+        assert module.kind == "Dense", module.kind
+        return self._dense(module, tensors)
+
+    def _dense(self, module: Module, tensors: Mapping[str, Array]) -> _Dense:
+        self._check_size(module, "in_features", self.size)
+        before, after = self.size, module.config.get("out_features")
+        if not isinstance(after, int) or not 0 < after <= _LARGEST_VECTOR:
+            raise InvalidModel(
+                f"{module.config_file}: out_features: expected 1 to {_LARGEST_VECTOR}, got {str(after)[:100]}; "
+                "correct the file"
+            )
+        self.size = after
+        shape = (after, before)
+        adds_input = module.config.get("use_residual") is True
+        is_projected = adds_input and after != before
+        return _Dense(
+            weight=_transposed(_tensor(module, tensors, "linear.weight", shape)),
+            bias=None if module.config.get("bias") is False else _tensor(module, tensors, "linear.bias", (after,)),
+            activation=_activation(module),
+            adds_input=adds_input,
+            residual=_transposed(_tensor(module, tensors, "residual.weight", shape)) if is_projected else None,
+        )
+
+    def _check_size(self, module: Module, key: str, size: int) -> None:
+        stated = module.config.get(key)
+        if stated != size:
+            raise InvalidModel(
+                f"{module.config_file}: {key}: expected {size}, the size of the vectors before it, "
+                f"got {str(stated)[:100]}; correct the file"
+            )
+
+
+def _activation(module: Module) -> Callable[[Array], Array]:
+    """Return the activation of a Dense module. Raises InvalidModel for one that is code of its own, or not served."""
+    name = module.config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    for prefix in _FOLDERS_OF_TORCH:
+        if isinstance(name, str) and name.startswith(prefix) and name.removeprefix(prefix) in _ACTIVATIONS:
+            return _ACTIVATIONS[name.removeprefix(prefix)]
+    raise InvalidModel(
+        f"{module.config_file}: activation_function: expected one of torch.nn's {', '.join(_ACTIVATIONS)}, "
+        f"got {str(name)[:100]}; this setting is not served"
+    )
+
+
+def _tensor(module: Module, tensors: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    found = tensors.get(name)
+    if found is None or found.shape != shape:
+        got = "none" if found is None else str([*found.shape])
+        raise InvalidModel(
+            f"{module.folder}: {name}: expected a tensor {[*shape]}, got {got}; check that the copy is complete"
+        )
+    return found
+
+
+def _transposed(weight: Array) -> Array:
+    return np.ascontiguousarray(weight.T)
