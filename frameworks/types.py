@@ -23,6 +23,9 @@ Task = str
 Truncation = bool | Literal["left", "right"]
 """Whether a text is cut at the model's limit, and on which side. True: on the side that the model's files name."""
 
+Vectors = Literal["dense", "sparse", "multi"]
+"""The kind of an embedding model's answer."""
+
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
     "int8": np.dtype(np.int8),
@@ -121,7 +124,7 @@ class TextSpec:
     scores_are_logits: bool = False
     is_regression: bool = False
     unpadded_because: str | None = None
-    vectors: Literal["dense", "sparse", "multi"] = "dense"
+    vectors: Vectors = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +295,12 @@ class TokenBatch:
     """Tokenised texts for one run of a text model, with special tokens and without padding.
 
     `token_type_ids`: for pairs of texts 0 or 1 for each token, the text that it belongs to. None: 0 for all.
+    `attended`: how many tokens of each text the others attend to, the first ones; None: all.
     """
 
     token_ids: list[list[int]]
     token_type_ids: list[list[int]] | None = None
+    attended: list[int] | None = None
 
     @property
     def rows(self) -> int:
@@ -303,8 +308,12 @@ class TokenBatch:
 
     def part(self, at: int, rows: int) -> "TokenBatch":
         """Return `rows` of its texts from position `at`."""
-        types = self.token_type_ids
-        return TokenBatch(self.token_ids[at : at + rows], None if types is None else types[at : at + rows])
+        types, attended = self.token_type_ids, self.attended
+        return TokenBatch(
+            self.token_ids[at : at + rows],
+            None if types is None else types[at : at + rows],
+            None if attended is None else attended[at : at + rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +337,10 @@ Batch = SentBatch | TaskBatch
 TASK_OUTPUT = "task"
 """The output of a TaskBatch: an object array [rows] of what the pipeline computes of each item."""
 TEXT_OUTPUT = "text"
-"""The output of a text model: float32 [rows, embedding size], or raw logits [rows, labels]."""
+"""The output of a text model: float32 [rows, embedding size], or raw logits [rows, labels].
+
+Of a model of late interaction an object array [rows] of float32 [tokens, size].
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +350,8 @@ class TextRequest:
     `normalize`: None for the default of the model's files. `dimensions`: truncate embeddings to this size, one of
     `shorter_sizes`; None: whole embeddings. `token_ids`: the texts as token ids of this model, each with at least one;
     `texts` is then empty. `raw_scores`: the logits of labels instead of their probabilities.
-    `prompt`: what is put before each text; None: the prompt of the model's files.
+    `prompt`: what is put before each text; None: the prompt of the model's files. `are_queries`: a model of late
+    interaction reads queries, not documents. `vectors`: the kinds that the response of the protocol can hold.
     """
 
     texts: list[str]
@@ -349,6 +362,8 @@ class TextRequest:
     token_ids: list[list[int]] | None = None
     raw_scores: bool = False
     prompt: str | None = None
+    are_queries: bool = False
+    vectors: tuple[Vectors, ...] = ("dense",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +405,7 @@ class ScoreAnswer:
     """A score for each pair, in the order of the request. `tokens`: number of tokens read.
 
     The score of a cross-encoder is from 0 to 1, or a logit; the cosine of two embeddings is from -1 to 1.
+    MaxSim, of the vectors of tokens, is at most the number of the query's tokens.
     """
 
     scores: list[float]

@@ -6,7 +6,7 @@ import numpy as np
 
 from frameworks.images.spec import ImageRequest
 from frameworks.tasks.types import TaskRequest
-from frameworks.types import EmbedAnswer, PairRequest, TensorBatch, TextRequest, Value
+from frameworks.types import EmbedAnswer, MultiVectorAnswer, PairRequest, TensorBatch, TextRequest, Value
 
 _OBJECT_BYTES = 64
 """Of a Python string, beside its characters."""
@@ -44,6 +44,8 @@ def answer_bytes(answer: Any) -> int:
     """Return the bytes of the tensors in an answer; 0 for other answers, which are small beside their model's run."""
     if isinstance(answer, EmbedAnswer):
         return answer.embeddings.nbytes
+    if isinstance(answer, MultiVectorAnswer):
+        return sum(_ARRAY_BYTES + vectors.nbytes for vectors in answer.vectors)
     return decoded_bytes(TensorBatch(answer), 0) if isinstance(answer, dict) else 0
 
 

@@ -17,6 +17,7 @@ from frameworks.types import (
     Array,
     ClassifyAnswer,
     EmbedAnswer,
+    MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
     TensorBatch,
@@ -175,6 +176,8 @@ def key_of(
             request.dimensions,
             request.raw_scores,
             request.prompt,
+            request.are_queries,
+            request.vectors,
         )
         if request.token_ids is None:
             return (*owner, texts, *options), size_bytes
@@ -225,8 +228,8 @@ def size_of(answer: Any) -> int:
         return (1 + (answer.classes is not None)) * _OBJECT_BYTES * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
-    if isinstance(answer, TaskAnswer):
-        return size_of(answer.predictions)
+    if isinstance(answer, TaskAnswer | MultiVectorAnswer):
+        return size_of(answer.predictions if isinstance(answer, TaskAnswer) else answer.vectors)
     if isinstance(answer, str):
         return _OBJECT_BYTES + len(answer)
     if isinstance(answer, list):
@@ -242,6 +245,8 @@ def owning_its_memory(answer: Answer) -> Answer:
                 return {name: _owned(each) if isinstance(each, np.ndarray) else each for name, each in answer.items()}
     elif isinstance(answer, EmbedAnswer):
         return EmbedAnswer(_owned(answer.embeddings), answer.tokens)
+    elif isinstance(answer, MultiVectorAnswer):
+        return MultiVectorAnswer([_owned(vectors) for vectors in answer.vectors], answer.tokens)
     return answer
 
 

@@ -21,6 +21,7 @@ from frameworks.types import (
     Answer,
     ClassifyAnswer,
     EmbedAnswer,
+    MultiVectorAnswer,
     ScoreAnswer,
     Value,
 )
@@ -111,6 +112,8 @@ def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
     """Whether two responses are equal, numbers within a relative 1e-3 and an absolute 1e-4."""
     if isinstance(one, EmbedAnswer) and isinstance(other, EmbedAnswer):
         return _is_same_value(one.embeddings, other.embeddings)
+    if isinstance(one, MultiVectorAnswer) and isinstance(other, MultiVectorAnswer):
+        return _is_same_value(dict(enumerate(one.vectors)), dict(enumerate(other.vectors)))
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
         return _is_same_value(_by_class(one), _by_class(other))
     if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):

@@ -12,8 +12,10 @@ from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
 from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
 from frameworks.engine.threads import TokenizerThreads, size_of_prompt
+from frameworks.engine.token_vectors import finished, max_sims, read_sides, texts_by_side
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.text.late_tokenizer import LateTokenizer
 from frameworks.text.pooling import normalize_rows, scores
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
@@ -22,6 +24,7 @@ from frameworks.types import (
     Array,
     ClassifyAnswer,
     EmbedAnswer,
+    MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
     Task,
@@ -32,6 +35,8 @@ from frameworks.types import (
 
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
+_OTHER_VECTORS = {"multi": "a vector for each token", "sparse": "sparse vectors"}
+_PRODUCTS_PER_NUMBER = 8
 _NUMBERS_PER_PAIR = 64  # as much work
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
@@ -53,12 +58,15 @@ class TextService:
         self._takes_token_ids = takes_token_ids
         self._threads = threads
 
-    async def answer(self, run: Run, request: TextRequest) -> EmbedAnswer | ClassifyAnswer:
+    async def answer(self, run: Run, request: TextRequest) -> EmbedAnswer | ClassifyAnswer | MultiVectorAnswer:
         """Embed or classify texts."""
         model = self._model
         tokenizer, text = model.tokenizer, model.spec.text
         if not isinstance(tokenizer, TextTokenizer) or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
+        _check_vectors(text, request)
+        if text.vectors == "multi":
+            return await self._token_vectors(run, request)
         if not request.texts and request.token_ids is None:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         started_s = time.perf_counter()
@@ -77,7 +85,8 @@ class TextService:
         return await self._threads.compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
     async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
-        """Score pairs by a cross-encoder, which reads both texts at once, or by the cosine of two embeddings.
+        """Score pairs by a cross-encoder, which reads both texts at once, by the cosine of two embeddings, or
+        by the MaxSim of the vectors of their tokens.
 
         Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/scoring.py.
         """
@@ -97,6 +106,8 @@ class TextService:
                     rows.size, _classified, text, raw_scores, None, rows, tokens.token_ids
                 )
             return await self._threads.compute(rows.size, probabilities, rows, tokens, raw_scores)
+        if model.spec.text is not None and model.spec.text.vectors == "multi":
+            return await self._score_by_max_sim(run, request)
         pairs = await self._threads.compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
@@ -105,6 +116,50 @@ class TextService:
             raise pairs.name_pair(error) from None
         assert isinstance(embedded, EmbedAnswer)
         return await self._threads.compute(embedded.embeddings.size, cosines, pairs, embedded)
+
+    async def _token_vectors(self, run: Run, request: TextRequest) -> MultiVectorAnswer:
+        """Return the vectors of the tokens of queries or documents, normalised unless the request says otherwise."""
+        tokenizer = self._model.tokenizer
+        assert isinstance(tokenizer, LateTokenizer)
+        if not request.texts and request.token_ids is None:
+            return MultiVectorAnswer([], tokens=0)
+        started_s = time.perf_counter()
+        if request.token_ids is not None:
+            self._check_takes_token_ids()
+            size = sum(map(len, request.token_ids))
+            tokens = TokenBatch(await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate))
+        else:
+            num_queries = len(request.texts) if request.are_queries else 0
+            tokens = await read_sides(self._threads, tokenizer, request.texts, request.truncate, num_queries)
+        run.timings.decoded(started_s, time.perf_counter())
+        num_queries = tokens.rows if request.are_queries else 0
+        return await self._run_token_vectors(run, tokenizer, tokens, num_queries, request.normalize is not False)
+
+    async def _run_token_vectors(
+        self, run: Run, tokenizer: LateTokenizer, tokens: TokenBatch, num_queries: int, normalize: bool
+    ) -> MultiVectorAnswer:
+        await _count_tokens(run, tokens.token_ids)
+        rows = await _rows(run, self._submit, tokens)
+        size = sum(row.size for row in rows)
+        return await self._threads.compute(size, finished, tokenizer, rows, tokens.token_ids, num_queries, normalize)
+
+    async def _score_by_max_sim(self, run: Run, request: PairRequest) -> ScoreAnswer:
+        """Score pairs by MaxSim; the first text of a pair is the query."""
+        tokenizer = self._model.tokenizer
+        assert isinstance(tokenizer, LateTokenizer)
+        started_s = time.perf_counter()
+        size = _NUMBERS_PER_PAIR * len(request.pairs)
+        pairs, num_queries = await self._threads.compute(size, texts_by_side, request)
+        try:
+            tokens = await read_sides(self._threads, tokenizer, pairs.texts, request.truncate, num_queries)
+        except InvalidInput as error:
+            raise pairs.name_pair(error) from None
+        finally:
+            run.timings.decoded(started_s, time.perf_counter())
+        answer = await self._run_token_vectors(run, tokenizer, tokens, num_queries, normalize=True)
+        # A pair has many products for each number of its document.
+        size = _PRODUCTS_PER_NUMBER * sum(answer.vectors[second].size for second in pairs.seconds)
+        return await self._threads.compute(size, max_sims, pairs, answer)
 
     async def answer_token_request(self, run: Run, request: TokenRequest) -> TokenAnswer:
         """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
@@ -164,6 +219,16 @@ def _size_of(request: TokenRequest) -> int:
     if isinstance(request, SpansRequest):
         return sum(map(len, request.texts))
     return size_of_prompt(request.prompt)
+
+
+def _check_vectors(text: TextSpec, request: TextRequest) -> None:
+    """Raise InvalidInput where the response of the request's protocol cannot hold the model's vectors."""
+    if text.vectors not in request.vectors:
+        raise InvalidInput(
+            "model",
+            f"expected a model with one vector for each text, got one with {_OTHER_VECTORS[text.vectors]}; "
+            "post the texts to /infer or /pooling, or pairs of texts to /rerank or /score",
+        )
 
 
 async def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:

@@ -101,6 +101,11 @@ class OnnxTextModel:
         self._model = model
         self._padding = padding
         self._head = head
+        if config.late is not None:
+            raise InvalidModel(
+                f"{folder}: expected a model with one vector for each text, got one of late interaction; serve its "
+                "safetensors as a torch model"
+            )
         self._pooling = config.pooling or "mean"
         ids_shape = model.spec.inputs_by_name["input_ids"].shape or (-1, -1)
         # A graph with fixed sizes runs only at them: texts are padded, batches are filled.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.modules import Module, read_modules
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.tokenizer_class import gives_token_types
@@ -60,6 +61,7 @@ class TextConfig:
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
     `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied. `is_regression`: the values
     of the labels are not probabilities.
+    `late`: of a model of late interaction. `max_positions`: of its encoder; 0 where unknown.
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
     an embedding from the pooled vector, without a Normalize at the end, which `normalize` is.
     """
@@ -85,6 +87,8 @@ class TextConfig:
     scores_are_logits: bool = False
     is_regression: bool = False
     tokenizer_settings: TokenizerSettings = field(default_factory=TokenizerSettings)
+    late: LateInteraction | None = None
+    max_positions: int = 0
     vector_modules: tuple[Module, ...] = ()
 
     @property
@@ -98,7 +102,14 @@ class TextConfig:
         An encoder with a module for its pooling embeds, whatever its class, as in sentence-transformers.
         """
         embeds = self.architecture.endswith(_EMBEDS) and not self.architecture.endswith(_EMBEDS_NOT)
-        return embeds or not self.architecture or self.pooling is not None or self.classifies or self.generates
+        return (
+            embeds
+            or self.late is not None
+            or not self.architecture
+            or self.pooling is not None
+            or self.classifies
+            or self.generates
+        )
 
     @property
     def generates(self) -> bool:
@@ -119,21 +130,26 @@ def transformer_folder(folder: Path) -> Path:
 def read_text_config(folder: Path) -> TextConfig:
     """Read the JSON files of a folder. Raises InvalidModel for damaged files and unsupported settings."""
     modules = read_modules(folder)
-    unserved = [module.kind for module in modules if module.kind not in _MODULES_SERVED]
+    encoder = transformer_folder(folder)
+    config = read_json(encoder / "config.json")
+    late = read_late_interaction(folder, modules, config)
+    served = _MODULES_SERVED if late is None else (*_MODULES_SERVED, *PROJECTIONS)
+    unserved = [module.kind for module in modules if module.kind not in served]
     if unserved:
         raise InvalidModel(
             f"{folder / 'modules.json'}: module {unserved[0]} is not served; "
             f"the modules served are {', '.join(_MODULES_SERVED)}"
         )
     modules = tuple(module for module in modules if module.kind != "Dropout")
-    _check_order(folder, modules)
-    encoder = transformer_folder(folder)
-    config = read_json(encoder / "config.json")
+    if late is None:
+        _check_order(folder, modules)
     tokenizer = read_json(encoder / "tokenizer_config.json")
     truncation = _truncation_of(encoder)
     sentence_file = _sentence_file(encoder)
     sentence = read_json(sentence_file)
     refuse_unserved(folder, modules, sentence, sentence_file)
+    if late is not None and late.document_length is not None:
+        sentence = sentence | {"max_seq_length": late.document_length}
     pooling = next((_pooling(module) for module in modules if module.kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
@@ -143,9 +159,9 @@ def read_text_config(folder: Path) -> TextConfig:
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
-        normalize=modules[-1].kind == "Normalize" if modules else True,
-        vector_modules=_vector_modules(modules),
-        prompt=_prompt(folder / "config_sentence_transformers.json"),
+        normalize=modules[-1].kind == "Normalize" if modules and late is None else True,
+        vector_modules=_vector_modules(modules) if late is None else (),
+        prompt=_prompt(folder / "config_sentence_transformers.json") if late is None else late.document_prompt,
         lower_case=bool(sentence.get("do_lower_case")),
         architecture=architecture,
         model_type=str(config.get("model_type") or ""),
@@ -157,10 +173,12 @@ def read_text_config(folder: Path) -> TextConfig:
         hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),
         reads_token_types=_reads_token_types(config, tokenizer),
-        prompts=_prompts(folder / "config_sentence_transformers.json"),
+        prompts=_prompts(folder / "config_sentence_transformers.json") if late is None else {},
         pair_messages=read_pair_messages(sentence, encoder, bool(modules)),
         tokenizer_settings=read_tokenizer_settings(config, tokenizer, encoder),
         truncates_left=_truncates_left(tokenizer, truncation, encoder),
+        late=late,
+        max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
     )
     scoring = [read_answers(module.config_file) for module in modules if module.kind == "LogitScore"]
     if scoring:

@@ -16,6 +16,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.text.config import TextConfig
+from frameworks.text.late_markers import register_markers
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.types import Array, TokenBatch, Truncation
 
@@ -51,6 +52,8 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         config.tokenizer_settings.apply(self._tokenizer)
+        if config.late is not None:
+            register_markers(self._tokenizer, config.late)
         if config.lower_case:
             # In the tokenizer, as in sentence-transformers: it applies to the prompt too, and keeps [MASK] in a text.
             steps = [normalizers.Lowercase(), self._tokenizer.normalizer]

@@ -15,7 +15,7 @@ _Served = Mapping[str, tuple[object, ...]]
 
 _MODEL_FILE: _Served = {
     "keep_in_fp32_modules": ([],),
-    "model_type": ("SentenceTransformer", "CrossEncoder"),
+    "model_type": ("SentenceTransformer", "CrossEncoder", "ColBERT"),
     "truncate_dim": (),
 }
 _TRANSFORMER: _Served = {

@@ -95,6 +95,13 @@ def unpadded_entry(folder: Path) -> str:
     return f'[[models.torch_models]]\nname = "fnet"\npath = "{path}"\n'
 
 
+def late_entry(folder: Path) -> str:
+    """Save a tiny model of late interaction; return its entry."""
+    from tests.support.models.late_folders import save_pylate
+
+    return f'[[models.torch_models]]\nname = "colbert"\npath = "{save_pylate(folder / "colbert")}"\n'
+
+
 def save_onnx_classifier(folder: Path, labels: Sequence[str]) -> Path:
     """Save a tiny classifier of texts with these labels; with one of them it ranks pairs. Return its folder."""
     from tests.support.models.text_files import write_json, write_tokenizer

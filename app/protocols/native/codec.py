@@ -42,6 +42,7 @@ from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
+    MultiVectorAnswer,
     TensorBatch,
     TensorType,
     TextRequest,
@@ -243,6 +244,8 @@ def _describe(native: NativeRequest, answer: Answer | GenerateAnswer) -> dict[st
             if native.field == "image":
                 return {"embeddings": embeddings}
             return {"embeddings": embeddings, "tokens": answer.tokens}
+        case MultiVectorAnswer():
+            return {"multi_embeddings": [array_to_json(each) for each in answer.vectors], "tokens": answer.tokens}
         case ClassifyAnswer():
             predictions = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions

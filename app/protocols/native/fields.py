@@ -111,6 +111,9 @@ class InferRequest(GenerationOptions):
         description="classify: the number of labels per text or image, 1 or more; default: all. Generation: sample "
         "from this number of most likely tokens; 0 or -1: all; default: the model's own.",
     )
+    input_type: Literal["query", "document"] = Field(
+        _ABSENT, description="embed: how a model of late interaction reads the texts. Default: document."
+    )
     prompt: str = Field(_ABSENT, description="The text to continue, for models that generate text.")
     messages: Messages = Field(
         _ABSENT, description="A conversation, for models that generate text and have a chat template."
@@ -161,7 +164,7 @@ GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
-    "text": frozenset({"normalize", "truncate", "top_k"}),
+    "text": frozenset({"normalize", "truncate", "top_k", "input_type"}),
     "image": frozenset({"normalize", "top_k", "outputs"}),
     "audio": frozenset(),
     "video": frozenset(),
@@ -230,6 +233,9 @@ class InferResponse(ResponseBody):
     )
     embeddings: list[list[float]] | None = Field(
         None, description="For text and image, embed models: one vector for each, in order."
+    )
+    multi_embeddings: list[list[list[float]]] | None = Field(
+        None, description="For text, models of late interaction: the vectors of the tokens of each, in order."
     )
     tokens: int | None = Field(None, description="For text, embed models: the number of tokens.")
     predictions: list[list[Prediction]] | list[Any] | None = Field(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from app.protocols.shared.fields.model_inputs import describe_inputs, explain_expected_input
-from app.protocols.shared.fields.texts import MAX_TEXTS
+from app.protocols.shared.fields.texts import MAX_TEXTS, check_input_type
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
 from app.protocols.shared.json.shapes import check_shape, reshape_flat
 from app.protocols.shared.json.tensors import read_tensor, read_value
@@ -38,7 +38,20 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         normalize=read_boolean(fields, "normalize"),
         truncate=read_boolean(fields, "truncate") is not False,
         top_k=read_count(fields, "top_k"),
+        are_queries=_are_queries(fields, spec),
+        vectors=("dense", "multi"),
     )
+
+
+def _are_queries(fields: dict[str, Node], spec: ModelSpec) -> bool:
+    """Read `input_type`. Raises InvalidInput."""
+    if "input_type" not in fields:
+        return False
+    check_input_type(spec)
+    value = fields["input_type"]
+    if value not in ("query", "document"):
+        raise InvalidInput("input_type", f'expected "query" or "document", got {describe_type(value)}; correct it')
+    return value == "query"
 
 
 def _reads_text(spec: ModelSpec) -> bool:

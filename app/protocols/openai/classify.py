@@ -12,12 +12,19 @@ from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import ClassifyRequest, PoolingRequest
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.images import check_vector_size
-from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, texts_or_ids, to_texts
+from app.protocols.shared.fields.texts import (
+    check_dimensions,
+    check_input_type,
+    check_token_limit,
+    is_multi,
+    texts_or_ids,
+    to_texts,
+)
 from app.protocols.shared.json.output import list_to_json
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.text.label_order import in_label_order
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TextRequest
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, MultiVectorAnswer, TextRequest
 
 
 def _build_classify(body: ClassifyRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
@@ -46,7 +53,8 @@ def _classified(index: int, row: list[tuple[str, float]], probabilities: list[fl
 
 
 def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
-    if body.task not in (None, spec.task):
+    tasks = (None, spec.task, "token_embed" if is_multi(spec) else None)
+    if body.task not in tasks:
         raise InvalidInput("task", f'expected "{spec.task}", the task of the model, got "{body.task}"; omit the field')
     is_embed = spec.task == "embed"
     raw_scores = not is_embed and body.use_activation is False
@@ -57,6 +65,8 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
     assert spec.text is not None
     assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
+    if body.input_type is not None:
+        check_input_type(spec)
     texts, token_ids = texts_or_ids(body.input)
     return TextRequest(
         texts,
@@ -65,12 +75,22 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
         dimensions=check_dimensions(body.dimensions or None, spec.text) if is_embed else None,
         token_ids=token_ids,
         raw_scores=raw_scores,
+        are_queries=body.input_type == "query",
+        vectors=("dense", "multi"),
     )
 
 
-def _write_pooling(decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer, context: AnswerContext) -> bytes:
+def _write_pooling(
+    decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer | MultiVectorAnswer, context: AnswerContext
+) -> bytes:
     write = row_writer(decoded.body.encoding_format)
     rows: list[Array]
+    if isinstance(answer, MultiVectorAnswer):
+        data = list_to_json(
+            list(enumerate(answer.vectors)),
+            lambda item: {"index": item[0], "object": "pooling", "data": write(item[1])},
+        )
+        return _dumps("pool", "list", context, answer, data)
     if isinstance(answer, EmbedAnswer):
         rows = list(answer.embeddings)
     else:
@@ -79,7 +99,9 @@ def _write_pooling(decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer,
     return _dumps("pool", "list", context, answer, data)
 
 
-def _dumps(prefix: str, kind: str, context: AnswerContext, answer: EmbedAnswer | ClassifyAnswer, data: Any) -> bytes:
+def _dumps(
+    prefix: str, kind: str, context: AnswerContext, answer: EmbedAnswer | ClassifyAnswer | MultiVectorAnswer, data: Any
+) -> bytes:
     return orjson.dumps(
         {
             "id": f"{prefix}-{context.request_id}",

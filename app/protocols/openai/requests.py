@@ -325,10 +325,15 @@ class PoolingRequest(PoolingBody):
 
     input: _TextsOrIds | None = None
     messages: ImageMessages | None = None
-    task: Literal["embed", "classify"] | None = Field(None, description="The task of the model.")
+    task: Literal["embed", "classify", "token_embed"] | None = Field(
+        None, description="The task of the model; token_embed: of a model of late interaction."
+    )
     encoding_format: _EncodingFormat = "float"
     dimensions: _AnyDimensions = None
     use_activation: bool | None = Field(None, description="Normalise vectors; return probabilities. Default: true.")
+    input_type: Literal["query", "document"] | None = Field(
+        None, description="How a model of late interaction reads the texts. Default: document."
+    )
 
 
 class TokenizeRequest(PromptEndFields, RequestBody):

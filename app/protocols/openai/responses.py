@@ -144,11 +144,11 @@ class ClassifyResponse(ResponseBody):
 
 
 class PooledText(ResponseBody):
-    """The vector of one text, or the scores of the labels in their order."""
+    """The vector of one text, those of its tokens, or the scores of the labels in their order."""
 
     index: int
     object: Literal["pooling"]
-    data: list[float] | str
+    data: list[float] | list[list[float]] | str
 
 
 class PoolingResponse(ResponseBody):

@@ -13,7 +13,7 @@ from app.inference.contract import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
-from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, ScoreAnswer
 
 Header = tuple[bytes, bytes]
 
@@ -242,8 +242,9 @@ def elements_of(answer: Any) -> int:
         return elements
     if isinstance(answer, np.ndarray):
         return answer.size
-    if isinstance(answer, EmbedAnswer):
-        return answer.embeddings.size
+    if isinstance(answer, EmbedAnswer | MultiVectorAnswer):
+        rows = [answer.embeddings] if isinstance(answer, EmbedAnswer) else answer.vectors
+        return sum(row.size for row in rows)
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):

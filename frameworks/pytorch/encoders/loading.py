@@ -21,6 +21,7 @@ from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding
 from frameworks.text.config import TextConfig
+from frameworks.text.late_tokenizer import LateTokenizer
 from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
@@ -73,6 +74,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     head = TextHead(pooling, _vectors(model, config, pooling))
     spec = _spec(model, config, head, device, dtype)
     threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
+    if config.late is not None:
+        return _token_vector_models(files, model, tokenizer, spec, loading, copies)
     if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
@@ -83,8 +86,43 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     ]
 
 
+def _token_vector_models(
+    files: ModelFiles,
+    model: torch.nn.Module,
+    tokenizer: TextTokenizer,
+    spec: ModelSpec,
+    loading: EncoderLoading,
+    copies: QuantizedCopies | None,
+) -> "list[EncoderModel]":
+    """Return the instances of a model of late interaction. Raises InvalidModel."""
+    # A process of another encoder needs none of it.
+    from frameworks.pytorch.encoders.token_vectors import TokenVectorModel, load_projection
+
+    late = files.config.late
+    assert late is not None
+    assert spec.text is not None
+    if copies is not None:
+        raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of late interaction; remove it')
+    hidden_size = int(getattr(model.config, "hidden_size", 0))
+    projection, size = load_projection(late, files.weights, hidden_size, next(model.parameters()))
+    spec = replace(
+        spec,
+        outputs=(ValueSpec("multi_embeddings", TensorType("float32", (-1, -1, size))),),
+        memory_bytes=spec.memory_bytes + held_bytes(projection),
+        text=replace(spec.text, vectors="multi", embedding_size=size, shorter_sizes=(), pooling="none"),
+    )
+    padding, instances = TextPadding(_pad_token_id(model, files.config)), []
+    for _ in range(files.entry.instances):
+        instance = TokenVectorModel(model, tokenizer, spec, "mean", padding, loading.intra_op_threads)
+        instance.projection = projection
+        instances.append(instance)
+    return list(instances)
+
+
 def _tokenizer(files: ModelFiles) -> TextTokenizer:
     folder, config = files.folder, files.config
+    if config.late is not None:
+        return LateTokenizer(folder, config)
     is_templated = config.answers is not None or config.pair_messages.is_used or has_chat_template(folder)
     if is_templated and config.classifies and len(config.labels) == 1:
         # A process of another encoder needs none of it.
@@ -141,6 +179,8 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> str:
     """
     if config.classifies:
         return "logits"
+    if config.late is not None:
+        return "mean"
     if config.pooling is not None:
         return config.pooling
     return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"

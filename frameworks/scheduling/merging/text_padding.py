@@ -57,6 +57,10 @@ def run_by_length(batch: TokenBatch, run: Run) -> Array:
 
 
 def _texts_at(batch: TokenBatch, positions: Array) -> TokenBatch:
-    types = batch.token_type_ids
+    types, attended = batch.token_type_ids, batch.attended
     at = positions.tolist()
-    return TokenBatch([batch.token_ids[i] for i in at], None if types is None else [types[i] for i in at])
+    return TokenBatch(
+        [batch.token_ids[i] for i in at],
+        None if types is None else [types[i] for i in at],
+        None if attended is None else [attended[i] for i in at],
+    )

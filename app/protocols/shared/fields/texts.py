@@ -76,6 +76,20 @@ def check_token_limit(num_tokens: int | None, field: str, spec: ModelSpec) -> No
         )
 
 
+def is_multi(spec: ModelSpec) -> bool:
+    """Whether the model computes a vector for each token of a text."""
+    return spec.text is not None and spec.text.vectors == "multi"
+
+
+def check_input_type(spec: ModelSpec) -> None:
+    """Raise InvalidInput for a model that reads all texts in one way."""
+    if not is_multi(spec):
+        raise InvalidInput(
+            "input_type",
+            "expected a model of late interaction, got another; put the prompt of the type before each text",
+        )
+
+
 def check_dimensions(dimensions: int | None, text: TextSpec) -> int | None:
     """Return the size to truncate vectors to, None for whole vectors. Raises InvalidInput for an unsupported size."""
     size, shorter = text.embedding_size, text.shorter_sizes

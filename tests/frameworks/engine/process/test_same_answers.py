@@ -15,11 +15,13 @@ from frameworks.generation.types import Constraint, Conversation, GenerateReques
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
-from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Value
+from frameworks.types import Batch, MultiVectorAnswer, PairRequest, TensorBatch, TextRequest, Value
 from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
+from tests.frameworks.models.loading import load_torch
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
 from tests.support.loops import in_loop, soon
+from tests.support.models.late_folders import save_pylate
 from tests.support.step_models import EchoModel
 
 
@@ -102,6 +104,26 @@ async def test_text_answers_are_equal(request_: Any, kind: str, tmp_path: Path) 
     async with both_engines(lambda: TextModel(own, kind)) as ((local, counts), (remote, remote_counts)):
         assert await outcome(remote, request_) == await outcome(local, request_)
         assert sum(remote_counts.batches.sizes.elements()) == sum(counts.batches.sizes.elements())
+
+
+@pytest.mark.parametrize("are_queries", [True, False])
+@in_loop
+async def test_token_vectors_are_equal(are_queries: bool, tmp_path: Path) -> None:
+    folder = save_pylate(tmp_path)
+    texts = ["the cat .", "sat on the mat , of steam"]
+    request = TextRequest(texts, are_queries=are_queries, vectors=("multi",))
+    pairs = PairRequest([("the cat", text) for text in texts])
+    async with both_engines(lambda: load_torch(folder)) as ((local, _), (remote, _)):
+        answers = [await engine.answer(run_of(), request) for engine in (local, remote)]
+        for answer in answers:
+            assert isinstance(answer, MultiVectorAnswer)
+            assert [len(each) for each in answer.vectors] == ([12, 12] if are_queries else [5, 9])
+        for own, theirs in zip(answers[0].vectors, answers[1].vectors, strict=True):
+            np.testing.assert_array_equal(own, theirs)
+        assert await outcome(remote, pairs) == await outcome(local, pairs)
+        refusal = await outcome(remote, TextRequest(texts))
+        assert refusal == await outcome(local, TextRequest(texts))
+        assert "post the texts to /infer or /pooling" in refusal[1]
 
 
 GENERATIONS = {
