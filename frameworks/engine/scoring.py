@@ -1,13 +1,14 @@
-"""Compute the scores of text pairs, from embeddings or from the logits of a cross-encoder."""
+"""Compute the scores of text pairs, from embeddings, vectors of tokens, or the logits of a cross-encoder."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from frameworks.core.errors import InvalidInput
 from frameworks.text.pooling import scores
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, PairRequest, ScoreAnswer, TokenBatch
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
 """The field of an InvalidInput: a pair, or one of its two texts."""
@@ -15,6 +16,8 @@ PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
 _TEXT_FIELD = re.compile(r"text\[(\d+)\]")
 # Rows of one multiplication. Other threads run between two of them.
 _BLOCK_ROWS = 1024
+# Numbers of the documents of one block, 16 MB, and of its products.
+_BLOCK_NUMBERS = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,57 @@ def cosines(pairs: PairedTexts, answer: EmbedAnswer) -> ScoreAnswer:
         seconds = answer.embeddings[pairs.seconds[at : at + _BLOCK_ROWS]].astype(np.float64)
         scores_of_pairs += np.einsum("ij,ij->i", firsts, seconds).clip(-1.0, 1.0).tolist()
     return ScoreAnswer(scores_of_pairs, answer.tokens)
+
+
+def texts_by_side(request: PairRequest) -> tuple[PairedTexts, int]:
+    """Return each query and each document once, the queries first, and the number of queries."""
+    queries = {first: index for index, first in enumerate(dict.fromkeys(first for first, _ in request.pairs))}
+    documents = dict.fromkeys(second for _, second in request.pairs)
+    places = {second: index for index, second in enumerate(documents, start=len(queries))}
+    firsts = [queries[first] for first, _ in request.pairs]
+    return PairedTexts([*queries, *documents], firsts, [places[second] for _, second in request.pairs]), len(queries)
+
+
+def max_sims(pairs: PairedTexts, answer: MultiVectorAnswer) -> ScoreAnswer:
+    """Return the MaxSim of each pair."""
+    scores = np.zeros(len(pairs.firsts))
+    by_query: dict[int, list[int]] = {}
+    for index, first in enumerate(pairs.firsts):
+        by_query.setdefault(first, []).append(index)
+    for first, indices in by_query.items():
+        documents = [answer.vectors[pairs.seconds[index]] for index in indices]
+        scores[indices] = max_sim(answer.vectors[first], documents)
+    return ScoreAnswer(scores.tolist(), answer.tokens)
+
+
+def max_sim(query: Array, documents: Sequence[Array]) -> Array:
+    """Return float64 [documents]: for each vector of the query its best product with the document's, summed up.
+
+    `query`: float32 [tokens, size]. A document without vectors has the score 0. Products of a block of documents are
+    one multiplication, without the interpreter's lock.
+    """
+    scores = np.zeros(len(documents))
+    widest = max(query.shape)
+    block: list[int] = []
+    tokens = 0
+    for index, document in enumerate(documents):
+        if not len(document) or not len(query):
+            continue
+        if block and (tokens + len(document)) * widest > _BLOCK_NUMBERS:
+            scores[block] = _of_block(query, [documents[i] for i in block])
+            block, tokens = [], 0
+        block.append(index)
+        tokens += len(document)
+    if block:
+        scores[block] = _of_block(query, [documents[i] for i in block])
+    return scores
+
+
+def _of_block(query: Array, documents: Sequence[Array]) -> Array:
+    starts = np.cumsum([0, *map(len, documents[:-1])])
+    products = np.matmul(query, np.concatenate(documents).T)
+    best: Array = np.maximum.reduceat(products, starts, axis=1)
+    return np.asarray(best.sum(axis=0, dtype=np.float64))
 
 
 def probabilities(logits: Array, tokens: TokenBatch, raw_scores: bool) -> ScoreAnswer:

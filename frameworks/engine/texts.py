@@ -10,9 +10,16 @@ from frameworks.core.errors import InvalidInput
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
-from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities, ranked
+from frameworks.engine.scoring import (
+    cosines,
+    distinct_texts,
+    max_sims,
+    name_pair,
+    probabilities,
+    ranked,
+    texts_by_side,
+)
 from frameworks.engine.threads import TokenizerThreads, size_of_prompt
-from frameworks.engine.token_vectors import finished, max_sims, read_sides, texts_by_side
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.text.late_tokenizer import LateTokenizer
@@ -31,6 +38,7 @@ from frameworks.types import (
     TextRequest,
     TextSpec,
     TokenBatch,
+    Truncation,
 )
 
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
@@ -130,7 +138,7 @@ class TextService:
             tokens = TokenBatch(await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate))
         else:
             num_queries = len(request.texts) if request.are_queries else 0
-            tokens = await read_sides(self._threads, tokenizer, request.texts, request.truncate, num_queries)
+            tokens = await _read_sides(self._threads, tokenizer, request.texts, request.truncate, num_queries)
         run.timings.decoded(started_s, time.perf_counter())
         num_queries = tokens.rows if request.are_queries else 0
         return await self._run_token_vectors(run, tokenizer, tokens, num_queries, request.normalize is not False)
@@ -141,7 +149,9 @@ class TextService:
         await _count_tokens(run, tokens.token_ids)
         rows = await _rows(run, self._submit, tokens)
         size = sum(row.size for row in rows)
-        return await self._threads.compute(size, finished, tokenizer, rows, tokens.token_ids, num_queries, normalize)
+        return await self._threads.compute(
+            size, _token_vectors_of, tokenizer, rows, tokens.token_ids, num_queries, normalize
+        )
 
     async def _score_by_max_sim(self, run: Run, request: PairRequest) -> ScoreAnswer:
         """Score pairs by MaxSim; the first text of a pair is the query."""
@@ -151,7 +161,7 @@ class TextService:
         size = _NUMBERS_PER_PAIR * len(request.pairs)
         pairs, num_queries = await self._threads.compute(size, texts_by_side, request)
         try:
-            tokens = await read_sides(self._threads, tokenizer, pairs.texts, request.truncate, num_queries)
+            tokens = await _read_sides(self._threads, tokenizer, pairs.texts, request.truncate, num_queries)
         except InvalidInput as error:
             raise pairs.name_pair(error) from None
         finally:
@@ -238,6 +248,19 @@ async def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:
         await budget.start(sum(map(len, token_ids)))
 
 
+async def _read_sides(
+    threads: TokenizerThreads, tokenizer: LateTokenizer, texts: list[str], truncate: Truncation, num_queries: int
+) -> TokenBatch:
+    """Tokenize texts, of which the first `num_queries` are queries. Raises InvalidInput as TextTokenizer.tokenize."""
+
+    def read(start: int, stop: int) -> TokenBatch:
+        return tokenizer.read(texts[start:stop], truncate, min(max(num_queries - start, 0), stop - start), start)
+
+    pieces = await threads.run_pieces(map(len, texts), read)
+    attended = chain.from_iterable(piece.attended or () for piece in pieces)
+    return TokenBatch(list(chain.from_iterable(piece.token_ids for piece in pieces)), attended=list(attended))
+
+
 async def _rows(run: Run, submit: Submit, tokens: TokenBatch) -> Array:
     """Return the model's rows for the tokens of each text or pair: [texts, embedding size or labels]."""
     permit = run.permit
@@ -256,6 +279,17 @@ def _finished(
     normalize = text.normalize if request.normalize is None else request.normalize
     rows = rows[:, : request.dimensions]
     return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
+
+
+def _token_vectors_of(
+    tokenizer: LateTokenizer, rows: Array, token_ids: list[list[int]], num_queries: int, normalize: bool
+) -> MultiVectorAnswer:
+    """Keep the vectors that the model's files want. `rows`: an object array [texts] of float32 [tokens, size]."""
+    vectors = []
+    for index, ids in enumerate(token_ids):
+        own = rows[index] if index < num_queries else rows[index][tokenizer.has_vector(ids)]
+        vectors.append(normalize_rows(own) if normalize else own)
+    return MultiVectorAnswer(vectors, sum(map(len, token_ids)))
 
 
 def _classified(

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.text.config import TextConfig
-from frameworks.text.late_markers import register_markers
+from frameworks.text.late_interaction import register_markers
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.types import Array, TokenBatch, Truncation
 

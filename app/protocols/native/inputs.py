@@ -51,7 +51,7 @@ def _are_queries(fields: dict[str, Node], spec: ModelSpec) -> bool:
     value = fields["input_type"]
     if value not in ("query", "document"):
         raise InvalidInput("input_type", f'expected "query" or "document", got {describe_type(value)}; correct it')
-    return value == "query"
+    return bool(value == "query")
 
 
 def _reads_text(spec: ModelSpec) -> bool:

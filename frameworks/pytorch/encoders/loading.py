@@ -113,7 +113,7 @@ def _token_vector_models(
     )
     padding, instances = TextPadding(_pad_token_id(model, files.config)), []
     for _ in range(files.entry.instances):
-        instance = TokenVectorModel(model, tokenizer, spec, "mean", padding, loading.intra_op_threads)
+        instance = TokenVectorModel(model, tokenizer, spec, TextHead("mean"), padding, loading.intra_op_threads)
         instance.projection = projection
         instances.append(instance)
     return list(instances)

@@ -16,6 +16,8 @@ from frameworks.types import ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 
+ANY_VECTORS: Any = ("dense", "multi")
+
 
 def read(model: str, body: object) -> NativeRequest:
     """Decode a body of /models/{model}/infer: bytes, text, or a value that is written as JSON."""
@@ -87,10 +89,16 @@ def test_decode_keeps_the_form_for_the_response() -> None:
 
 
 def test_decode_reads_texts() -> None:
-    assert read("embed", {"text": "a"}).request == TextRequest(["a"])
-    assert read("embed", {"text": [], "normalize": False}).request == TextRequest([], normalize=False)
-    assert read("embed-onnx", {"text": ["a", ""], "truncate": False}).request == TextRequest(["a", ""], truncate=False)
-    assert read("classify", {"text": ["[", "]]"], "top_k": 2}).request == TextRequest(["[", "]]"], top_k=2)
+    assert read("embed", {"text": "a"}).request == TextRequest(["a"], vectors=ANY_VECTORS)
+    assert read("embed", {"text": [], "normalize": False}).request == TextRequest(
+        [], normalize=False, vectors=ANY_VECTORS
+    )
+    assert read("embed-onnx", {"text": ["a", ""], "truncate": False}).request == TextRequest(
+        ["a", ""], truncate=False, vectors=ANY_VECTORS
+    )
+    assert read("classify", {"text": ["[", "]]"], "top_k": 2}).request == TextRequest(
+        ["[", "]]"], top_k=2, vectors=ANY_VECTORS
+    )
     assert refusal("embed", {"text": ["a"] * 100_001}).startswith("text: expected at most 100000 texts, got 100001")
     assert refusal("embed", '{"text": ["a", ["b"]]}') == "text[1]: expected a string, got an array"
     assert refusal("embed", '{"text": {"a": []}}') == "text: expected a string, got an object"
