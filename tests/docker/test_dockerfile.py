@@ -127,7 +127,7 @@ def test_image_installs_the_declared_packages(device: str) -> None:
     assert {"torch", "transformers", "fastapi", {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}[device]} <= names
     lean = requirements(device, "onnx")
     assert names - {re.split(r"[^\w.-]", line)[0] for line in lean} == {
-        "jinja2", "llguidance", "numba", "safetensors", "torch", "transformers",
+        "av", "jinja2", "llguidance", "numba", "pandas", "safetensors", "torch", "transformers",
         "adlfs", "gcsfs", "huggingface-hub", "s3fs",
         "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk",
     }  # fmt: skip

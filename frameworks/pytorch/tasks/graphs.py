@@ -11,9 +11,8 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.core.errors import InvalidInput, InvalidModel, OutOfMemory
 from frameworks.core.settings.entries import OnnxModelEntry
-from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.tasks.loading import LOAD_OPTIONS, describe_task, load_pipeline
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
@@ -99,8 +98,12 @@ class GraphTaskModel:
         self._graph.warm_up()
         try:
             self._trial.decide(self.pipeline, self._run_items, self._positions)
-        except RUN_ERRORS as error:
-            raise InvalidModel(f"the graph does not run on inputs of its task: {error}") from error
+        except OutOfMemory:
+            raise
+        except Exception as error:
+            raise InvalidModel(
+                f"the graph does not run on inputs of its task: {type(error).__name__}: {error}"
+            ) from error
         own = self._graph.spec
         self.spec = replace(own, task=self.spec.task, pipeline=self.spec.pipeline)
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.core.errors import InvalidInput, InvalidModel
-from frameworks.pytorch.device_errors import RUN_ERRORS
+from frameworks.core.errors import InvalidInput, InvalidModel, OutOfMemory
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
@@ -55,8 +54,11 @@ class TaskModel(DeviceModel):
             assert self._model is not None
             self._trial.decide(self.pipeline, self._run_items, partial(find_usable_positions, self._model))
             self.spec = replace(self.spec, unbatched_because=self._trial.reason)
-        except RUN_ERRORS as error:
-            raise InvalidModel(f"the model does not run on {self._reads()}: {error}") from error
+        except OutOfMemory:
+            raise
+        except Exception as error:
+            # A pipeline may need what this installation does not have, and says so in many types.
+            raise InvalidModel(f"the model does not run on {self._reads()}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         # It holds the module too.

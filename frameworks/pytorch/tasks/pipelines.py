@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.pipelines.base import ChunkPipeline, Pipeline, PipelineException, no_collate_fn, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
@@ -67,7 +68,8 @@ class RunnablePipeline:
     def finish(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
         """As TaskPipeline.finish."""
         own = {name: value for name, value in parameters.items() if name != "candidate_labels"}
-        with self._lock, _refusals():
+        # Pipelines divide by the largest number of an output, which may be 0.
+        with self._lock, _refusals(), np.errstate(divide="ignore", invalid="ignore"):
             return as_json(self._postprocessed(outputs, own))
 
     def run(self, items: Sequence[TaskItem]) -> list[Any]:
@@ -105,7 +107,10 @@ class RunnablePipeline:
 
     def _count(self, text: str) -> int:
         """Return the tokens of a text without special ones."""
-        return len(self._pipeline.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        tokenizer = self._pipeline.tokenizer
+        # Those of documents read words with boxes, and no texts.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return len(tokenizer.tokenize(text) if backend is None else backend.encode(text, add_special_tokens=False).ids)
 
     def _items(self, given: Any, parameters: dict[str, Any]) -> list[TaskItem]:
         pipeline = self._pipeline
