@@ -129,7 +129,7 @@ class OnnxRegistry:
 
             if declare_images(instances, entry, folder, summary.activations):
                 return [*instances]
-        return with_text(instances, file)
+        return with_text(instances, file, entry.allow_pickled_weights)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
         """Return whether one session on the CPU suffices for all instances."""

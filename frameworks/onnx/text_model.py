@@ -45,17 +45,21 @@ _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids"
 
 @dataclass(frozen=True, slots=True)
 class _TextHead:
-    """The output that a task reads. `pools`: whether it has to be pooled over the tokens."""
+    """The output that a task reads. `pools`: whether it has to be pooled over the tokens. `vectors`: the modules after
+    the pooling; None where there are none.
+    """
 
     task: Task
     output: str
     pools: bool
+    vectors: VectorModules | None = None
 
 
-def with_text(instances: list[OnnxModel], file: Path) -> list[BatchModel]:
+def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = False) -> list[BatchModel]:
     """Return the instances as a text model if there is a tokenizer.json and the graph reads tokens, else unchanged.
 
-    `file`: of the graph. Raises InvalidModel for broken text files.
+    `file`: of the graph. `allow_pickled`: read the weights of modules from pickles. Raises InvalidModel for broken text
+    files.
     """
     folder = description_folder(file)
     if not (folder / "tokenizer.json").is_file():
@@ -71,6 +75,11 @@ def with_text(instances: list[OnnxModel], file: Path) -> list[BatchModel]:
             architecture=config.architecture,
         )
         return [*instances]
+    # The output sentence_embedding of a graph has these modules within it.
+    if head.pools and config.vector_modules:
+        state_size = max(0, (instances[0].spec.outputs_by_name[head.output].shape or (0,))[-1])
+        size = state_size * len((config.pooling or "mean").split("+"))
+        head = replace(head, vectors=VectorModules(config.vector_modules, size, allow_pickled))
     padding = TextPadding(config.pad_token_id)
     first = OnnxTextModel(instances[0], folder, config, head, padding)
     usable = first.usable_positions(file)
@@ -116,13 +125,10 @@ class OnnxTextModel:
         output = model.spec.outputs_by_name[head.output]
         labels = _labels(config, output) if head.task == "classify" else ()
         embedding_size = 0 if head.task == "classify" else max(0, (output.shape or (0,))[-1])
-        self._vectors: VectorModules | None = None
         if head.pools:
             embedding_size *= len(self._pooling.split("+"))
-            # The output sentence_embedding of a graph has these modules within it.
-            if config.vector_modules:
-                self._vectors = VectorModules(config.vector_modules, embedding_size)
-                embedding_size = self._vectors.size
+        if head.vectors is not None:
+            embedding_size = head.vectors.size
         self.spec = replace(
             model.spec,
             task=head.task,
@@ -209,8 +215,8 @@ class OnnxTextModel:
         output = self._model.run_graph({**self._feeds(tokens)}, (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
         rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
-        if self._vectors is not None:
-            return self._vectors(rows[: batch.rows])
+        if self._head.vectors is not None:
+            return self._head.vectors(rows[: batch.rows])
         return rows[: batch.rows].astype(np.float32, copy=False)
 
     def usable_positions(self, file: Path) -> int | None:

@@ -73,13 +73,16 @@ def load_encoder(
     dtype: str,
     device: Device,
     enable_memory_mapping: bool = True,
+    is_pickled: bool = False,
 ) -> torch.nn.Module:
     """Load an encoder, as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent.
+
+    `is_pickled`: the weights are in `pytorch_model.bin`, which transformers reads with `weights_only`.
 
     A decoder is loaded without its head, and its runs keep no keys and values.
     """
     auto = AutoModelForSequenceClassification if classifies else AutoModel
-    model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
+    model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping, is_pickled)
     config: Any = model.config
     if hasattr(config, "use_cache"):
         config.use_cache = False
@@ -131,19 +134,19 @@ def load_vision_model(
 
 
 def _loaded(
-    auto: type, folder: Path, dtype: str, device: Device, enable_memory_mapping: bool
+    auto: type, folder: Path, dtype: str, device: Device, enable_memory_mapping: bool, is_pickled: bool = False
 ) -> tuple[torch.nn.Module, list[str]]:
     """Return the model, and the names of the missing weights."""
     _check_config(folder / "config.json")
     try:
-        model, info = _from_pretrained(auto, folder, dtype, enable_memory_mapping)
+        model, info = _from_pretrained(auto, folder, dtype, enable_memory_mapping, is_pickled)
         mismatched = info.get("mismatched_keys")
         if mismatched:
             raise InvalidModel(
                 f"{folder}: expected weights of the shapes in config.json, got other shapes for "
                 f"{sorted(map(str, mismatched))[:5]}"
             )
-        _check_dtypes(folder, model, info["unexpected_keys"])
+        _check_dtypes(folder, model, info["unexpected_keys"], is_pickled)
         return model.eval().requires_grad_(False).to(device.id), list(info["missing_keys"])
     except torch.OutOfMemoryError as error:
         what = f"the weights do not fit on {device.id}"
@@ -157,7 +160,7 @@ def _loaded(
         ) from error
 
 
-def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str]) -> None:
+def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str], is_pickled: bool) -> None:
     """Raise InvalidModel for a weight that is not stored as floating point: transformers would cast it.
 
     `unexpected`: tensors of the files that the model does not read. Tables of integers and quantized weights have
@@ -171,7 +174,7 @@ def _check_dtypes(folder: Path, model: Any, unexpected: Iterable[str]) -> None:
     parts = {name.rpartition(".")[2] for name in integers} - {"weight", "bias"}
     allowed = [*unexpected, *integers]
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), _POSITIONS]
-    for name, (file, dtype) in read_weight_files(folder).others.items():
+    for name, (file, dtype) in read_weight_files(folder, is_pickled).others.items():
         is_allowed = name.rpartition(".")[2] in parts or any(_is_same(name, each) for each in allowed)
         if not (is_allowed or any(re.search(each, name) for each in patterns)):
             raise InvalidModel(
@@ -208,13 +211,14 @@ def _check_config(file: Path) -> None:
 
 
 def _from_pretrained(
-    auto: type, folder: Path, dtype: str, enable_memory_mapping: bool
+    auto: type, folder: Path, dtype: str, enable_memory_mapping: bool, is_pickled: bool
 ) -> tuple[torch.nn.Module, dict[str, list[str]]]:
     options: dict[str, object] = {
         "dtype": DTYPES[dtype],
         "local_files_only": True,
         "trust_remote_code": False,
-        "use_safetensors": True,
+        "use_safetensors": not is_pickled,
+        "weights_only": True,
         "ignore_mismatched_sizes": True,  # the loading info lists them
         "output_loading_info": True,
     }

@@ -90,17 +90,19 @@ class PackedFiles:
         return FolderWeights(folder, files, self.scheme)
 
 
-def read_files(path: Path, folders: GgufFolders) -> tuple[Path, WeightFiles, PackedFiles | None]:
+def read_files(
+    path: Path, folders: GgufFolders, allow_pickled: bool = False
+) -> tuple[Path, WeightFiles, PackedFiles | None]:
     """Return the folder of a model's config.json, its weight files, and what is packed in them.
 
-    Reads headers only, and checks them. Raises InvalidModel.
+    Reads headers only, and checks them. `allow_pickled`: as of `read_weight_files`. Raises InvalidModel.
     """
     file = find_gguf(path)
     if file is not None:
         gguf = read_gguf(file)
         return folders.folder_of(gguf), _weights(gguf), _packed(gguf)
     folder = transformer_folder(path)
-    weights, scheme = read_weight_files(folder), read_scheme(folder)
+    weights, scheme = read_weight_files(folder, allow_pickled), read_scheme(folder)
     return (folder, weights, None) if scheme is None else (folder, *_of_folder(weights, scheme))
 
 

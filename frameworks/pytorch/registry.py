@@ -153,11 +153,16 @@ class TorchRegistry:
         return load_task_models(folder, entry, task, TaskLoading(device, dtype, threads, self._enable_memory_mapping))
 
     def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
-        folder, weights, packed = read_files(path, self._gguf_folders)
+        folder, weights, packed = read_files(path, self._gguf_folders, entry.allow_pickled_weights)
         config = read_text_config(path if packed is None or packed.gguf is None else folder)
         if entry.score_tokens is not None and (config.generates or config.answers is not None):
             negative, positive = entry.score_tokens
             config = config.with_answers(Answers(positive, negative))
+        if weights.is_pickled and (config.generates or config.answers is not None or find_images(folder) is not None):
+            raise InvalidModel(
+                f"{folder}: allow_pickled_weights: expected an encoder of texts, got {config.architecture}; "
+                "convert the weights to safetensors"
+            )
         return ModelFiles(folder, entry, config, weights, packed)
 
     def _bytes_of(self, files: ModelFiles, kind: str) -> int:

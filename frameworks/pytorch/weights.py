@@ -1,4 +1,4 @@
-"""The weight files of a Hugging Face folder: safetensors only, single or sharded, and nothing outside the folder."""
+"""The weight files of a Hugging Face folder: safetensors, single or sharded; pickles where allowed."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,19 +6,22 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.text.pickled_tensors import PICKLE, read_pickled_tensors
 
 _FLOATING_POINT = ("F", "BF")
+_SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Contents of the headers. `dtype`: safetensors' name (`F32`, `BF16`, …) of most elements. `counts`: elements of
-    each dtype. `others`: file and dtype of each tensor that is no floating point.
+    each dtype. `others`: file and dtype of each tensor that is no floating point. `is_pickled`: not in safetensors.
     """
 
     files: tuple[Path, ...]
@@ -28,13 +31,17 @@ class WeightFiles:
     names: frozenset[str]
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     others: Mapping[str, tuple[Path, str]] = field(default_factory=dict, hash=False)
+    is_pickled: bool = False
 
 
-def read_weight_files(folder: Path) -> WeightFiles:
+def read_weight_files(folder: Path, allow_pickled: bool = False) -> WeightFiles:
     """Find the weights and read their headers, but not the tensors.
 
-    Raises InvalidModel for absent weights, for pickles, and for an inconsistent header or index.
+    `allow_pickled`: read `pytorch_model.bin` where there are no safetensors. Raises InvalidModel for absent weights,
+    for other pickles, and for an inconsistent header or index.
     """
+    if allow_pickled and (folder / PICKLE).is_file() and not _has_safetensors(folder):
+        return _read_pickle(folder / PICKLE)
     files = _find(folder)
     names: set[str] = set()
     elements: Counter[str] = Counter()
@@ -89,6 +96,28 @@ def _find(folder: Path) -> list[Path]:
     raise InvalidModel(f"{folder}: expected model.safetensors or model.safetensors.index.json, got neither")
 
 
+def _has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
+
+
+def _read_pickle(file: Path) -> WeightFiles:
+    """Read the names, shapes and dtypes of a pickle of tensors. Their numbers stay in the file."""
+    tensors = read_pickled_tensors(file)
+    elements: Counter[str] = Counter()
+    for tensor in tensors.values():
+        elements[_SAFETENSORS_NAMES.get(tensor.dtype, str(tensor.dtype))] += tensor.numel()
+    return WeightFiles(
+        files=(file,),
+        file_bytes=file.stat().st_size,
+        elements=elements.total(),
+        dtype=elements.most_common(1)[0][0],
+        names=frozenset(tensors),
+        counts=dict(elements),
+        others={name: (file, str(each.dtype)) for name, each in tensors.items() if not each.is_floating_point()},
+        is_pickled=True,
+    )
+
+
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -104,5 +133,6 @@ def _refuse_pickle(file: Path) -> None:
     if file.suffix in _PICKLES and file.name != "training_args.bin":
         raise InvalidModel(
             f"{file}: expected safetensors, got a pickle, which can run any code when it is read; "
-            "convert it where you trust it, with AutoModel.from_pretrained(folder).save_pretrained(new_folder)"
+            "convert it where you trust it, with AutoModel.from_pretrained(folder).save_pretrained(new_folder), or set "
+            "allow_pickled_weights = true for an encoder of texts"
         )

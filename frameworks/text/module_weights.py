@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
-import structlog
 from safetensors import SafetensorError, safe_open
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.modules import Module
+from frameworks.text.pickled_tensors import PICKLE, read_pickled_tensors
 from frameworks.types import Array
 from memory.sizes import format_size
 
-log = structlog.get_logger(__name__)
-
-PICKLE = "pytorch_model.bin"
 _SAFETENSORS = "model.safetensors"
 _MAX_BYTES = 2 * 1024**3
 """Maximum size of a module's file."""
@@ -53,6 +50,9 @@ def _read_safetensors(module: Module) -> dict[str, Array]:
     try:
         with safe_open(str(file), framework="numpy") as tensors:
             names = [*tensors.keys()]
+            if any(tensors.get_slice(name).get_dtype() == "BF16" for name in names):
+                # Its import tells numpy of bfloat16.
+                import ml_dtypes  # noqa: F401
             return {name: np.asarray(tensors.get_tensor(name), dtype=np.float32) for name in names}
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise InvalidModel(
@@ -61,15 +61,5 @@ def _read_safetensors(module: Module) -> dict[str, Array]:
 
 
 def _read_pickle(module: Module) -> dict[str, Array]:
-    file = module.folder / PICKLE
-    try:
-        # A server without such a file needs no torch.
-        import torch
-    except ImportError as error:
-        raise InvalidModel(f"{file}: expected PyTorch to read a pickle, got none; install torch") from error
-    log.warning("weights are read from a pickle", module=module.kind, file=str(file))
-    try:
-        tensors = torch.load(str(file), map_location="cpu", weights_only=True)
-        return {str(name): tensor.float().numpy() for name, tensor in tensors.items()}
-    except Exception as error:  # A damaged or hostile file raises errors of any kind.
-        raise InvalidModel(f"{file}: not a file of tensors that weights_only reads ({type(error).__name__})") from error
+    tensors = read_pickled_tensors(module.folder / PICKLE)
+    return {name: np.array(tensor.float().numpy()) for name, tensor in tensors.items()}

@@ -84,7 +84,9 @@ class VectorModules:
     """The modules of a model after its pooling. `size`: of the vectors that they return. Any thread may call it."""
 
     def __init__(self, modules: Sequence[Module], size: int, allow_pickled: bool = False) -> None:
-        """`size`: of the pooled vectors. `allow_pickled`: read weights from pickles. Raises InvalidModel."""
+        """`size`: of the pooled vectors; 0 or less where only the modules state it. `allow_pickled`: read weights from
+        pickles. Raises InvalidModel.
+        """
         self.size = size
         self.memory_bytes = 0
         self._steps: list[Callable[[Array], Array]] = []
@@ -103,7 +105,7 @@ class VectorModules:
         tensors = read_weights(module, allow_pickled)
         self.memory_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if module.kind == "LayerNorm":
-            self._check_size(module, "dimension", self.size)
+            self._check_size(module, "dimension")
             shape = (self.size,)
             return _LayerNorm(
                 _tensor(module, tensors, "norm.weight", shape), _tensor(module, tensors, "norm.bias", shape)
@@ -112,7 +114,7 @@ class VectorModules:
         return self._dense(module, tensors)
 
     def _dense(self, module: Module, tensors: Mapping[str, Array]) -> _Dense:
-        self._check_size(module, "in_features", self.size)
+        self._check_size(module, "in_features")
         before, after = self.size, module.config.get("out_features")
         if not isinstance(after, int) or not 0 < after <= _LARGEST_VECTOR:
             raise InvalidModel(
@@ -131,9 +133,11 @@ class VectorModules:
             residual=_transposed(_tensor(module, tensors, "residual.weight", shape)) if is_projected else None,
         )
 
-    def _check_size(self, module: Module, key: str, size: int) -> None:
-        stated = module.config.get(key)
-        if stated != size:
+    def _check_size(self, module: Module, key: str) -> None:
+        size, stated = self.size, module.config.get(key)
+        if size <= 0 and isinstance(stated, int) and 0 < stated <= _LARGEST_VECTOR:
+            self.size = stated
+        elif stated != size:
             raise InvalidModel(
                 f"{module.config_file}: {key}: expected {size}, the size of the vectors before it, "
                 f"got {str(stated)[:100]}; correct the file"

@@ -49,7 +49,9 @@ class Original:
     def open(self, file: Path) -> Model:
         """Open the model as this entry serves it, its graph from `file`, its tokenizer from the model's own folder."""
         session = open_session(file, _CPU, self.intra_op_threads, 1)
-        model = with_text([OnnxModel(session, self.file, _CPU, 0, self.entry)], self.file)[0]
+        model = with_text(
+            [OnnxModel(session, self.file, _CPU, 0, self.entry)], self.file, self.entry.allow_pickled_weights
+        )[0]
         assert isinstance(model, OnnxModel | OnnxTextModel)
         return model
 

@@ -71,7 +71,7 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
-    head = TextHead(pooling, _vectors(model, config, pooling))
+    head = TextHead(pooling, _vectors(model, files, pooling))
     spec = _spec(model, config, head, device, dtype)
     threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
     if config.late is not None:
@@ -136,7 +136,8 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
     folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
     if config.answers is None:
         needs_pooler = _pooling(config, files.weights) in ("pooler", "logits")
-        return load_encoder(folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
+        is_mapped, is_pickled = loading.enable_memory_mapping, files.weights.is_pickled
+        return load_encoder(folder, config.classifies, needs_pooler, dtype, device, is_mapped, is_pickled)
     ids = [_answer_id(answer, tokenizer, folder) for answer in (config.answers.positive, config.answers.negative)]
     assert ids[0] is not None
     causal = load_causal_model(folder, dtype, device, loading.enable_memory_mapping)
@@ -198,11 +199,12 @@ def _pad_token_id(model: Any, config: TextConfig) -> int | None:
     return own if isinstance(own, int) and own >= 0 else None
 
 
-def _vectors(model: torch.nn.Module, config: TextConfig, pooling: str) -> VectorModules | None:
+def _vectors(model: torch.nn.Module, files: ModelFiles, pooling: str) -> VectorModules | None:
     """Read the modules after the pooling; None where nothing is computed after it. Raises InvalidModel."""
-    if config.classifies or not config.vector_modules:
+    modules = files.config.vector_modules
+    if files.config.classifies or not modules:
         return None
-    return VectorModules(config.vector_modules, _pooled_size(model, pooling))
+    return VectorModules(modules, _pooled_size(model, pooling), files.entry.allow_pickled_weights)
 
 
 def _pooled_size(model: torch.nn.Module, pooling: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.pooling import normalize_rows
@@ -108,14 +109,31 @@ def test_unserved_dense_is_refused(saved: Saved, changes: dict[str, object], mes
         load_torch(folder, dtype="f32")
 
 
-def test_pickled_weights_of_module_are_refused(saved: Saved) -> None:
+def test_pickled_weights_are_read_where_allowed(saved: Saved) -> None:
+    """Those of a module and of the encoder itself, as published models have them."""
+    from sentence_transformers.base.modules import Dense
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    folder, wanted = saved(Pooling(HIDDEN_SIZE), Dense(HIDDEN_SIZE, 5))
+    for part in (folder / "2_Dense", folder):
+        safe = part / "model.safetensors"
+        torch.save(load_file(safe), part / "pytorch_model.bin")
+        safe.unlink()
+        with pytest.raises(InvalidModel, match=r"got a pickle.*allow_pickled_weights = true"):
+            load_torch(folder, dtype="f32")
+        check(folder, wanted, allow_pickled_weights=True)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"linear.weight": 3}, {"linear.weight": Path("code")}, {}])
+def test_pickle_of_other_objects_is_refused(saved: Saved, content: object) -> None:
     from sentence_transformers.base.modules import Dense
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     folder, _ = saved(Pooling(HIDDEN_SIZE), Dense(HIDDEN_SIZE, 5))
-    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
-    with pytest.raises(InvalidModel, match="got a pickle"):
-        load_torch(folder, dtype="f32")
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    torch.save(content, folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InvalidModel, match=r"pytorch_model\.bin: expected tensors"):
+        load_torch(folder, dtype="f32", allow_pickled_weights=True)
 
 
 def test_quantized_encoder_keeps_dense(saved: Saved, tmp_path: Path) -> None:
