@@ -36,7 +36,9 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)
-_ENCODERS = ("Transformer", "CLIPModel")
+_ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding")
+# sentence-transformers bounds no text of static embeddings; a server does.
+_MAX_STATIC_TOKENS = 65_536
 _MODULES_SERVED = (*_ENCODERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
 # Those that read the vector of a pooling.
 _AFTER_POOLING = ("Dense", "LayerNorm")
@@ -63,7 +65,8 @@ class TextConfig:
     of the labels are not probabilities.
     `late`: of a model of late interaction. `max_positions`: of its encoder; 0 where unknown.
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
-    an embedding from the pooled vector, without a Normalize at the end, which `normalize` is.
+    an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `static`: the module that
+    has a row for each token, instead of an encoder.
     """
 
     max_tokens: int
@@ -90,6 +93,7 @@ class TextConfig:
     late: LateInteraction | None = None
     max_positions: int = 0
     vector_modules: tuple[Module, ...] = ()
+    static: Module | None = None
 
     @property
     def classifies(self) -> bool:
@@ -180,6 +184,16 @@ def read_text_config(folder: Path) -> TextConfig:
         late=late,
         max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
     )
+    if modules and modules[0].kind == "StaticEmbedding":
+        return replace(
+            found,
+            static=modules[0],
+            max_tokens=_limit_of(truncation) or _MAX_STATIC_TOKENS,
+            architecture="",
+            model_type="static",
+            labels=(),
+            tokenizer_settings=TokenizerSettings(),
+        )
     scoring = [read_answers(module.config_file) for module in modules if module.kind == "LogitScore"]
     if scoring:
         if not found.generates:
@@ -204,7 +218,7 @@ def _check_order(folder: Path, modules: Sequence[Module]) -> None:
                 f"{folder / 'modules.json'}: expected Transformer or CLIPModel, then Pooling, then others, "
                 f"got {', '.join(kinds)}; this order is not served"
             )
-        is_pooled = is_pooled or kind == "Pooling"
+        is_pooled = is_pooled or kind in ("Pooling", "StaticEmbedding")
         if kind in _AFTER_POOLING and not is_pooled:
             raise InvalidModel(
                 f"{folder / 'modules.json'}: {kind}: expected Pooling before it, got none; this order is not served"

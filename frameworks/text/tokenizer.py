@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, normalizers
+from tokenizers import Encoding, Tokenizer, normalizers, processors
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
@@ -54,6 +54,9 @@ class TextTokenizer:
         config.tokenizer_settings.apply(self._tokenizer)
         if config.late is not None:
             register_markers(self._tokenizer, config.late)
+        if config.static is not None:
+            # Static embeddings are the mean of a text's own tokens.
+            self._tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
         if config.lower_case:
             # In the tokenizer, as in sentence-transformers: it applies to the prompt too, and keeps [MASK] in a text.
             steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
@@ -71,6 +74,10 @@ class TextTokenizer:
         self._num_before, self._num_after = count_special_tokens(self._tokenizer)
         special_ids = self._tokenizer.encode("").ids
         self._start, self._end = special_ids[: self._num_before], special_ids[self._num_before :]
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
 
     def tokenize(
         self, texts: list[str], truncate: Truncation, first: int = 0, prompt: str | None = None

@@ -14,6 +14,7 @@ from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import find_usable_positions
+from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
 from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -64,9 +65,11 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     """
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
+    if config.static is not None and copies is not None:
+        raise InvalidModel(f"{files.folder}: dtype: expected none for static embeddings, got int8; remove it")
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
-    usable = _usable_positions(model, tokenizer)
+    usable = None if config.static is not None else _usable_positions(model, tokenizer)
     if usable is not None and usable < config.max_tokens:
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
@@ -81,9 +84,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
-    return [
-        EncoderModel(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)
-    ]
+    kind = EncoderModel if config.static is None else StaticEncoder
+    return [kind(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
 
 
 def _token_vector_models(
@@ -134,6 +136,8 @@ def _tokenizer(files: ModelFiles) -> TextTokenizer:
 
 def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer) -> torch.nn.Module:
     folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
+    if config.static is not None:
+        return load_table(config.static, device, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     if config.answers is None:
         needs_pooler = _pooling(config, files.weights) in ("pooler", "logits")
         is_mapped, is_pickled = loading.enable_memory_mapping, files.weights.is_pickled

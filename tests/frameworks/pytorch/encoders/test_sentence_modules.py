@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.pooling import normalize_rows
@@ -147,3 +147,23 @@ def test_quantized_encoder_keeps_dense(saved: Saved, tmp_path: Path) -> None:
     assert model.spec.text is not None
     assert (model.spec.text.embedding_size, model.spec.quantization is not None) == (5, True)
     assert (normalize_rows(rows) * normalize_rows(wanted)).sum(axis=1).min() > 0.9
+
+
+@pytest.mark.parametrize("is_model2vec", [False, True])
+def test_static_embedding_equals_sentence_transformers(tmp_path: Path, is_model2vec: bool) -> None:
+    """model2vec's files have a row for several tokens, and a weight for each."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Normalize
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(save_embedder(tmp_path / "encoder") / "tokenizer.json"))
+    torch.manual_seed(4)
+    static, folder = StaticEmbedding(tokenizer, embedding_dim=12), tmp_path / "saved"
+    SentenceTransformer(modules=[static, Dense(12, 7), Normalize()], device="cpu").save(str(folder))
+    if is_model2vec:
+        count = tokenizer.get_vocab_size()
+        tensors = {"embeddings": torch.randn(9, 12), "mapping": torch.arange(count) % 9, "weights": torch.rand(count)}
+        save_file(tensors, next(folder.glob("**/tokenizer.json")).parent / "model.safetensors")
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    check(folder, model.encode(RAGGED, batch_size=len(RAGGED), show_progress_bar=False))
