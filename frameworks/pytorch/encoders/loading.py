@@ -76,7 +76,9 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         tokenizer = _tokenizer(files)
     head = TextHead(pooling, _vectors(model, files, pooling))
     spec = _spec(model, config, head, device, dtype)
-    threads, padding = loading.intra_op_threads, TextPadding(_pad_token_id(model, config))
+    # A sum of rows is shorter than the start of a second thread.
+    threads = loading.intra_op_threads if config.static is None else 1
+    padding = TextPadding(_pad_token_id(model, config))
     if config.late is not None:
         return _token_vector_models(files, model, tokenizer, spec, loading, copies)
     if copies is not None:
