@@ -114,13 +114,12 @@ async def test_token_vectors_are_equal(are_queries: bool, tmp_path: Path) -> Non
     request = TextRequest(texts, are_queries=are_queries, vectors=("multi",))
     pairs = PairRequest([("the cat", text) for text in texts])
     async with both_engines(lambda: load_torch(folder)) as ((local, _), (remote, _)):
-        answers = []
-        for engine in (local, remote):
-            answer = await engine.answer(run_of(), request)
-            assert isinstance(answer, MultiVectorAnswer)
-            answers.append(answer)
+        answers = [await engine.answer(run_of(), request) for engine in (local, remote)]
+        found = [answer for answer in answers if isinstance(answer, MultiVectorAnswer)]
+        assert len(found) == 2
+        for answer in found:
             assert [len(each) for each in answer.vectors] == ([12, 12] if are_queries else [5, 9])
-        for own, theirs in zip(answers[0].vectors, answers[1].vectors, strict=True):
+        for own, theirs in zip(found[0].vectors, found[1].vectors, strict=True):
             np.testing.assert_array_equal(own, theirs)
         assert await outcome(remote, pairs) == await outcome(local, pairs)
         refusal = await outcome(remote, TextRequest(texts))
