@@ -60,7 +60,6 @@ def test_pooling_returns_vectors_of_tokens(server: RunningServer) -> None:
     [
         ("/v1/embeddings", {"model": "colbert", "input": DOCUMENTS}),
         ("/v2/models/colbert/infer", {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}),
-        ("/v1/similarity", {"model": "colbert", "items": DOCUMENTS}),
     ],
 )
 def test_single_vectors_refused_by_name(server: RunningServer, path: str, body: dict[str, Any]) -> None:
@@ -69,7 +68,29 @@ def test_single_vectors_refused_by_name(server: RunningServer, path: str, body: 
     assert "one with a vector for each token; post the texts to /infer or /pooling" in answer.text
 
 
+def test_similarity_is_max_sim(server: RunningServer) -> None:
+    scored = ask(server, "/v1/score", model="colbert", text_1=QUERY, text_2=DOCUMENTS)["data"]
+    expected = np.array([each["score"] for each in scored])
+    [row] = ask(server, "/v1/similarity", model="colbert", items=[QUERY], others=DOCUMENTS)["scores"]
+    np.testing.assert_allclose(row, expected, rtol=1e-3, atol=1e-3)
+    own = ask(server, "/v1/similarity", model="colbert", items=DOCUMENTS)["scores"]
+    assert np.shape(own) == (3, 3)
+    best = ask(server, "/v1/similarity", model="colbert", items=[QUERY], others=DOCUMENTS, top_k=1)
+    assert str(int(expected.argmax())) in str(best)
+    tei = {"inputs": {"source_sentence": QUERY, "sentences": DOCUMENTS}, "model": "colbert"}
+    np.testing.assert_allclose(ask(server, "/similarity", **tei), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_input_type_refused_with_wrong_side(server: RunningServer) -> None:
     answer = server.client.post("/infer", json={"model_name": "colbert", "text": "a", "input_type": "passage"})
     assert answer.status_code == 400
     assert 'input_type: expected "query" or "document"' in check_error(answer)["message"]
+
+
+def test_similarity_refuses_many_pairs(server: RunningServer) -> None:
+    answer = server.client.post("/v1/similarity", json={"model": "colbert", "items": ["a"] * 300})
+    assert answer.status_code == 400
+    assert "expected at most 65536 pairs of texts" in answer.text
+    answer = server.client.post("/v1/similarity", json={"model": "colbert", "items": ["a"], "metric": "euclid"})
+    assert answer.status_code == 400
+    assert check_error(answer)["message"].startswith('metric: expected "cosine" or "dot"')

@@ -69,6 +69,15 @@ def nearest(comparison: Comparison, top_k: int, is_stopped: Callable[[], bool] =
     return Nearest(indices, scores)
 
 
+def nearest_of(scores: Vectors, top_k: int, is_self: bool) -> Nearest:
+    """Return the `top_k` best of each row of scores [n, m]. `is_self`: of a list with itself, as `nearest`."""
+    values = scores.copy()
+    if is_self:
+        np.fill_diagonal(values, -np.inf)
+    found = _best(values, min(top_k, values.shape[1] - is_self))
+    return Nearest(found, np.take_along_axis(values, found, axis=1))
+
+
 def _best(scores: _Wide, top_k: int) -> npt.NDArray[np.int64]:
     """Return the indices of the highest scores of each row, int64 [rows, top_k], the highest first."""
     if not top_k:

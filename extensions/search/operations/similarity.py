@@ -14,18 +14,20 @@ import numpy as np
 from app.inference.context import RequestContext
 from app.inference.unnamed_model import UnnamedModel
 from extensions.search.collections.contract import Metric
-from extensions.search.collections.similarity import Comparison, Nearest, Stopped, all_scores, nearest
-from extensions.search.operations.text_vectors import embed
+from extensions.search.collections.similarity import Comparison, Nearest, Stopped, all_scores, nearest, nearest_of
+from extensions.search.operations.text_vectors import embed, max_sims
 from frameworks.core.errors import InvalidInput
 from frameworks.core.vector_search import Vectors
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.models.versions.slot import ModelSlot
-from frameworks.types import TextRequest
+from frameworks.types import PairRequest, TextRequest
 
 MAX_SCORES = 4_194_304
 """Scores of a response without `top_k`."""
 MAX_NEAREST = 1_048_576
 """Results of a response with `top_k`."""
+MAX_PAIRS = 65_536
+"""Pairs of texts of a request to a model of late interaction."""
 MAX_PRODUCTS = 100_000_000_000
 """Multiplications of one request: 20,000 by 20,000 vectors of 250 numbers."""
 _SHORT_PRODUCTS = 1_000_000
@@ -85,6 +87,8 @@ class Similarities:
             if isinstance(request.model, str) and request.model != slot.name:
                 context.answered_name = context.alias = request.model
             step = f'model "{slot.name}"'
+            if slot.spec is not None and slot.spec.text is not None and slot.spec.text.vectors == "multi":
+                return await self._by_max_sim(context, slot.name, request, items, others)
             given = TextRequest(texts, truncate=request.truncate)
             answer = await embed(self._parts, context, slot.name, given, step, partial(_field_of, len(items)))
             vectors = np.asarray(answer.embeddings, np.float32)
@@ -105,6 +109,38 @@ class Similarities:
             return SimilarityAnswer(await self._compute(comparison, work), tokens)
         finally:
             context.timings.computed(started_s, time.perf_counter())
+
+    async def _by_max_sim(
+        self,
+        context: RequestContext,
+        model: str,
+        request: SimilarityRequest,
+        items: list[str],
+        others: list[str] | Vectors | None,
+    ) -> SimilarityAnswer:
+        """Score each item as a query with each other text as a document, whatever the metric."""
+        assert not isinstance(others, np.ndarray)
+        documents = items if others is None else others
+        if len(items) * len(documents) > MAX_PAIRS:
+            raise InvalidInput(
+                "items",
+                f"expected at most {MAX_PAIRS} pairs of texts for a model of late interaction, got "
+                f"{len(items) * len(documents)}; send fewer items",
+            )
+        if request.metric is Metric.EUCLID:
+            raise InvalidInput("metric", 'expected "cosine" or "dot" for a model of late interaction, got "euclid"')
+        width = max(1, len(documents))
+
+        def field_of(pair: int, side: int) -> str:
+            index = pair % width if side else pair // width
+            return f"items[{index}]" if not side or others is None else f"others[{index}]"
+
+        pairs = PairRequest([(item, document) for item in items for document in documents], request.truncate)
+        answer = await max_sims(self._parts, context, model, pairs, f'model "{model}"', field_of)
+        scores = np.array(answer.scores, np.float32).reshape(len(items), len(documents))
+        if request.top_k is None:
+            return SimilarityAnswer(scores, answer.tokens)
+        return SimilarityAnswer(nearest_of(scores, request.top_k, others is None), answer.tokens)
 
     async def _compute(self, comparison: Comparison, work: Callable[[Callable[[], bool]], Result]) -> Result:
         """Run the work at once or on the thread. If the caller is cancelled, it ends after the current block."""

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from app.inference.context import RequestContext
 from frameworks.core.errors import FieldError, InvalidInput
+from frameworks.engine.scoring import PAIR_FIELD
 from frameworks.images.spec import ImageRequest
 from frameworks.models.residency.subrequests import SubRequests
-from frameworks.types import EmbedAnswer, ModelSpec, TextRequest
+from frameworks.types import EmbedAnswer, ModelSpec, PairRequest, ScoreAnswer, TextRequest
 
 Contents = list[str] | list[bytes]
 """Texts, or files of images."""
@@ -15,6 +16,29 @@ FieldOf = Callable[[int], str]
 """Returns the field of a text or image in the body, by its index."""
 
 _INDEXED = re.compile(r"(?:text|image)(?:\[(\d+)\])?")
+
+
+async def max_sims(
+    parts: SubRequests,
+    context: RequestContext,
+    model: str,
+    request: PairRequest,
+    step: str,
+    field_of: Callable[[int, int], str],
+) -> ScoreAnswer:
+    """Return the MaxSim of pairs of texts, by a model of late interaction. Otherwise as `embed`.
+
+    `field_of`: the field of a text, by the index of its pair and its side.
+    """
+    try:
+        answer = await parts.answer(context, model, lambda _: request, step, context.timings)
+    except FieldError as error:
+        found = PAIR_FIELD.fullmatch(error.field)
+        if found is None:
+            raise
+        raise type(error)(field_of(int(found["pair"]), int(found["side"] or 0)), error.reason) from None
+    assert isinstance(answer, ScoreAnswer)
+    return answer
 
 
 async def embed(

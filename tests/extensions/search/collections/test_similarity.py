@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extensions.search.collections import similarity
 from extensions.search.collections.contract import Metric
-from extensions.search.collections.similarity import Comparison, Stopped, all_scores, nearest
+from extensions.search.collections.similarity import Comparison, Stopped, all_scores, nearest, nearest_of
 
 pytestmark = pytest.mark.isa
 
@@ -88,3 +88,11 @@ def test_large_numbers_do_not_become_nan() -> None:
 def test_stopped_work_ends_between_blocks() -> None:
     with pytest.raises(Stopped):
         all_scores(Comparison(vectors(1, 4), None, Metric.DOT), lambda: True)
+
+
+def test_nearest_of_scores_omits_own_row() -> None:
+    scores = np.array([[9, 1, 2], [4, 9, 3], [5, 6, 9]], np.float32)
+    found = nearest_of(scores, 2, is_self=True)
+    assert found.indices.tolist() == [[2, 1], [0, 2], [1, 0]]
+    assert found.scores.tolist() == [[2, 1], [4, 3], [6, 5]]
+    assert nearest_of(scores, 1, is_self=False).indices.tolist() == [[0], [1], [2]]
