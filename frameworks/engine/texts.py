@@ -22,7 +22,7 @@ from frameworks.engine.scoring import (
 from frameworks.engine.threads import TokenizerThreads, size_of_prompt
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
-from frameworks.text.late_tokenizer import LateTokenizer
+from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pooling import normalize_rows, scores
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request

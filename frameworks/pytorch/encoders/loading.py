@@ -22,7 +22,7 @@ from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding
 from frameworks.text.config import TextConfig
-from frameworks.text.late_tokenizer import LateTokenizer
+from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer

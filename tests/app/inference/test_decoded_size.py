@@ -8,7 +8,7 @@ import pytest
 
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from frameworks.generation.types import GenerateRequest
-from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TensorBatch, TextRequest
+from frameworks.types import EmbedAnswer, MultiVectorAnswer, PairRequest, ScoreAnswer, TensorBatch, TextRequest
 
 
 def test_numbers_count_their_bytes() -> None:
@@ -39,6 +39,7 @@ def test_answers_count_their_tensors() -> None:
     assert answer_bytes(answer) >= 48 + 2 * 51
     assert answer_bytes(EmbedAnswer(np.zeros((5, 8), np.float32), 9)) == 160
     assert answer_bytes(ScoreAnswer([0.5], 3)) == 0
+    assert answer_bytes(MultiVectorAnswer([np.zeros((5, 8), np.float32)] * 2, 9)) >= 320
 
 
 def test_prompt_counts_what_was_received() -> None:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inference.response_cache import CacheableRequest, ResponseCache, key_of
+from app.inference.response_cache import CacheableRequest, ResponseCache, key_of, owning_its_memory
 from frameworks.core.errors import InvalidInput, OutOfMemory
 from frameworks.core.tenants import Tenant
 from frameworks.types import (
     Answer,
     ClassifyAnswer,
     EmbedAnswer,
+    MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
     TensorBatch,
@@ -253,6 +254,7 @@ class TestCachedAnswers:
             ({"y": np.array(["x" * 5000], object)}, 5000),
             ({"y": [np.zeros(1000), {"a": np.zeros(500)}]}, 12_000),
             (EmbedAnswer(np.zeros((10, 100)), 1), 8000),
+            (MultiVectorAnswer([np.zeros((10, 50))] * 2, 1), 8000),
             (ClassifyAnswer([[("a", 0.5)] * 10] * 10), 5000),
             (ScoreAnswer([0.5] * 100, 1), 3000),
         ],
@@ -297,3 +299,16 @@ class TestCachedAnswers:
         for name in ("m", "n"):
             await outcomes(harness.send(model, tensor(1), name))
         assert (harness.misses, harness.hits) == ({("m", ""): 2, ("n", ""): 1}, {("n", ""): 1})
+
+
+def test_sides_of_texts_have_own_keys() -> None:
+    """A model of late interaction reads a query otherwise than a document."""
+    requests = [TextRequest(["a"]), TextRequest(["a"], are_queries=True), TextRequest(["a"], vectors=("multi",))]
+    assert len({key_of(("m",), request)[0] for request in requests}) == 3
+
+
+def test_kept_vectors_of_tokens_are_copies() -> None:
+    batch = np.zeros((4, 8), np.float32)
+    kept = owning_its_memory(MultiVectorAnswer([batch[1:3]], 2))
+    assert isinstance(kept, MultiVectorAnswer)
+    assert kept.vectors[0].base is None

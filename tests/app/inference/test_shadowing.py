@@ -11,7 +11,7 @@ from app.inference.shadowing import ShadowTraffic, is_same
 from frameworks.core.tenants import Tenant
 from frameworks.models.versions.traffic import Share
 from frameworks.text.tokens import DetokenizeAnswer, TokenAnswer, TokenizeAnswer
-from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, ScoreAnswer
+from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, ScoreAnswer
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.loops import in_loop, soon
 from tests.support.managing import serving
@@ -27,6 +27,9 @@ ROWS = np.array([[0.6, 0.8]], np.float32)
         ({"y": ROWS}, {"z": ROWS}, False),
         (EmbedAnswer(ROWS, 1), EmbedAnswer(ROWS * 1.0005, 2), True),
         (EmbedAnswer(ROWS, 1), EmbedAnswer(ROWS * 1.01, 1), False),
+        (MultiVectorAnswer([ROWS], 1), MultiVectorAnswer([ROWS * 1.0005], 1), True),
+        (MultiVectorAnswer([ROWS], 1), MultiVectorAnswer([ROWS * 1.01], 1), False),
+        (MultiVectorAnswer([ROWS], 1), MultiVectorAnswer([ROWS, ROWS], 1), False),
         (ClassifyAnswer([[("a", 0.5), ("b", 0.5)]]), ClassifyAnswer([[("b", 0.5), ("a", 0.5)]]), True),
         (ClassifyAnswer([[("a", 0.5)]]), ClassifyAnswer([[("a", 0.6)]]), False),
         (ScoreAnswer([0.5, -0.5], 1), ScoreAnswer([0.5001, -0.5], 2), True),

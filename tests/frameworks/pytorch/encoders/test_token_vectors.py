@@ -9,7 +9,7 @@ import pytest
 
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.late_tokenizer import LateTokenizer
+from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pooling import normalize_rows
 from frameworks.types import TEXT_OUTPUT, Array
 from tests.frameworks.models.loading import load_torch
