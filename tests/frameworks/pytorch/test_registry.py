@@ -189,16 +189,16 @@ class TestRefusals:
         (folder / "tokenizer.json").unlink()
         assert "tokenizer.json: absent" in refusal(folder)
 
-    def test_dense_module_is_refused(self, copied: FolderMaker) -> None:
+    def test_unserved_module_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
-        write_sentence_transformers(folder, more_modules=["Dense"])
-        assert "module Dense is not served; the modules served are Transformer, Pooling, Normalize" in refusal(folder)
+        write_sentence_transformers(folder, more_modules=["LSTM"])
+        assert "module LSTM is not served; the modules served are Transformer, CLIPModel" in refusal(folder)
 
-    def test_weighted_mean_pooling_is_refused(self, copied: FolderMaker) -> None:
+    def test_unknown_pooling_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         write_sentence_transformers(folder)
-        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
-        assert "pooling weightedmean is not served; mean, cls, max and lasttoken are" in refusal(folder)
+        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "median"})
+        assert "pooling median is not served; cls, max, mean" in refusal(folder)
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json"])
     def test_truncated_file_is_named(self, copied: FolderMaker, name: str) -> None:
