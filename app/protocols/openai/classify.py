@@ -76,7 +76,7 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
         token_ids=token_ids,
         raw_scores=raw_scores,
         are_queries=body.input_type == "query",
-        vectors=("dense", "multi"),
+        vectors=("multi",) if is_multi(spec) else ("dense",),
     )
 
 
