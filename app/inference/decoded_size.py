@@ -6,7 +6,7 @@ import numpy as np
 
 from frameworks.images.spec import ImageRequest
 from frameworks.tasks.types import TaskRequest
-from frameworks.types import EmbedAnswer, MultiVectorAnswer, PairRequest, TensorBatch, TextRequest, Value
+from frameworks.types import EmbedAnswer, MultiVectorAnswer, PairRequest, SparseAnswer, TensorBatch, TextRequest, Value
 
 _OBJECT_BYTES = 64
 """Of a Python string, beside its characters."""
@@ -46,6 +46,8 @@ def answer_bytes(answer: Any) -> int:
         return answer.embeddings.nbytes
     if isinstance(answer, MultiVectorAnswer):
         return sum(_ARRAY_BYTES + vectors.nbytes for vectors in answer.vectors)
+    if isinstance(answer, SparseAnswer):
+        return sum(2 * _ARRAY_BYTES + 2 * values.nbytes for values in answer.values)
     return decoded_bytes(TensorBatch(answer), 0) if isinstance(answer, dict) else 0
 
 

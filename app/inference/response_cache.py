@@ -20,6 +20,7 @@ from frameworks.types import (
     MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
+    SparseAnswer,
     TensorBatch,
     TextRequest,
 )
@@ -228,13 +229,19 @@ def size_of(answer: Any) -> int:
         return (1 + (answer.classes is not None)) * _OBJECT_BYTES * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
-    if isinstance(answer, TaskAnswer | MultiVectorAnswer):
-        return size_of(answer.predictions if isinstance(answer, TaskAnswer) else answer.vectors)
+    if isinstance(answer, TaskAnswer | MultiVectorAnswer | SparseAnswer):
+        return size_of(_lists_of(answer))
     if isinstance(answer, str):
         return _OBJECT_BYTES + len(answer)
     if isinstance(answer, list):
         return sum(_OBJECT_BYTES + size_of(value) for value in answer)
     return _OBJECT_BYTES
+
+
+def _lists_of(answer: TaskAnswer | MultiVectorAnswer | SparseAnswer) -> list[Any]:
+    if isinstance(answer, SparseAnswer):
+        return answer.indices + answer.values
+    return answer.predictions if isinstance(answer, TaskAnswer) else answer.vectors
 
 
 def owning_its_memory(answer: Answer) -> Answer:

@@ -23,6 +23,7 @@ from frameworks.types import (
     EmbedAnswer,
     MultiVectorAnswer,
     ScoreAnswer,
+    SparseAnswer,
     Value,
 )
 
@@ -114,6 +115,8 @@ def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
         return _is_same_value(one.embeddings, other.embeddings)
     if isinstance(one, MultiVectorAnswer) and isinstance(other, MultiVectorAnswer):
         return _is_same_value(dict(enumerate(one.vectors)), dict(enumerate(other.vectors)))
+    if isinstance(one, SparseAnswer) and isinstance(other, SparseAnswer):
+        return _is_same_value(_by_index(one), _by_index(other))
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
         return _is_same_value(_by_class(one), _by_class(other))
     if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):
@@ -145,3 +148,7 @@ def _is_same_value(one: Value | object, other: Value | object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return bool(np.isclose(one, other, _RELATIVE, _ABSOLUTE, equal_nan=True))
     return one == other
+
+
+def _by_index(answer: SparseAnswer) -> dict[str, Value]:
+    return {f"{side}{i}": each for side in ("indices", "values") for i, each in enumerate(getattr(answer, side))}

@@ -8,7 +8,16 @@ import numpy as np
 
 from frameworks.core.errors import InvalidInput
 from frameworks.text.pooling import scores
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, PairRequest, ScoreAnswer, TokenBatch
+from frameworks.types import (
+    Array,
+    ClassifyAnswer,
+    EmbedAnswer,
+    MultiVectorAnswer,
+    PairRequest,
+    ScoreAnswer,
+    SparseAnswer,
+    TokenBatch,
+)
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
 """The field of an InvalidInput: a pair, or one of its two texts."""
@@ -60,6 +69,18 @@ def cosines(pairs: PairedTexts, answer: EmbedAnswer) -> ScoreAnswer:
         seconds = answer.embeddings[pairs.seconds[at : at + _BLOCK_ROWS]].astype(np.float64)
         scores_of_pairs += np.einsum("ij,ij->i", firsts, seconds).clip(-1.0, 1.0).tolist()
     return ScoreAnswer(scores_of_pairs, answer.tokens)
+
+
+def dot_products(pairs: PairedTexts, answer: SparseAnswer) -> ScoreAnswer:
+    """Return the dot product of the sparse vectors of each pair."""
+    found = []
+    for first, second in zip(pairs.firsts, pairs.seconds, strict=True):
+        _, at, other = np.intersect1d(
+            answer.indices[first], answer.indices[second], assume_unique=True, return_indices=True
+        )
+        products = answer.values[first][at].astype(np.float64) * answer.values[second][other]
+        found.append(float(products.sum()))
+    return ScoreAnswer(found, answer.tokens)
 
 
 def texts_by_side(request: PairRequest) -> tuple[PairedTexts, int]:

@@ -13,6 +13,7 @@ from frameworks.engine.contract import Run
 from frameworks.engine.scoring import (
     cosines,
     distinct_texts,
+    dot_products,
     max_sims,
     name_pair,
     probabilities,
@@ -34,6 +35,7 @@ from frameworks.types import (
     MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
+    SparseAnswer,
     Task,
     TextRequest,
     TextSpec,
@@ -66,7 +68,9 @@ class TextService:
         self._takes_token_ids = takes_token_ids
         self._threads = threads
 
-    async def answer(self, run: Run, request: TextRequest) -> EmbedAnswer | ClassifyAnswer | MultiVectorAnswer:
+    async def answer(
+        self, run: Run, request: TextRequest
+    ) -> EmbedAnswer | ClassifyAnswer | MultiVectorAnswer | SparseAnswer:
         """Embed or classify texts."""
         model = self._model
         tokenizer, text = model.tokenizer, model.spec.text
@@ -76,6 +80,8 @@ class TextService:
         if text.vectors == "multi":
             return await self._token_vectors(run, request)
         if not request.texts and request.token_ids is None:
+            if text.vectors == "sparse":
+                return SparseAnswer([], [], tokens=0)
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         started_s = time.perf_counter()
         token_ids: list[list[int]] | None
@@ -90,11 +96,14 @@ class TextService:
         run.timings.decoded(started_s, time.perf_counter())
         await _count_tokens(run, token_ids)
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
+        if text.vectors == "sparse":
+            size = sum(len(values) for _, values in rows)
+            return await self._threads.compute(size, _sparse_of, request.top_k, rows, token_ids)
         return await self._threads.compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
     async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
-        """Score pairs by a cross-encoder, which reads both texts at once, by the cosine of two embeddings, or
-        by the MaxSim of the vectors of their tokens.
+        """Score pairs by a cross-encoder, which reads both texts at once, by the cosine of two embeddings, by the
+        dot product of sparse ones, or by the MaxSim of the vectors of their tokens.
 
         Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/scoring.py.
         """
@@ -117,11 +126,14 @@ class TextService:
         if model.spec.text is not None and model.spec.text.vectors == "multi":
             return await self._score_by_max_sim(run, request)
         pairs = await self._threads.compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
-        texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
+        texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate, vectors=("dense", "sparse"))
         try:
             embedded = await self.answer(run, texts)
         except InvalidInput as error:
             raise pairs.name_pair(error) from None
+        if isinstance(embedded, SparseAnswer):
+            size = sum(len(embedded.values[second]) for second in pairs.seconds)
+            return await self._threads.compute(size, dot_products, pairs, embedded)
         assert isinstance(embedded, EmbedAnswer)
         return await self._threads.compute(embedded.embeddings.size, cosines, pairs, embedded)
 
@@ -279,6 +291,18 @@ def _finished(
     normalize = text.normalize if request.normalize is None else request.normalize
     rows = rows[:, : request.dimensions]
     return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
+
+
+def _sparse_of(top_k: int | None, rows: Array, token_ids: list[list[int]]) -> SparseAnswer:
+    """Keep the `top_k` elements of the highest values. `rows`: an object array [texts] of (indices, values)."""
+    kept = [(indices, values) if top_k is None else _highest(indices, values, top_k) for indices, values in rows]
+    return SparseAnswer([each for each, _ in kept], [each for _, each in kept], sum(map(len, token_ids)))
+
+
+def _highest(indices: Array, values: Array, top_k: int) -> tuple[Array, Array]:
+    """Return the elements of the highest values, by ascending index; of equal values those of lower indices."""
+    order = np.sort(np.argsort(-values, kind="stable")[:top_k])
+    return indices[order], values[order]
 
 
 def _token_vectors_of(

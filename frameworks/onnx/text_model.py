@@ -110,6 +110,8 @@ class OnnxTextModel:
         self._model = model
         self._padding = padding
         self._head = head
+        if config.sparse is not None:
+            raise InvalidModel(f"{folder}: SpladePooling is not served of an ONNX graph; serve it with PyTorch")
         if config.late is not None:
             raise InvalidModel(
                 f"{folder}: expected a model with one vector for each text, got one of late interaction; serve its "

@@ -15,6 +15,7 @@ from frameworks.core.files import read_json
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.modules import Module, read_modules
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
+from frameworks.text.sparse_pooling import KIND, SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved
@@ -36,10 +37,10 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)
-_ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding")
+_ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "MLMTransformer")
 # sentence-transformers bounds no text of static embeddings; a server does.
 _MAX_STATIC_TOKENS = 65_536
-_MODULES_SERVED = (*_ENCODERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
+_MODULES_SERVED = (*_ENCODERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore", KIND)
 # Those that read the vector of a pooling.
 _AFTER_POOLING = ("Dense", "LayerNorm")
 _ONE_LABEL = ("LABEL_0",)
@@ -63,7 +64,8 @@ class TextConfig:
     `pair_messages`: the form of such a pair. `truncates_left`: whether the end of a long text is kept.
     `scores_are_logits`: of pairs, where the model has one label; else a sigmoid is applied. `is_regression`: the values
     of the labels are not probabilities.
-    `late`: of a model of late interaction. `max_positions`: of its encoder; 0 where unknown.
+    `late`: of a model of late interaction. `sparse`: of a model of sparse vectors.
+    `max_positions`: of its encoder; 0 where unknown.
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
     an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `static`: the module that
     has a row for each token, instead of an encoder.
@@ -91,6 +93,7 @@ class TextConfig:
     is_regression: bool = False
     tokenizer_settings: TokenizerSettings = field(default_factory=TokenizerSettings)
     late: LateInteraction | None = None
+    sparse: SparsePooling | None = None
     max_positions: int = 0
     vector_modules: tuple[Module, ...] = ()
     static: Module | None = None
@@ -151,6 +154,7 @@ def read_text_config(folder: Path) -> TextConfig:
     truncation = _truncation_of(encoder)
     sentence_file = _sentence_file(encoder)
     sentence = read_json(sentence_file)
+    sparse = read_sparse_pooling(folder, modules, sentence)
     refuse_unserved(folder, modules, sentence, sentence_file)
     if late is not None and late.document_length is not None:
         sentence = sentence | {"max_seq_length": late.document_length}
@@ -182,6 +186,7 @@ def read_text_config(folder: Path) -> TextConfig:
         tokenizer_settings=read_tokenizer_settings(config, tokenizer, encoder),
         truncates_left=_truncates_left(tokenizer, truncation, encoder),
         late=late,
+        sparse=sparse,
         max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
     )
     if modules and modules[0].kind == "StaticEmbedding":

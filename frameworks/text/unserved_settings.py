@@ -15,7 +15,7 @@ _Served = Mapping[str, tuple[object, ...]]
 
 _MODEL_FILE: _Served = {
     "keep_in_fp32_modules": ([],),
-    "model_type": ("SentenceTransformer", "CrossEncoder", "ColBERT"),
+    "model_type": ("SentenceTransformer", "CrossEncoder", "ColBERT", "SparseEncoder"),
     "truncate_dim": (),
 }
 _TRANSFORMER: _Served = {
@@ -48,6 +48,7 @@ _MODULES: Mapping[str, _Served] = {
     "LogitScore": {"module_input_name": ("causal_logits",)},
     "Normalize": _OF_VECTORS,
 }
+_SPLADE_READ = ("activation_function", "embedding_dimension", "pooling_strategy", "word_embedding_dimension")
 _POOLING_READ = (
     "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",
     "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_mean_tokens",
@@ -68,8 +69,13 @@ def refuse_unserved(folder: Path, modules: Sequence[Module], sentence: Mapping[s
             refuse_settings(module.config_file, module.config, _MODULES[module.kind])
         elif module.kind == "Pooling":
             refuse_unknown(module.config_file, module.config, _POOLING_READ)
+        elif module.kind == "SpladePooling":
+            refuse_unknown(module.config_file, module.config, _SPLADE_READ)
     refuse_unknown(file, sentence, (*_TRANSFORMER, *_TRANSFORMER_READ, *_ARGUMENTS))
-    refuse_settings(file, sentence, _TRANSFORMER)
+    transformer = _TRANSFORMER
+    if any(module.kind == "SpladePooling" for module in modules):
+        transformer = {**_TRANSFORMER, "transformer_task": ("fill-mask",)}
+    refuse_settings(file, sentence, transformer)
     for key, served in _ARGUMENTS.items():
         _refuse_arguments(file, f"{key}.", sentence.get(key), (*served, *_WITHOUT_EFFECT))
     processing = sentence.get("processing_kwargs")

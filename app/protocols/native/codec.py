@@ -43,6 +43,7 @@ from frameworks.types import (
     EmbedAnswer,
     ModelSpec,
     MultiVectorAnswer,
+    SparseAnswer,
     TensorBatch,
     TensorType,
     TextRequest,
@@ -246,6 +247,10 @@ def _describe(native: NativeRequest, answer: Answer | GenerateAnswer) -> dict[st
             return {"embeddings": embeddings, "tokens": answer.tokens}
         case MultiVectorAnswer():
             return {"multi_embeddings": [array_to_json(each) for each in answer.vectors], "tokens": answer.tokens}
+        case SparseAnswer():
+            pairs = zip(answer.indices, answer.values, strict=True)
+            vectors = [{"indices": array_to_json(at), "values": array_to_json(values)} for at, values in pairs]
+            return {"sparse_embeddings": vectors, "tokens": answer.tokens}
         case ClassifyAnswer():
             predictions = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions

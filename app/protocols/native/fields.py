@@ -220,6 +220,13 @@ class GeneratedChoice(ResponseBody):
     logprobs: list[ChosenToken] | None = None
 
 
+class SparseVector(ResponseBody):
+    """The elements of a sparse vector that are not 0, by ascending index."""
+
+    indices: list[int]
+    values: list[float]
+
+
 class InferResponse(ResponseBody):
     """The response has the fields that belong to the input of the request."""
 
@@ -236,6 +243,9 @@ class InferResponse(ResponseBody):
     )
     multi_embeddings: list[list[list[float]]] | None = Field(
         None, description="For text, models of late interaction: the vectors of the tokens of each, in order."
+    )
+    sparse_embeddings: list[SparseVector] | None = Field(
+        None, description="For text, models of sparse vectors: the vector of each, in order."
     )
     tokens: int | None = Field(None, description="For text, embed models: the number of tokens.")
     predictions: list[list[Prediction]] | list[Any] | None = Field(

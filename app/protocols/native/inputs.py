@@ -21,7 +21,8 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     if spec.text is None and not _reads_text(spec):
         raise InvalidInput("text", explain_expected_input(spec))
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
-        if option in fields and spec.task != task:
+        takes_top_k = option == "top_k" and spec.text is not None and spec.text.vectors == "sparse"
+        if option in fields and spec.task != task and not takes_top_k:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
     node = fields["text"]
     texts = document.python(node) if document.is_array(node) else [node]
@@ -39,7 +40,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         truncate=read_boolean(fields, "truncate") is not False,
         top_k=read_count(fields, "top_k"),
         are_queries=_are_queries(fields, spec),
-        vectors=("dense", "multi"),
+        vectors=("dense", "multi", "sparse"),
     )
 
 

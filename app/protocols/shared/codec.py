@@ -13,7 +13,7 @@ from app.inference.contract import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
-from frameworks.types import ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, ScoreAnswer
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, ScoreAnswer, SparseAnswer
 
 Header = tuple[bytes, bytes]
 
@@ -231,6 +231,12 @@ def check_content_type(value: bytes) -> None:
         )
 
 
+def _vectors_of(answer: EmbedAnswer | MultiVectorAnswer | SparseAnswer) -> list[Array]:
+    if isinstance(answer, EmbedAnswer):
+        return [answer.embeddings]
+    return answer.vectors if isinstance(answer, MultiVectorAnswer) else answer.indices + answer.values
+
+
 def elements_of(answer: Any) -> int:
     """Return the approximate number of numbers, strings and labels to write."""
     if isinstance(answer, GenerateAnswer):
@@ -242,9 +248,8 @@ def elements_of(answer: Any) -> int:
         return elements
     if isinstance(answer, np.ndarray):
         return answer.size
-    if isinstance(answer, EmbedAnswer | MultiVectorAnswer):
-        rows = [answer.embeddings] if isinstance(answer, EmbedAnswer) else answer.vectors
-        return sum(row.size for row in rows)
+    if isinstance(answer, EmbedAnswer | MultiVectorAnswer | SparseAnswer):
+        return sum(row.size for row in _vectors_of(answer))
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):

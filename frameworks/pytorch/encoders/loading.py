@@ -15,7 +15,7 @@ from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
-from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder
+from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
@@ -81,6 +81,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     padding = TextPadding(_pad_token_id(model, config))
     if config.late is not None:
         return _token_vector_models(files, model, tokenizer, spec, loading, copies)
+    if config.sparse is not None:
+        return _sparse_models(files, model, tokenizer, spec, loading, copies)
     if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
@@ -123,6 +125,35 @@ def _token_vector_models(
     return list(instances)
 
 
+def _sparse_models(
+    files: ModelFiles,
+    model: torch.nn.Module,
+    tokenizer: TextTokenizer,
+    spec: ModelSpec,
+    loading: EncoderLoading,
+    copies: QuantizedCopies | None,
+) -> "list[EncoderModel]":
+    """Return the instances of a model of sparse vectors. Raises InvalidModel."""
+    # A process of another encoder needs none of it.
+    from frameworks.pytorch.encoders.sparse import SparseModel
+
+    assert files.config.sparse is not None
+    assert spec.text is not None
+    if copies is not None:
+        raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of sparse vectors; remove it')
+    config: Any = model.config
+    size = int(config.vocab_size)
+    text = replace(spec.text, vectors="sparse", embedding_size=size, shorter_sizes=(), pooling="none", normalize=False)
+    outputs = (ValueSpec("sparse_embeddings", TensorType("float32", (-1, size))),)
+    padding, instances = TextPadding(_pad_token_id(model, files.config)), []
+    for _ in range(files.entry.instances):
+        own = replace(spec, outputs=outputs, text=text)
+        instance = SparseModel(model, tokenizer, own, TextHead("none"), padding, loading.intra_op_threads)
+        instance.sparse = files.config.sparse
+        instances.append(instance)
+    return list(instances)
+
+
 def _tokenizer(files: ModelFiles) -> TextTokenizer:
     folder, config = files.folder, files.config
     if config.late is not None:
@@ -140,6 +171,10 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
     folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
     if config.static is not None:
         return load_table(config.static, device, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
+    if config.sparse is not None:
+        from transformers import AutoModelForMaskedLM
+
+        return load_model_of(AutoModelForMaskedLM, folder, dtype, device, loading.enable_memory_mapping)
     if config.answers is None:
         needs_pooler = _pooling(config, files.weights) in ("pooler", "logits")
         is_mapped, is_pickled = loading.enable_memory_mapping, files.weights.is_pickled
@@ -186,7 +221,7 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> str:
     """
     if config.classifies:
         return "logits"
-    if config.late is not None:
+    if config.late is not None or config.sparse is not None:
         return "mean"
     if config.pooling is not None:
         return config.pooling

@@ -34,6 +34,14 @@ def save_embedder(
     return _save(model, folder, family, dtype, max_shard_size)
 
 
+def save_masked_model(folder: Path, family: Family = "bert") -> Path:
+    """A ForMaskedLM model."""
+    torch.manual_seed(21)
+    return _save(
+        getattr(transformers, f"{_PREFIXES[family]}ForMaskedLM")(_config(family)), folder, family, "f32", "1GB"
+    )
+
+
 def save_classifier(
     folder: Path,
     family: Family = "bert",

@@ -16,7 +16,7 @@ from frameworks.types import ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
 
-ANY_VECTORS: Any = ("dense", "multi")
+ANY_VECTORS: Any = ("dense", "multi", "sparse")
 
 
 def read(model: str, body: object) -> NativeRequest:

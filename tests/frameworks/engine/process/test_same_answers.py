@@ -15,13 +15,14 @@ from frameworks.generation.types import Constraint, Conversation, GenerateReques
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
-from frameworks.types import Batch, MultiVectorAnswer, PairRequest, TensorBatch, TextRequest, Value
+from frameworks.types import Batch, MultiVectorAnswer, PairRequest, SparseAnswer, TensorBatch, TextRequest, Value
 from tests.frameworks.engine.process.host.test_hosted_model_times import tokenizer
 from tests.frameworks.models.loading import load_torch
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
 from tests.support.loops import in_loop, soon
 from tests.support.models.late_folders import save_pylate
+from tests.support.models.sparse_folders import save_splade
 from tests.support.step_models import EchoModel
 
 
@@ -125,6 +126,34 @@ async def test_token_vectors_are_equal(are_queries: bool, tmp_path: Path) -> Non
         refusal = await outcome(remote, TextRequest(texts))
         assert refusal == await outcome(local, TextRequest(texts))
         assert "post the texts to /infer or /pooling" in refusal[1]
+
+
+@in_loop
+async def test_sparse_vectors_are_equal(tmp_path: Path) -> None:
+    folder = save_splade(tmp_path)
+    texts = ["the cat .", "sat on the mat , of steam"]
+    request = TextRequest(texts, vectors=("sparse",))
+    async with both_engines(lambda: load_torch(folder)) as ((local, _), (remote, _)):
+        answers: list[Any] = [await engine.answer(run_of(), request) for engine in (local, remote)]
+        for answer in answers:
+            assert isinstance(answer, SparseAnswer)
+            assert [each.dtype for each in answer.indices + answer.values] == [np.int32] * 2 + [np.float32] * 2
+        first, second = (
+            dict(zip(*pair, strict=True)) for pair in zip(answers[0].indices, answers[0].values, strict=True)
+        )
+        product = sum(float(first[at]) * float(second[at]) for at in first.keys() & second.keys())
+        scored: Any = await local.answer(run_of(), PairRequest([(texts[0], texts[1])]))
+        assert scored.scores == pytest.approx([product], rel=1e-5)
+        shorter = TextRequest(texts, vectors=("sparse",), top_k=3)
+        best: Any = await local.answer(run_of(), shorter)
+        for all_values, values in zip(answers[0].values, best.values, strict=True):
+            assert sorted(values) == sorted(all_values)[-3:]
+        answers += [best, await remote.answer(run_of(), shorter)]
+        for own, theirs in (answers[:2], answers[2:]):
+            for one, other in zip(own.indices + own.values, theirs.indices + theirs.values, strict=True):
+                np.testing.assert_array_equal(one, other)
+        for each in (PairRequest([(texts[0], texts[1])]), TextRequest(texts)):
+            assert await outcome(remote, each) == await outcome(local, each)
 
 
 GENERATIONS = {
