@@ -18,8 +18,8 @@ from frameworks.text.config import TextConfig, read_text_config
 from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
+from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.text.vector_modules import VectorModules
 from frameworks.types import (
     NUMPY_DTYPES,
     TEXT_OUTPUT,

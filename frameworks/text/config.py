@@ -13,9 +13,9 @@ from typing import Any, Literal
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
-from frameworks.text.modules import Module, read_modules
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
-from frameworks.text.sparse_pooling import KIND, SparsePooling, read_sparse_pooling
+from frameworks.text.sentence_modules.modules import Module, read_modules
+from frameworks.text.sentence_modules.sparse_pooling import KIND, SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
-from frameworks.text.modules import Module
+from frameworks.text.sentence_modules.modules import Module
 
 PYLATE = "ColBERT"
 STANFORD = "HF_ColBERT"

@@ -6,8 +6,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from frameworks.core.errors import InvalidModel
-from frameworks.text.modules import Module
 from frameworks.text.pickled_tensors import PICKLE, read_pickled_tensors
+from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array
 from memory.sizes import format_size
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings, refuse_unknown
-from frameworks.text.modules import Module
+from frameworks.text.sentence_modules.modules import Module
 
 _Served = Mapping[str, tuple[object, ...]]
 

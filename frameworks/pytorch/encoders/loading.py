@@ -25,8 +25,8 @@ from frameworks.text.config import TextConfig
 from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
+from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.text.vector_modules import VectorModules
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 

@@ -7,7 +7,7 @@ import torch
 
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.padding import pad
-from frameworks.text.sparse_pooling import SparsePooling
+from frameworks.text.sentence_modules.sparse_pooling import SparsePooling
 from frameworks.types import Array, TokenBatch
 
 

@@ -10,7 +10,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.module_weights import read_weights
-from frameworks.text.modules import Module
+from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array, TokenBatch
 
 

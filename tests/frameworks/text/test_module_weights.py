@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from frameworks.text.module_weights import read_weights
-from frameworks.text.modules import Module
+from frameworks.text.sentence_modules.modules import Module
 
 
 def test_bfloat16_weights_become_float32(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.module_weights import read_weights
-from frameworks.text.modules import Module
 from frameworks.text.pooling import normalize_rows
+from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array
 
 VECTOR_MODULES = ("Dense", "LayerNorm", "Normalize")
@@ -29,8 +29,8 @@ def _sigmoid(values: Array) -> Array:
 
 
 def _gelu(values: Array) -> Array:
-    shares = np.asarray(_erf(values / math.sqrt(2)), dtype=np.float32)
-    return np.asarray(values * 0.5 * (1.0 + shares))
+    weights = np.asarray(_erf(values / math.sqrt(2)), dtype=np.float32)
+    return np.asarray(values * 0.5 * (1.0 + weights))
 
 
 # By the class name within torch.nn, with the class's default arguments: no folder states others.

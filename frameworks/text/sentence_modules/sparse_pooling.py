@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frameworks.core.errors import InvalidModel
-from frameworks.text.modules import Module
+from frameworks.text.sentence_modules.modules import Module
 
 KIND = "SpladePooling"
 _STRATEGIES = ("max", "sum")

@@ -1,0 +1,1 @@
+"""Modules of sentence-transformers around an encoder: those that `modules.json` lists, and their arithmetic."""
