@@ -46,6 +46,7 @@ from frameworks.types import (
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
 _OTHER_VECTORS = {"multi": "a vector for each token", "sparse": "sparse vectors"}
+_ROUTES = {"multi": "/infer or /pooling", "sparse": "/infer"}
 _PRODUCTS_PER_NUMBER = 8
 _NUMBERS_PER_PAIR = 64  # as much work
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
@@ -77,6 +78,8 @@ class TextService:
         if not isinstance(tokenizer, TextTokenizer) or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
         _check_vectors(text, request)
+        if text.vectors == "sparse" and request.normalize:
+            raise InvalidInput("normalize", "expected no true for sparse vectors, got true; leave the option out")
         if text.vectors == "multi":
             return await self._token_vectors(run, request)
         if not request.texts and request.token_ids is None:
@@ -126,7 +129,10 @@ class TextService:
         if model.spec.text is not None and model.spec.text.vectors == "multi":
             return await self._score_by_max_sim(run, request)
         pairs = await self._threads.compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
-        texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate, vectors=("dense", "sparse"))
+        is_sparse = model.spec.text is not None and model.spec.text.vectors == "sparse"
+        texts = TextRequest(
+            pairs.texts, normalize=not is_sparse, truncate=request.truncate, vectors=("dense", "sparse")
+        )
         try:
             embedded = await self.answer(run, texts)
         except InvalidInput as error:
@@ -249,7 +255,7 @@ def _check_vectors(text: TextSpec, request: TextRequest) -> None:
         raise InvalidInput(
             "model",
             f"expected a model with one vector for each text, got one with {_OTHER_VECTORS[text.vectors]}; "
-            "post the texts to /infer or /pooling, or pairs of texts to /rerank or /score",
+            f"post the texts to {_ROUTES[text.vectors]}, or pairs of texts to /rerank or /score",
         )
 
 

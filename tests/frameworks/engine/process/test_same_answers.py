@@ -152,6 +152,9 @@ async def test_sparse_vectors_are_equal(tmp_path: Path) -> None:
         for own, theirs in (answers[:2], answers[2:]):
             for one, other in zip(own.indices + own.values, theirs.indices + theirs.values, strict=True):
                 np.testing.assert_array_equal(one, other)
+        refused = await outcome(local, TextRequest(texts, normalize=True, vectors=("sparse",)))
+        assert refused[1].startswith("normalize: expected no true")
+        assert "post the texts to /infer, or pairs" in (await outcome(local, TextRequest(texts)))[1]
         for each in (PairRequest([(texts[0], texts[1])]), TextRequest(texts)):
             assert await outcome(remote, each) == await outcome(local, each)
 
