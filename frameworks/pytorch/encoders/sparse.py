@@ -10,6 +10,9 @@ from frameworks.text.padding import pad
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling
 from frameworks.types import Array, TokenBatch
 
+_MAX_LOGITS = 64 * 1024**2
+"""Of one run, in numbers: 256 MiB in float32."""
+
 
 class SparseModel(EncoderModel):
     """Its rows are object arrays [texts] of (int32 indices, float32 values), by ascending index."""
@@ -17,6 +20,16 @@ class SparseModel(EncoderModel):
     sparse: SparsePooling
 
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        """Run a batch in parts whose logits have a bound: each token has one for the whole vocabulary."""
+        assert self.spec.embedding_size is not None
+        longest = max(1, *map(len, batch.token_ids)) if batch.rows else 1
+        rows = max(1, _MAX_LOGITS // (longest * self.spec.embedding_size))
+        if rows >= batch.rows:
+            return self._run_part(model, batch)
+        parts = [self._run_part(model, batch.part(at, rows)) for at in range(0, batch.rows, rows)]
+        return np.concatenate(parts)
+
+    def _run_part(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         types = batch.token_type_ids if self._reads_token_types else None
         tokens = pad(batch.token_ids, self._padding.pad_token_id or 0, token_type_ids=types)
         rows = np.empty(batch.rows, object)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.encoders import sparse
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from tests.frameworks.models.loading import load_torch
 from tests.support.models.sparse_folders import save_splade
@@ -51,3 +52,15 @@ def test_unknown_strategy_refused_by_name(tmp_path: Path) -> None:
     change_json(folder / "1_SpladePooling" / "config.json", pooling_strategy="mean")
     with pytest.raises(InvalidModel, match="pooling_strategy: expected max or sum, got mean"):
         load_torch(folder)
+
+
+def test_batch_in_parts_gives_equal_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_torch(save_splade(tmp_path), dtype="f32")
+    model.warm_up()
+    assert model.tokenizer is not None
+    batch = TokenBatch(model.tokenizer.tokenize(ALL, truncate=True))
+    whole = np.asarray(model.infer(batch)[TEXT_OUTPUT])
+    monkeypatch.setattr(sparse, "_MAX_LOGITS", 1)
+    for (indices, values), (others, theirs) in zip(np.asarray(model.infer(batch)[TEXT_OUTPUT]), whole, strict=True):
+        np.testing.assert_array_equal(indices, others)
+        np.testing.assert_allclose(values, theirs, rtol=0, atol=TOLERANCE)
