@@ -9,7 +9,7 @@ import torch
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.module_weights import read_weights
+from frameworks.text.sentence_modules.module_weights import read_weights
 from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array, TokenBatch
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from frameworks.core.errors import InvalidModel
-from frameworks.text.module_weights import read_weights
 from frameworks.text.pooling import normalize_rows
+from frameworks.text.sentence_modules.module_weights import read_weights
 from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from frameworks.text.module_weights import read_weights
+from frameworks.text.sentence_modules.module_weights import read_weights
 from frameworks.text.sentence_modules.modules import Module
 
 
