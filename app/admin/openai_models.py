@@ -1,7 +1,7 @@
 """Route /v1/models: list the registered models in the format of the OpenAI API."""
 
 import time
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -18,11 +18,12 @@ from app.protocols.openai.responses import OpenAiErrorResponse
 from app.protocols.shared.bodies import ResponseBody, got
 from frameworks.core.errors import AdapterNotFound, InvalidInput, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.tasks.table import TASKS
 from frameworks.types import ModelSpec, Task
 
-TASKS: tuple[str, ...] = get_args(Task)
+_TASKS: tuple[Task, ...] = ("tensor", "embed", "classify", "generate", *TASKS)
 _TaskFilter = Annotated[
-    str | None, Query(description="Only models of this task.", json_schema_extra={"enum": list(TASKS)})
+    str | None, Query(description="Only models of this task.", json_schema_extra={"enum": list(_TASKS)})
 ]
 
 
@@ -113,9 +114,9 @@ class OpenAiModelsApi:
 
     async def list_openai_models(self, request: Request, task: _TaskFilter = None) -> Response:
         """List the models that the key may use, in the format of the OpenAI API. `task`: only those of this task."""
-        if task is not None and task not in TASKS:
+        if task is not None and task not in _TASKS:
             raise InvalidInput(
-                "task", f"expected one of {', '.join(TASKS)}, got {got(task)}; or omit it for all models"
+                "task", f"expected one of {', '.join(_TASKS)}, got {got(task)}; or omit it for all models"
             )
         slots = self._views.for_request(request).models.slots
         if task is not None:

@@ -293,6 +293,7 @@ CHECKS: Any = {"request": [note_begin], "response": [check_frame]}
 
 _OPENAI_ROOTS = ("/v1", "/embeddings", "/rerank", "/score", "/classify", "/tokenize", "/detokenize", "/pooling")
 _SEARCH_PATHS = ("/v1/similarity", "/v1/collections")
+_HUB_PATH = re.compile(r"/models/[^/]+(/[^/]+)?")
 _TEI_PATHS = ("/", "/generate", "/generate_stream", "/embed", "/rerank", "/predict", "/similarity", "/tokenize")
 
 
@@ -307,7 +308,7 @@ def check_error(answer: httpx.Response) -> dict[str, str]:
         assert body.keys() == {"id", "message"}
         assert body["id"] == answer.headers["x-request-id"]
         error = body
-    elif path in _TEI_PATHS and isinstance(body["error"], str):
+    elif (path in _TEI_PATHS or _HUB_PATH.fullmatch(path)) and isinstance(body["error"], str):
         assert body.keys() == {"error", "error_type"}
         error = {"message": body["error"], "type": body["error_type"]}
     elif path.startswith("/api/"):

@@ -38,6 +38,7 @@ HTTP = {
     "GET /models": "read",
     "POST /models": "manage",
     "GET /models/{name}": "read",
+    "POST /models/{name}": "infer",
     "DELETE /models/{name}": "manage",
     "POST /models/{name}/load": "manage",
     "POST /models/{name}/unload": "manage",

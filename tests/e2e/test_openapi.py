@@ -101,7 +101,7 @@ ROUTES |= {path: {"post"} for path in REPOSITORY}
 NOT_HERE = {
     "InferResponse": {
         "text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens",
-        "accepted_prediction_tokens", "rejected_prediction_tokens",
+        "accepted_prediction_tokens", "rejected_prediction_tokens", "multi_embeddings", "sparse_embeddings",
     },
     "OpenAiModel": {"root", "parent"},
     "Health": {"collections"},

@@ -134,7 +134,7 @@ def test_body_without_object_refused(body: str, server: RunningServer) -> None:
         ("texts", "text"),
         ("normalise", "normalize"),
         ("batchsize", "batch_size"),
-        ("", "known fields are bad_words, batch_size, choice"),
+        ("", "known fields are audio, bad_words, batch_size, choice"),
         ("\u0000", "known fields are"),
         ("漢字" * 1000, "known fields are"),
         ("[" * 100, "known fields are"),
@@ -171,7 +171,7 @@ def test_duplicate_field_refused(body: str, server: RunningServer) -> None:
         (
             {},
             "input_data",
-            "expected exactly one of input_data, inputs, text, image, prompt, messages, got none of them",
+            "expected exactly one of input_data, inputs, text, image, audio, video, prompt, messages, got none of them",
         ),
         ({"input_data": [1], "text": "a"}, "text", "input_data and text"),
         ({"input_data": [1], "inputs": {}}, "inputs", "input_data and inputs"),
@@ -217,8 +217,8 @@ def test_unknown_version_refused(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "application/octet-stream",
-     "image/gif", "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "image/x-icon", "",
+     "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
 )  # fmt: skip
 def test_unsupported_content_type_refused(content_type: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
@@ -255,7 +255,7 @@ def test_unknown_encoding_refused(server: RunningServer) -> None:
         ("PATCH", "/infer", "POST"),
         ("GET", "/models/float32/load", "POST"),
         ("PUT", "/models", "GET, HEAD, POST"),
-        ("POST", "/models/float32", "DELETE, GET, HEAD"),
+        ("DELETE", "/models/float32/unload", "POST"),
         ("POST", "/health", "GET, HEAD"),
         ("DELETE", "/metrics", "GET, HEAD"),
     ],

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.pickled_tensors import PICKLE, read_pickled_tensors
@@ -46,6 +45,9 @@ def read_weights(module: Module, allow_pickled: bool = False) -> Mapping[str, Ar
 
 
 def _read_safetensors(module: Module) -> dict[str, Array]:
+    # A server of ONNX graphs without such modules does not load it.
+    from safetensors import SafetensorError, safe_open
+
     file = module.folder / _SAFETENSORS
     try:
         with safe_open(str(file), framework="numpy") as tensors:
