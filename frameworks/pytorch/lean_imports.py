@@ -50,7 +50,13 @@ def leave_out_unused_parts() -> None:
 
     for module in (utils, import_utils):
         module.is_torch_distributed_available = _is_left_out
-        module.is_scipy_available = _is_left_out
+        module.is_scipy_available = _is_scipy_used
+
+
+def _is_scipy_used() -> bool:
+    """Return False to the losses of transformers, which training alone needs. Processors of pictures use scipy."""
+    caller: str = sys._getframe(1).f_globals["__name__"]
+    return not caller.startswith("transformers.loss") and importlib.util.find_spec("scipy") is not None
 
 
 def skip_initialization_without_memory() -> None:

@@ -59,7 +59,7 @@ class TestModels:
         for task in ("generate", "embed", "classify", "tensor"):
             listed = {model.id for model in client.models.list(extra_query={"task": task})}
             assert listed == {name for name, own in every.items() if own == task}
-        with pytest.raises(openai.BadRequestError, match="expected one of tensor, embed, classify, generate, .*got"):
+        with pytest.raises(openai.BadRequestError, match=r"expected one of tensor, embed, classify, generate, .*got"):
             client.models.list(extra_query={"task": "chat"})
 
     def test_model_by_name(self, client: openai.OpenAI) -> None:

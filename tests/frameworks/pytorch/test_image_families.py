@@ -107,8 +107,8 @@ def test_embedder_equals_transformers(family: str, tmp_path: Path) -> None:
 
 def test_head_of_another_task_is_no_embedding(tmp_path: Path) -> None:
     save_embedder(tmp_path, "beit")
-    change_json(tmp_path / "config.json", architectures=["BeitForSemanticSegmentation"])
-    with pytest.raises(InvalidModel, match=r"expected a class that ends in .* got BeitForSemanticSegmentation"):
+    change_json(tmp_path / "config.json", architectures=["BeitForMaskedImageModeling"])
+    with pytest.raises(InvalidModel, match=r"expected a class that ends in .* got BeitForMaskedImageModeling"):
         served(tmp_path)
 
 

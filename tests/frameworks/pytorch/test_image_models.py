@@ -276,8 +276,10 @@ def test_folder_without_processor_refused(tmp_path: Path) -> None:
 
 def test_other_model_of_images_refused(tmp_path: Path) -> None:
     save_image_embedder(tmp_path, "vit")
-    change_json(tmp_path / "config.json", model_type="detr", architectures=["DetrForObjectDetection"])
-    with pytest.raises(InvalidModel, match=r"class that ends in ForImageClassification, .* got DetrForObjectDetection"):
+    change_json(tmp_path / "config.json", architectures=["ViTForMaskedImageModeling"])
+    with pytest.raises(
+        InvalidModel, match=r"class that ends in ForImageClassification, .* got ViTForMaskedImageModeling"
+    ):
         served(tmp_path)
 
 
