@@ -110,7 +110,12 @@ class RunnablePipeline:
         tokenizer = self._pipeline.tokenizer
         # Those of documents read words with boxes, and no texts.
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        return len(tokenizer.tokenize(text) if backend is None else backend.encode(text, add_special_tokens=False).ids)
+        if backend is None:
+            return len(tokenizer.tokenize(text))
+        # Each call of the tokenizer sets both anew; the last one cut at the model's limit.
+        backend.no_truncation()
+        backend.no_padding()
+        return len(backend.encode(text, add_special_tokens=False).ids)
 
     def _items(self, given: Any, parameters: dict[str, Any]) -> list[TaskItem]:
         pipeline = self._pipeline
