@@ -112,7 +112,7 @@ class RunnablePipeline:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             return len(tokenizer.tokenize(text))
-        # Each call of the tokenizer sets both anew; the last one cut at the model's limit.
+        # The backend keeps the truncation and padding of its last call. The next call sets both again.
         backend.no_truncation()
         backend.no_padding()
         return len(backend.encode(text, add_special_tokens=False).ids)
