@@ -21,7 +21,6 @@ REFUSED = {
     ("fill-mask", "mvp"): "a class with encoder and decoder, which generates text",
     ("question-answering", "canine"): "it has no fast tokenizer",
     ("question-answering", "layoutlmv3"): "its class answers questions about documents",
-    ("zero-shot-object-detection", "owlv2"): "its image processor needs SciPy",
 }
 """Families that the server refuses at load, with the reason."""
 NOT_COMPARED = {
