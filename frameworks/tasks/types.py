@@ -44,6 +44,11 @@ class TaskSpec:
     files_per_input: int = 1
     labels: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of one input."""
+        return tuple(dict.fromkeys((*self.inputs, *self.members)))
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:

@@ -182,7 +182,7 @@ def tasks() -> str:
     rows = []
     for name in sorted(TASKS.keys() - NOT_SERVED - OTHER_NAMES.keys()):
         task = TASKS[name]
-        fields = ", ".join(_code(each) for each in dict.fromkeys((*task.inputs, *task.members)))
+        fields = ", ".join(_code(each) for each in task.reads)
         parameters = ", ".join(_parameter(each) for each in task.parameters)
         rows.append(f"| `{name}` | {fields} | {parameters} | {', '.join(_code(end) for end in ends[name])} |")
     return "\n".join(["| task | reads | parameters (default) | classes |", "|---|---|---|---|", *rows])

@@ -134,6 +134,9 @@ class ModelDescription(ResponseBody):
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
     image: ImageInput | None = Field(description="null for a model that reads no images.")
+    reads: list[str] | None = Field(
+        description="The fields of one input of the model's task; null for tasks without `parameters`."
+    )
     parameters: list[TaskParameterDescription] | None = Field(
         description="The parameters of the model's task; null for tasks without `parameters`."
     )
@@ -260,7 +263,8 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
         "image": _image(spec.image) if spec and spec.image else None,
-        "parameters": None if spec is None or spec.pipeline is None else list(map(asdict, spec.pipeline.parameters)),
+        "reads": list(spec.pipeline.reads) if spec and spec.pipeline else None,
+        "parameters": list(map(asdict, spec.pipeline.parameters)) if spec and spec.pipeline else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {"total": total, "failed": failed, "inflight": counts.in_flight([slot])},
     }

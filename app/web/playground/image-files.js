@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useState } from "../lib/html.js";
 import { Field } from "./parts.js";
 
-const TYPES = ["image/jpeg", "image/png", "image/webp"];
+const TYPES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/avif"];
 const EXAMPLE_SIDE = 256;
 const POINTS = 5;
 
@@ -22,7 +22,7 @@ export function ImageField({ label, onAdd }) {
     return () => removeEventListener("paste", paste);
   });
   return html`<div class=${`pg-drop ${isOver ? "pg-drop-over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-    <${Field} label=${label} hint="JPEG, PNG or WebP; drop or paste them, too" render=${(id, hint) => html`
+    <${Field} label=${label} hint="JPEG, PNG, WebP, GIF, BMP or AVIF; drop or paste them, too" render=${(id, hint) => html`
       <span class="button pg-file">Choose<input id=${id} aria-describedby=${hint} type="file" multiple accept=${TYPES.join(",")}
         onChange=${choose} /></span>`} />
     <button type="button" onClick=${async () => onAdd([await exampleFile()])}>Draw an example</button>

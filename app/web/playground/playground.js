@@ -61,11 +61,6 @@ function ModelPlayground({ name, models, tool: wanted }) {
   if (error) return html`${head}<${ErrorNotice} error=${error} onRetry=${reload} />`;
   if (!model) return html`${head}<${Busy} />`;
   const tools = toolsOf(model);
-  if (tools.length === 0 && model.task) {
-    return html`${head}<section class="panel"><${Empty} title=${`The playground has no tool for ${model.task}.`}>
-      <p>Its API serves it: <code>POST ${modelPath(base)}/infer</code>.</p>
-    <//></section>`;
-  }
   if (tools.length === 0) {
     return html`${head}<section class="panel"><${Empty} title=${`${name} is not loaded (${model.state}).`}>
       <p>${model.reason ?? "What it can do is known when it is loaded."}</p>

@@ -47,7 +47,7 @@ function httpx({ url, hasKey, field, names, options }) {
 
 function javascript({ url, hasKey, field, names, options }) {
   const lines = ['import { openAsBlob } from "node:fs";', "", "const body = new FormData();"];
-  for (const [name, value] of Object.entries(options)) lines.push(`body.append(${JSON.stringify(name)}, "${value}");`);
+  for (const [name, value] of Object.entries(options)) lines.push(`body.append(${JSON.stringify(name)}, ${JSON.stringify(String(value))});`);
   lines.push(
     `for (const name of ${literal(names, "javascript")}) body.append(${JSON.stringify(field)}, await openAsBlob(name), name);`,
     `const response = await fetch(${JSON.stringify(url)}, {`,

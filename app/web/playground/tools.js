@@ -21,6 +21,7 @@ const TOOLS = {
   classify: { id: "classify", label: "Classify", load: () => import("./classify.js").then((module) => module.Classify) },
   images: { id: "images", label: "Pictures", load: () => import("./images.js").then((module) => module.Images) },
   draw: { id: "draw", label: "Draw", load: () => import("./draw.js").then((module) => module.Draw) },
+  tasks: { id: "tasks", label: "Task", load: () => import("./tasks.js").then((module) => module.Tasks) },
   tensors: { id: "tensors", label: "Tensors", load: () => import("./tensors.js").then((module) => module.Tensors) },
   browser: { id: "browser", label: "In the browser", load: () => import("../browser/in-browser.js").then((module) => module.InBrowser) },
 };
@@ -42,8 +43,10 @@ export function toolsOf(model) {
       return isCrossEncoder(model) ? [TOOLS.rank, TOOLS.classify] : [TOOLS.classify];
     case "tensor":
       return drawsDigits(model) ? [TOOLS.draw, TOOLS.browser, TOOLS.tensors] : [TOOLS.tensors, ...(isOnnx ? [TOOLS.browser] : [])];
-    default:
+    case null:
       return [];
+    default:
+      return [TOOLS.tasks, ...(isOnnx ? [TOOLS.tensors] : [])];
   }
 }
 
