@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from frameworks.types import ClassifyAnswer, EmbedAnswer, Value
+from frameworks.tasks.types import TaskAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, SparseAnswer, Value, Vectors
 
 
 class RunFailed(Exception):
@@ -47,6 +48,8 @@ class PreparedRows(Protocol):
         ...
 
 
+MEDIA = ("image", "audio", "video")
+"""The fields of a request for files."""
 Shape = tuple[int, ...] | None
 
 
@@ -66,6 +69,17 @@ class RunModelDescription:
     """The inputs without which the model does not run; empty where the server does not say."""
     image_size: tuple[int, int] | None = None
     """Height and width of a prepared image; None for a model that reads no images."""
+    reads: tuple[str, ...] = ()
+    """The fields of one input of a task of transformers' pipelines; empty for other models."""
+    vectors: Vectors = "dense"
+    """Those of a model that embeds."""
+
+    @property
+    def media(self) -> str | None:
+        """The field of a request for files; None for a model that reads none."""
+        if self.image_size is not None:
+            return "image"
+        return next((field for field in MEDIA if field in self.reads), None)
 
 
 class Generated(NamedTuple):
@@ -76,7 +90,7 @@ class Generated(NamedTuple):
     tokens_generated: int
 
 
-RowAnswer = EmbedAnswer | ClassifyAnswer | Generated | dict[str, Value]
+RowAnswer = EmbedAnswer | MultiVectorAnswer | SparseAnswer | ClassifyAnswer | TaskAnswer | Generated | dict[str, Value]
 """The answer to a request of a run. Tensors: output name → array, or list with a value for each row."""
 
 

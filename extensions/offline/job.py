@@ -5,18 +5,19 @@ import errno
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TextIO, TypeVar, TypeVarTuple
+from typing import Any, TextIO, TypeVar, TypeVarTuple
 
 import orjson
 import pyarrow as pa
 
 from app.cli.failures import unusable
-from extensions.offline.contract import RequestRefused, RunFailed, RunModel, WrongCommand
-from extensions.offline.images import FIELD, example_image
+from extensions.offline.contract import RequestRefused, RunFailed, RunModel, RunModelDescription, WrongCommand
 from extensions.offline.input.files import InputFile
-from extensions.offline.input.image_folder import ImageFolderReader
+from extensions.offline.input.media_folder import SUFFIXES, MediaFolderReader
 from extensions.offline.input.readers import CsvReader, JsonLinesReader, ParquetReader, RowReader
+from extensions.offline.media import example_image, example_sound
 from extensions.offline.output.into import Into
 from extensions.offline.output.parts import RunParts, open_parts
 from extensions.offline.output.results import check_names, result_columns
@@ -28,7 +29,7 @@ _READERS: dict[str, Callable[[Path], RowReader]] = {
     "parquet": ParquetReader,
     "csv": CsvReader,
     "jsonl": JsonLinesReader,
-    "images": ImageFolderReader,
+    **{field: partial(MediaFolderReader, field=field) for field in SUFFIXES},
 }
 
 
@@ -49,6 +50,10 @@ def open_reader(path: Path, file_format: str) -> RowReader:
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+
+_EXAMPLE_SIZE = (64, 64)
+_MEMBERS = {"table": {"a": ["a"]}, "word_boxes": [["a", [0, 0, 1, 1]]]}
+"""Examples of members that are no text."""
 
 WINDOW_ROWS = 4096
 """Rows that are sorted by length, and written as one part."""
@@ -108,43 +113,57 @@ async def _check(job: RunJob, model: RunModel, readers: list[RowReader]) -> None
     source, description = job.source, model.description
     if job.errors is not None and (job.errors.is_dir() or not job.errors.absolute().parent.is_dir()):
         raise WrongCommand(f"--errors: expected a file in an existing folder, got {job.errors}; correct the path")
-    if job.into is not None and description.task != "embed":
-        raise WrongCommand(f"--into: expected a model that embeds, got one whose task is {description.task}")
+    if job.into is not None and (description.task != "embed" or description.vectors != "dense"):
+        got = (
+            f"{description.vectors} vectors" if description.task == "embed" else f"one whose task is {description.task}"
+        )
+        raise WrongCommand(f"--into: expected a model that embeds each row as one vector, got {got}")
     for reader in readers:
         source.check(reader.schema)
         if job.into is not None:
             job.into.check(source.kept(reader.schema.empty_table()).schema)
         check_names(reader.schema, result_columns(description, source.options.get("outputs"), job.prefix))
-    if not source.column:
+    if source.inputs:
         _check_inputs(source, model)
-        return
-    if source.field == FIELD:
-        await _check_images(source, model)
+    if source.field != "inputs":
+        await _check_options(source, model)
+
+
+async def _check_options(source: RowSource, model: RunModel) -> None:
+    """Send one example. A task may refuse the example itself, such as a text without a mask: that says nothing."""
+    example = _example(source, model.description)
+    if example is None:
         return
     options = {**source.options, "max_tokens": 1} if source.field == "prompt" else source.options
     try:
-        await model.answer(orjson.dumps({source.field: "a", **options}))
+        await model.answer(orjson.dumps({source.field: example, **options}))
     except RequestRefused as error:
-        raise WrongCommand(str(error)) from error
+        if not (model.description.reads and str(error).startswith(source.field)):
+            raise WrongCommand(str(error)) from error
 
 
-async def _check_images(source: RowSource, model: RunModel) -> None:
-    size = model.description.image_size
-    if size is None:
-        raise WrongCommand("MODEL: expected a model that reads images, got another; choose the rows with --column")
-    try:
-        await model.answer(orjson.dumps({FIELD: example_image(*size), **source.options}))
-    except RequestRefused as error:
-        raise WrongCommand(str(error)) from error
+def _example(source: RowSource, description: RunModelDescription) -> Any:
+    """Return the value of one row; None where there is no short one."""
+    match source.field:
+        case "image":
+            return example_image(*(description.image_size or _EXAMPLE_SIZE))
+        case "audio":
+            return example_sound()
+        case "video":
+            return None
+    return {name: _MEMBERS.get(name, "a") for name in source.inputs} if source.inputs else "a"
 
 
 def _check_inputs(source: RowSource, model: RunModel) -> None:
-    known = model.description.inputs
+    description = model.description
+    known = list(description.inputs) if source.field == "inputs" else [*description.reads]
     for name in source.inputs:
         if name not in known:
             raise WrongCommand(
                 f'--columns: expected inputs of the model, {", ".join(known)}, got "{name}"; say INPUT=COLUMN'
             )
+    if source.field != "inputs":
+        return
     missing = model.description.required - set(source.inputs)
     if missing:
         raise WrongCommand(f"--columns: expected a column for {', '.join(sorted(missing))}, got none; say INPUT=COLUMN")
@@ -161,7 +180,7 @@ def _identity(job: RunJob, model: RunModel) -> dict[str, object]:
         "input": [file.identity for file in job.files],
         "output": [str(file.output.absolute()) for file in job.files],
         "columns": [source.column, dict(source.inputs), job.prefix],
-        **({} if source.field != FIELD else {"images": source.image_root and str(source.image_root.resolve())}),
+        **({} if not source.reads_files else {"images": source.root and str(source.root.resolve())}),
         "options": dict(source.options),
         "window_rows": job.window_rows,
     }

@@ -21,6 +21,7 @@ from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ProtocolError
 from app.server.build import Host, build_inference
 from extensions.offline.contract import (
+    MEDIA,
     Generated,
     RequestRefused,
     RowAnswer,
@@ -29,14 +30,14 @@ from extensions.offline.contract import (
     Shape,
     WrongCommand,
 )
-from extensions.offline.images import IMAGES_PER_REQUEST
+from extensions.offline.media import FILES_PER_REQUEST
 from frameworks.core.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
 from frameworks.core.settings.composites import CompositeModelEntry
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.residency.processes import BACKGROUND_NICENESS
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.byte_limit import ByteLimit
-from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
+from frameworks.types import ModelSpec, ValueSpec
 
 QUEUED_ROWS = 512
 """Texts that batches are chosen from. Texts of one length in characters differ in tokens: with 128 texts a batch of
@@ -101,6 +102,8 @@ class LocalModel:
             slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec, slots),
             frozenset(each.name for each in spec.inputs if each.required),
             None if spec.image is None else (spec.image.height, spec.image.width),
+            () if spec.pipeline is None else spec.pipeline.reads,
+            "dense" if spec.text is None else spec.text.vectors,
         )  # fmt: skip
 
     async def answer(self, body: bytes) -> RowAnswer:
@@ -132,8 +135,8 @@ class _OfflineRequest(RequestContext):
         if isinstance(answer, GenerateAnswer):
             choice = answer.choices[0]
             return Generated(choice.text, choice.finish_reason, answer.usage.tokens_generated)
-        assert isinstance(answer, EmbedAnswer | ClassifyAnswer | dict)
-        return answer
+        rows: RowAnswer = answer
+        return rows
 
     def open_stream(self, decoded: Any) -> None:
         raise WrongCommand("stream: expected a whole text, got a stream; leave the option out")
@@ -194,8 +197,8 @@ def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_reques
         return 2 * max_rows
     # Two batches for each instance: one runs while the next one is formed.
     batches = 2 * instances + 2
-    if spec.image:
-        batches = max(batches, -(-2 * instances * max_rows // IMAGES_PER_REQUEST))
+    if spec.image or (spec.pipeline is not None and not set(MEDIA).isdisjoint(spec.pipeline.inputs)):
+        batches = max(batches, -(-2 * instances * max_rows // FILES_PER_REQUEST))
     # Tensors are large, and those of one shape need no padding.
     return max(batches, QUEUED_ROWS // rows_per_request) if spec.text else batches
 

@@ -19,7 +19,7 @@ from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import ConfigError, LoadedSettings, Settings
-    from extensions.offline.contract import RunModel
+    from extensions.offline.contract import RunModel, RunModelDescription
     from extensions.offline.job import RunJob, RunResult
     from extensions.offline.output.into import Into
     from extensions.offline.requests import RowSource
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
 _MAX_NAMES = 10
+_MATCHING = "keypoint-matching"
 _FORBIDDEN = {
     "model_name",
     "version",
@@ -52,7 +53,8 @@ def add_run(commands: Any) -> None:
         "Run a model over Parquet, CSV or JSON Lines files. The same command resumes an interrupted run.",
         "roundhouse run ./models/minilm-onnx texts.parquet embeddings.parquet --column text\n"
         "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
-        "  roundhouse run ./models/shapes ./photos labels.csv --images --top-k 3\n"
+        "  roundhouse run ./models/shapes ./photos labels.csv --files --top-k 3\n"
+        "  roundhouse run ./answers questions.csv answers.jsonl --columns question,context=text\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080 --into docs "
         "--id key\n"
@@ -65,13 +67,23 @@ def add_run(commands: Any) -> None:
     run.add_argument("output", type=Path, metavar="OUTPUT", help="a file; for several input files a folder")
     rows = run.add_mutually_exclusive_group(required=True)
     rows.add_argument("--column", metavar="NAME", help="the texts, or the prompts of a language model")
-    rows.add_argument("--images", action="store_true", help="INPUT is a folder of JPEG, PNG and WebP files, a row each")
     rows.add_argument(
-        "--image-column", metavar="NAME", help="images: bytes, base64 or data URLs; with --image-root paths"
+        "--files", "--images", action="store_true", help="INPUT is a folder of images, sounds or videos, a row each"
     )
-    rows.add_argument("--columns", metavar="NAMES", help="tensors: comma-separated INPUT=COLUMN, or equal names alone")
+    rows.add_argument(
+        "--file-column", "--image-column", metavar="NAME", help="files: bytes, base64 or data URLs; or paths"
+    )
+    rows.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="tensors, or members such as question and context: comma-separated INPUT=COLUMN, or equal names alone",
+    )
     run.add_argument(
-        "--image-root", type=Path, metavar="FOLDER", help="with --image-column: the paths are of files in this folder"
+        "--file-root",
+        "--image-root",
+        type=Path,
+        metavar="FOLDER",
+        help="with --file-column: the paths are of files in this folder",
     )
     run.add_argument("--outputs", metavar="NAMES", help="only these outputs of a tensor model, comma-separated")
     run.add_argument(
@@ -175,7 +187,7 @@ async def _open_into(
 ) -> "AsyncIterator[Into | None]":
     """Open the collection of --into, or connect to that of the server; None without the option."""
     from extensions.offline.contract import WrongCommand
-    from extensions.offline.input.image_folder import COLUMN
+    from extensions.offline.input.media_folder import COLUMN
     from extensions.offline.output.into import Into, RemoteSink, open_sink
     from extensions.offline.served_model import ServerModel
 
@@ -186,9 +198,9 @@ async def _open_into(
         yield None
         return
     if options.columns:
-        raise WrongCommand("--into: expected texts or images, got tensors; say --column, --images or --image-column")
+        raise WrongCommand("--into: expected texts or images, got --columns; say --column, --files or --file-column")
     # The paths of a folder's files differ, as ids must.
-    ids = options.id or (COLUMN if options.images else None)
+    ids = options.id or (COLUMN if options.files else None)
     if ids is None:
         raise WrongCommand("--into: expected --id with it, got none; name the column of the ids")
     metadata = tuple(name.strip() for name in options.metadata.split(",") if name.strip())
@@ -276,42 +288,54 @@ def _connect(options: argparse.Namespace) -> "ServerModel":
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "RunJob":
     from extensions.offline.contract import WrongCommand
-    from extensions.offline.images import WINDOW_ROWS as IMAGE_WINDOW_ROWS
     from extensions.offline.input.files import InputFile, find_files
-    from extensions.offline.input.image_folder import find_images
+    from extensions.offline.input.media_folder import find_media
     from extensions.offline.job import WINDOW_ROWS, RunJob
+    from extensions.offline.media import WINDOW_ROWS as FILE_WINDOW_ROWS
 
-    reads_images = options.images or options.image_column is not None
-    window = options.window or (IMAGE_WINDOW_ROWS if reads_images else WINDOW_ROWS)
+    source = _source(options, model.description)
+    window = options.window or (FILE_WINDOW_ROWS if source.reads_files else WINDOW_ROWS)
     if window < 1 or options.window == 0:
         raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
     output = options.output
     files: list[InputFile]
     files = (
-        [find_images(options.input, output)] if options.images else find_files(options.input, output, options.format)
+        [find_media(options.input, output, source.field)]
+        if options.files
+        else find_files(options.input, output, options.format)
     )
     parts = output.with_name(output.name + ".parts")
-    source = _source(options, model.description.task)
     return RunJob(files, parts, source, options.errors, options.prefix, options.restart, window, into)
 
 
-def _source(options: argparse.Namespace, task: str) -> "RowSource":
+def _source(options: argparse.Namespace, description: "RunModelDescription") -> "RowSource":
     """Return the columns that the model reads. Raises WrongCommand."""
     from extensions.offline.contract import WrongCommand
-    from extensions.offline.images import FIELD
-    from extensions.offline.input.image_folder import COLUMN
+    from extensions.offline.input.media_folder import COLUMN
     from extensions.offline.requests import RowSource
 
     infer_options = _infer_options(options)
-    root = options.image_root
-    if root is not None and (options.image_column is None or not root.is_dir()):
-        raise WrongCommand("--image-root: expected a folder, beside --image-column; correct the path or leave it out")
-    if options.images:
-        return RowSource(COLUMN, {}, FIELD, infer_options, Path(options.input))
-    if options.image_column is not None:
-        return RowSource(options.image_column, {}, FIELD, infer_options, root)
-    field = "inputs" if options.columns else "prompt" if task == "generate" else "text"
+    root = options.file_root
+    if root is not None and (options.file_column is None or not root.is_dir()):
+        raise WrongCommand("--file-root: expected a folder, beside --file-column; correct the path or leave it out")
+    if options.files or options.file_column is not None:
+        column, root = (COLUMN, Path(options.input)) if options.files else (options.file_column, root)
+        return RowSource(column, {}, _media_field(description), infer_options, root)
+    is_tensor = bool(options.columns) and not description.reads
+    field = "inputs" if is_tensor else "prompt" if description.task == "generate" else "text"
     return RowSource(options.column or "", _inputs(options.columns or ""), field, infer_options)
+
+
+def _media_field(description: "RunModelDescription") -> str:
+    """Return the field of a request for files. Raises WrongCommand."""
+    from extensions.offline.contract import WrongCommand
+
+    field = description.media
+    if field is None:
+        raise WrongCommand("MODEL: expected a model that reads files, got another; choose the rows with --column")
+    if description.task == _MATCHING:
+        raise WrongCommand(f"MODEL: {_MATCHING} reads two images for each row, which a run does not send; use /infer")
+    return field
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -11,24 +11,32 @@ import orjson
 import pyarrow as pa
 
 from extensions.offline.columns import UNREADABLE, is_json, is_text, to_values
-from extensions.offline.contract import PreparedRows, RowRequest, RunModelDescription, Shape, WrongCommand
-from extensions.offline.images import FIELD, ImageRows, check_column
+from extensions.offline.contract import MEDIA, PreparedRows, RowRequest, RunModelDescription, Shape, WrongCommand
+from extensions.offline.media import MediaRows, check_column
 from extensions.offline.output.writers import python_values
+
+_JSON_MEMBERS = ("table", "word_boxes")
+"""Members that are no text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
     """The columns that the model reads, and the options of all requests.
 
-    `column`: of texts or images; "" for tensors. `inputs`: input name → column of its tensor. `field`: of the body.
-    `image_root`: the folder of paths in the column; None for texts, and for a column with the images themselves.
+    `column`: of texts or files; "" for tensors and for inputs of several members. `inputs`: input name → column of its
+    tensor, or member → column. `field`: of the body: `text`, `prompt`, `inputs`, or that of files.
+    `root`: the folder of paths in the column; None for texts, and for a column with the files themselves.
     """
 
     column: str
     inputs: Mapping[str, str]
     field: str
     options: Mapping[str, Any]
-    image_root: Path | None = None
+    root: Path | None = None
+
+    @property
+    def reads_files(self) -> bool:
+        return self.field in MEDIA
 
     def check(self, schema: pa.Schema) -> None:
         """Raise WrongCommand for columns that are absent, or cannot hold texts."""
@@ -36,8 +44,8 @@ class RowSource:
             if name not in schema.names:
                 names = ", ".join(schema.names)
                 raise WrongCommand(f'column: expected one of {names}, got "{name}"; name a column of INPUT')
-        if self.field == FIELD:
-            check_column(schema, self.column, self.image_root)
+        if self.reads_files:
+            check_column(schema, self.column, self.root)
         elif self.column:
             column = schema.field(self.column)
             if not is_text(column):
@@ -47,22 +55,24 @@ class RowSource:
 
     def prepare(self, table: pa.Table, description: RunModelDescription) -> PreparedRows:
         """Read the columns of a window."""
-        if self.field == FIELD:
-            return ImageRows(table, self.column, self.image_root, self.options)
+        if self.reads_files:
+            return MediaRows(table, self.column, self.root, self.field, self.options)
         if self.column:
             return TextRows(to_values(table, self.column), self.field, self.options)
+        if self.field == "text":
+            return MemberRows(table, self.inputs, self.options)
         return TensorRows(table, self.inputs, description.inputs, self.options)
 
     def explain(self, table: pa.Table, position: int, reason: str) -> str:
-        """Return the reason why a row is bad, with the path of its image."""
-        if self.image_root is None:
+        """Return the reason why a row is bad, with the path of its file."""
+        if self.root is None:
             return reason
         return f'{reason} ("{table.column(self.column)[position].as_py()}")'
 
     def kept(self, table: pa.Table) -> pa.Table:
-        """Return the columns that the output repeats: all but one that holds the files of images."""
-        holds_images = self.field == FIELD and self.image_root is None
-        return table.drop_columns([self.column]) if holds_images else table
+        """Return the columns that the output repeats: all but one that holds whole files."""
+        holds_files = self.reads_files and self.root is None
+        return table.drop_columns([self.column]) if holds_files else table
 
 
 class TextRows:
@@ -92,6 +102,39 @@ def _not_text(value: Any) -> str:
     if value is UNREADABLE:
         return "text: expected UTF-8, got other bytes"
     return f"text: expected a text, got {'null' if value is None else type(value).__name__}"
+
+
+class MemberRows:
+    """Inputs of several members, such as question and context. A text member is no JSON, another one may be."""
+
+    def __init__(self, table: pa.Table, inputs: Mapping[str, str], options: Mapping[str, Any]) -> None:
+        """`inputs`: member → column."""
+        self._options = options
+        self.bad: list[tuple[int, str]] = []
+        self._rows: dict[int, dict[str, Any]] = {}
+        columns = {name: _member_values(table, name, column) for name, column in inputs.items()}
+        for position in range(table.num_rows):
+            row = {name: values[position] for name, values in columns.items()}
+            absent = [name for name, value in row.items() if value is None or value is UNREADABLE]
+            if absent:
+                self.bad.append((position, f"{absent[0]}: expected a value, got null or bytes that are not UTF-8"))
+            else:
+                self._rows[position] = row
+
+    def requests(self, max_rows: int) -> Iterator[RowRequest]:
+        order = sorted(self._rows, key=lambda position: len(orjson.dumps(self._rows[position])), reverse=True)
+        for start in range(0, len(order), max_rows):
+            positions = order[start : start + max_rows]
+            yield RowRequest(positions, self.body(positions))
+
+    def body(self, positions: list[int]) -> bytes:
+        return orjson.dumps({"text": [self._rows[position] for position in positions], **self._options})
+
+
+def _member_values(table: pa.Table, member: str, column: str) -> list[Any]:
+    values = to_values(table, column)
+    is_json_text = member in _JSON_MEMBERS and is_text(table.schema.field(column))
+    return [_parse(value) for value in values] if is_json_text else values
 
 
 class TensorRows:

@@ -23,7 +23,8 @@ from extensions.offline.contract import (
     Shape,
     WrongCommand,
 )
-from frameworks.types import ClassifyAnswer, EmbedAnswer
+from frameworks.tasks.types import TaskAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, SparseAnswer
 
 _TIMEOUT_S = 600.0
 _MAX_ANSWER_BYTES = 512 * 1024 * 1024
@@ -102,7 +103,7 @@ class ServerModel:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, "POST", path, body)
 
     def _answer(self, body: bytes) -> RowAnswer:
-        return _to_answer(self._ask("POST", self._path + "/infer", body))
+        return _to_answer(self._ask("POST", self._path + "/infer", body), is_task=bool(self.description.reads))
 
     def _describe(self, name: str) -> RunModelDescription:
         try:
@@ -120,6 +121,8 @@ class ServerModel:
             _shapes(model["outputs"]),
             identity,
             image_size=image and (image["height"], image["width"]),
+            reads=tuple(model.get("reads") or ()),
+            vectors=model.get("vectors") or "dense",
         )
 
     def _ask(self, method: str, path: str, body: bytes, is_first: bool = False) -> Any:
@@ -179,7 +182,19 @@ class ServerModel:
         return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
 
 
-def _to_answer(content: Any) -> RowAnswer:
+def _to_answer(content: Any, is_task: bool) -> RowAnswer:
+    if is_task:
+        return TaskAnswer(content["predictions"])
+    if "multi_embeddings" in content:
+        vectors = [np.asarray(each, np.float32) for each in content["multi_embeddings"]]
+        return MultiVectorAnswer(vectors, content.get("tokens", 0))
+    if "sparse_embeddings" in content:
+        sparse = content["sparse_embeddings"]
+        return SparseAnswer(
+            [np.asarray(each["indices"], np.int32) for each in sparse],
+            [np.asarray(each["values"], np.float32) for each in sparse],
+            content.get("tokens", 0),
+        )
     if "embeddings" in content:
         return EmbedAnswer(np.asarray(content["embeddings"], np.float32), content.get("tokens", 0))
     if "predictions" in content:

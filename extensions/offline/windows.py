@@ -171,4 +171,4 @@ class WindowRunner:
 
 def _reason(error: RequestRefused | UnreadableRow) -> str:
     """Return why the only row of a request is refused. Its position in the request says nothing to the user."""
-    return re.sub(r"^(text|image)\[0\]: ", r"\1: ", str(error))
+    return re.sub(r"^(text|image|audio|video)\[0\](?=[:.])", r"\1", str(error))

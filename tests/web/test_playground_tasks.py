@@ -50,7 +50,7 @@ def bars(page: Page, label: str) -> list[str]:
 
 
 def choose_picture(page: Page, folder: Path) -> None:
-    """Choose a picture of 96 × 64 pixels."""
+    """Choose a picture, 96 pixels wide and 64 high."""
     file = folder / "picture.png"
     file.write_bytes(png(pictures()[1]))
     page.get_by_label("Picture", exact=True).set_input_files(file)

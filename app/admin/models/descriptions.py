@@ -15,7 +15,7 @@ from frameworks.images.spec import ImageSpec
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
 from frameworks.models.versions.version import ModelVersion
-from frameworks.types import ModelSpec, ValueSpec
+from frameworks.types import ModelSpec, ValueSpec, Vectors
 
 
 class TensorDescription(ResponseBody):
@@ -134,6 +134,7 @@ class ModelDescription(ResponseBody):
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
     image: ImageInput | None = Field(description="null for a model that reads no images.")
+    vectors: Vectors | None = Field(description="Those of a model that embeds texts; null for other models.")
     reads: list[str] | None = Field(
         description="The fields of one input of the model's task; null for tasks without `parameters`."
     )
@@ -263,6 +264,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
         "image": _image(spec.image) if spec and spec.image else None,
+        "vectors": spec.text.vectors if spec and spec.text and spec.task == "embed" else None,
         "reads": list(spec.pipeline.reads) if spec and spec.pipeline else None,
         "parameters": list(map(asdict, spec.pipeline.parameters)) if spec and spec.pipeline else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),

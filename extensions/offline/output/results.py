@@ -7,9 +7,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from extensions.offline.columns import json_field
+from extensions.offline.columns import json_field, to_column
 from extensions.offline.contract import Generated, RowAnswer, RunFailed, RunModelDescription, Shape, WrongCommand
-from frameworks.types import ClassifyAnswer, EmbedAnswer
+from frameworks.tasks.types import TaskAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, SparseAnswer
 
 Array = np.ndarray[Any, Any]
 Answers = list[tuple[list[int], RowAnswer]]
@@ -21,7 +22,8 @@ TASK_COLUMNS = {
     "generate": ("generated", "finish_reason", "tokens_generated"),
 }
 """Task → the columns of its results; a tensor model has one for each output."""
-
+_VECTOR_COLUMNS = {"dense": TASK_COLUMNS["embed"], "multi": ("embeddings",), "sparse": ("indices", "values")}
+_PREDICTION = "prediction"
 
 _GENERATED = (
     ("generated", "text", pa.string()),
@@ -33,7 +35,12 @@ _GENERATED = (
 
 def result_columns(description: RunModelDescription, outputs: list[str] | None, prefix: str) -> list[str]:
     """Return the names of the columns that the run adds."""
-    names = TASK_COLUMNS.get(description.task, tuple(outputs or description.outputs))
+    if description.reads:
+        names: tuple[str, ...] = (_PREDICTION,)
+    elif description.task == "embed":
+        names = _VECTOR_COLUMNS[description.vectors]
+    else:
+        names = TASK_COLUMNS.get(description.task, tuple(outputs or description.outputs))
     return [prefix + name for name in names]
 
 
@@ -65,6 +72,16 @@ def _columns(rows: list[tuple[RowAnswer, int]], shapes: Mapping[str, Shape]) -> 
             return [
                 _tensors("embedding", _pick(rows, lambda answer: answer.embeddings), (-1, *first.embeddings.shape[1:]))
             ]
+        case MultiVectorAnswer():
+            return [_tensors("embeddings", _pick(rows, lambda answer: answer.vectors), None)]
+        case SparseAnswer():
+            return [
+                _tensors("indices", _pick(rows, lambda answer: answer.indices), None),
+                _tensors("values", _pick(rows, lambda answer: answer.values), None),
+            ]
+        case TaskAnswer():
+            field = json_field(_PREDICTION)
+            return [(field, to_column(field, _pick(rows, lambda answer: answer.predictions)))]
         case ClassifyAnswer():
             return _labels(_pick(rows, lambda answer: answer.predictions))
         case Generated():

@@ -5,6 +5,7 @@ from typing import Any
 
 from PIL import Image
 
+from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import check_header, decode_rgb
 from frameworks.media.audio import decode_audio
 
@@ -22,6 +23,13 @@ def pipeline_input(task: str, pipeline: Any, given: Input, parameters: Parameter
 
 def _picture(data: bytes, field: str = "image") -> Image.Image:
     return decode_rgb(data, check_header(data, field), field)
+
+
+def _masked_text(pipeline: Any, given: Input, _: Parameters) -> Any:
+    text, mask = given["text"], pipeline.tokenizer.mask_token
+    if mask is not None and mask not in text:
+        raise InvalidInput("text", f"expected a text with {mask}, which the model replaces, got none")
+    return text
 
 
 def _question_and_context(_: Any, given: Input, __: Parameters) -> Input:
@@ -61,6 +69,7 @@ def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
 
 
 _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
+    "fill-mask": _masked_text,
     "question-answering": _question_and_context,
     "document-question-answering": _question_and_document,
     "zero-shot-object-detection": _image_and_labels,

@@ -104,7 +104,10 @@ def _lightglue(folder: Path) -> None:
         keypoint_threshold=0.0,
     )  # fmt: skip
     config = transformers.LightGlueConfig(
-        keypoint_detector_config=detector, descriptor_dim=16, num_hidden_layers=2, num_attention_heads=2,
+        keypoint_detector_config=detector,
+        descriptor_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
         filter_threshold=0.0,
     )
     transformers.LightGlueForKeypointMatching(config).eval().save_pretrained(folder)

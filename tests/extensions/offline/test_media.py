@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.cli.commands import main
-from extensions.offline import images
+from extensions.offline import media
 from extensions.offline.contract import RequestRefused, RowAnswer, RunModelDescription, WrongCommand
-from extensions.offline.images import FIELD, ImageRows, check_column, example_image
-from extensions.offline.input.image_folder import COLUMN, ImageFolderReader, find_images
+from extensions.offline.input.media_folder import COLUMN, MediaFolderReader, find_media
 from extensions.offline.job import RunJob, run_job
+from extensions.offline.media import MediaRows, check_column, example_image
 from extensions.offline.requests import RowSource
 from frameworks.images.decode import decode_image
 from frameworks.types import EmbedAnswer
@@ -42,7 +42,7 @@ class FakeModel:
         self.sent: list[list[bytes]] = []
 
     async def answer(self, body: bytes) -> RowAnswer:
-        given = json.loads(body)[FIELD]
+        given = json.loads(body)["image"]
         files = [b64decode(each) for each in (given if isinstance(given, list) else [given])]
         if isinstance(given, list):
             self.sent.append(files)
@@ -61,36 +61,36 @@ def folder_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
 
 
 def job_of(folder: Path, output: Path, **options: Any) -> RunJob:
-    source = RowSource(COLUMN, {}, FIELD, {}, folder)
+    source = RowSource(COLUMN, {}, "image", {}, folder)
     parts = output.with_name(output.name + ".parts")
-    return RunJob([find_images(str(folder), output)], parts, source, output.with_suffix(".errors"), **options)
+    return RunJob([find_media(str(folder), output)], parts, source, output.with_suffix(".errors"), **options)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 def test_column_bytes_become_base64(kind: pa.DataType) -> None:
-    rows = ImageRows(pa.table({"image": pa.array([*FILES[:2], None], kind)}), "image", None, {"top_k": 1})
+    rows = MediaRows(pa.table({"image": pa.array([*FILES[:2], None], kind)}), "image", None, "image", {"top_k": 1})
     (request,) = rows.requests(32)
     assert json.loads(request.body) == {"image": [b64encode(each).decode() for each in FILES[:2]], "top_k": 1}
-    assert (request.positions, rows.bad) == ([0, 1], [(2, "image: expected an image, got null")])
+    assert (request.positions, rows.bad) == ([0, 1], [(2, "image: expected a file, got null")])
 
 
 def test_structs_with_bytes_are_images() -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table({"image": pa.array([{"bytes": b"ab", "path": "a.jpg"}, None, {"path": "b.jpg"}], kind)})
     check_column(table.schema, "image", None)
-    rows = ImageRows(table.slice(0, 3), "image", None, {})
+    rows = MediaRows(table.slice(0, 3), "image", None, "image", {})
     assert [request.positions for request in rows.requests(32)] == [[0]]
     assert [position for position, _ in rows.bad] == [1, 2]
 
 
 def test_texts_are_sent_unchanged() -> None:
-    rows = ImageRows(pa.table({"image": ["data:image/png;base64,AA=="]}), "image", None, {})
+    rows = MediaRows(pa.table({"image": ["data:image/png;base64,AA=="]}), "image", None, "image", {})
     assert json.loads(next(rows.requests(32)).body) == {"image": ["data:image/png;base64,AA=="]}
 
 
 def test_requests_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_REQUEST_BYTES", 30)
-    rows = ImageRows(pa.table({"image": [b"a" * 9, b"b" * 9, b"c" * 9, b"d" * 99]}), "image", None, {})
+    monkeypatch.setattr(media, "_REQUEST_BYTES", 30)
+    rows = MediaRows(pa.table({"image": [b"a" * 9, b"b" * 9, b"c" * 9, b"d" * 99]}), "image", None, "image", {})
     assert [request.positions for request in rows.requests(32)] == [[0, 1], [2], [3]]
 
 
@@ -104,7 +104,7 @@ def test_paths_stay_below_the_root(tmp_path: Path) -> None:
         "a.jpg", "deep/../a.jpg", str(folder / "deep/b.jpg"), "../secret.jpg", str(secret), "link.jpg", "none.jpg",
         "deep", "pipe.jpg", "empty.jpg", "a\0b", "x" * 5000,
     ]  # fmt: skip
-    rows = ImageRows(pa.table({"path": paths}), "path", folder, {})
+    rows = MediaRows(pa.table({"path": paths}), "path", folder, "image", {})
     (request,) = rows.requests(32)
     assert [b64decode(each) for each in json.loads(request.body)["image"]] == [b"a", b"a", b"b"]
     assert [position for position, _ in rows.bad] == list(range(3, len(paths)))
@@ -114,7 +114,7 @@ def test_large_file_is_never_read(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"a.jpg": b""})
     with (folder / "a.jpg").open("wb") as file:
         file.truncate(2**40)
-    rows = ImageRows(pa.table({"path": ["a.jpg"]}), "path", folder, {})
+    rows = MediaRows(pa.table({"path": ["a.jpg"]}), "path", folder, "image", {})
     assert list(rows.requests(32)) == []
     assert f"bytes, got {2**40}" in rows.bad[0][1]
 
@@ -123,7 +123,7 @@ def test_large_file_is_never_read(tmp_path: Path) -> None:
     ("column", "root"), [(pa.array([1]), None), (pa.array([b"a"]), Path()), (pa.array([["a"]]), None)]
 )
 def test_column_of_other_type_refused(column: pa.Array, root: Path | None) -> None:
-    with pytest.raises(WrongCommand, match="--image-column: expected a column of"):
+    with pytest.raises(WrongCommand, match="--file-column: expected a column of"):
         check_column(pa.schema([pa.field("image", column.type)]), "image", root)
 
 
@@ -136,7 +136,7 @@ def test_example_image_has_its_size() -> None:
 def test_folder_rows_follow_path_order(tmp_path: Path) -> None:
     names = ["b.PNG", "a/z.jpg", "a/a.webp", "c.jpeg"]
     folder = folder_of(tmp_path, dict.fromkeys([*names, "notes.txt"], b"x"))
-    reader = ImageFolderReader(folder)
+    reader = MediaFolderReader(folder)
     windows = list(reader.windows(3, 0))
     assert [path for each in windows for path in each.table[COLUMN].to_pylist()] == sorted(names)
     assert [each.rows for each in windows] == [[1, 2, 3], [4]]
@@ -147,8 +147,8 @@ def test_folder_rows_follow_path_order(tmp_path: Path) -> None:
 def test_path_outside_utf8_is_a_bad_row(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"a.png": b"1", "c.png": b"2"})
     Path(os.fsdecode(os.fsencode(folder) + b"/b\xff.png")).write_bytes(b"3")
-    assert find_images(str(folder), tmp_path / "out.jsonl").size == 3
-    (window,) = ImageFolderReader(folder).windows(10, 0)
+    assert find_media(str(folder), tmp_path / "out.jsonl").size == 3
+    (window,) = MediaFolderReader(folder).windows(10, 0)
     assert window.table.column(COLUMN).to_pylist() == ["a.png", "c.png"]
     assert window.rows == [1, 3]
     assert [(each.row, "UTF-8" in each.reason) for each in window.bad] == [(2, True)]
@@ -157,12 +157,12 @@ def test_path_outside_utf8_is_a_bad_row(tmp_path: Path) -> None:
 def test_output_inside_the_folder_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"a.jpg": b"x"})
     with pytest.raises(WrongCommand, match="OUTPUT: expected a file outside"):
-        find_images(str(folder), folder / "out.parquet")
+        find_media(str(folder), folder / "out.parquet")
 
 
 def test_folder_without_images_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongCommand, match="INPUT: expected images with"):
-        find_images(str(folder_of(tmp_path, {"a.txt": b"x"})), tmp_path / "out.csv")
+    with pytest.raises(WrongCommand, match="INPUT: expected files with"):
+        find_media(str(folder_of(tmp_path, {"a.txt": b"x"})), tmp_path / "out.csv")
 
 
 def test_damaged_images_fail_alone(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_run_keeps_columns_of_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--images", "--image-root", "."], "--image-root: expected a folder, beside --image-column"),
+        (["--images", "--image-root", "."], "--file-root: expected a folder, beside --file-column"),
         (["--images", "--options", '{"image": "a"}'], "--options: expected options of one row, got image"),
         (["--images", "--no-normalize"], "normalize: expected a model of task embed"),
     ],
@@ -251,4 +251,4 @@ def test_wrong_options_refused(
 def test_model_without_images_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path, {"a.jpg": b"x"})
     assert main(["run", str(MODELS / "digits"), str(folder), str(tmp_path / "out.csv"), "--images"]) == 2
-    assert "MODEL: expected a model that reads images" in capsys.readouterr().err
+    assert "MODEL: expected a model that reads files" in capsys.readouterr().err

@@ -1,5 +1,9 @@
-"""Images of a run: files of a folder, and columns with bytes, base64 or paths. Files are read one request at a time."""
+"""Images, audio and video of a run: files of a folder, and columns with bytes, base64 or paths.
 
+Files are read one request at a time.
+"""
+
+import wave
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from io import BytesIO
@@ -13,22 +17,22 @@ from PIL import Image
 from extensions.offline.columns import is_json, is_text
 from extensions.offline.contract import RowRequest, UnreadableRow, WrongCommand
 
-FIELD = "image"
-IMAGES_PER_REQUEST = 8
-"""A damaged image makes all images of its request run again, each alone."""
+FILES_PER_REQUEST = 8
+"""A damaged file makes all files of its request run again, each alone."""
 WINDOW_ROWS = 256
 """Default rows of a window. Those of Parquet hold the files themselves."""
 
 _MAX_FILE_BYTES = 64 * 1024**2
 _REQUEST_BYTES = 8 * 1024**2
-"""A request takes no further image above this size."""
+"""A request takes no further file above this size."""
+_EXAMPLE_RATE = 16_000
 
 
-class ImageRows:
-    """Images of a column. `bad` grows while `requests` is read, as each file is opened for its request only."""
+class MediaRows:
+    """Files of a column. `bad` grows while `requests` is read, as each file is opened for its request only."""
 
-    def __init__(self, table: pa.Table, column: str, root: Path | None, options: Mapping[str, Any]) -> None:
-        """`root`: the folder of paths; None: the column holds the images themselves."""
+    def __init__(self, table: pa.Table, column: str, root: Path | None, field: str, options: Mapping[str, Any]) -> None:
+        """`root`: the folder of paths; None: the column holds the files themselves. `field`: one of MEDIA."""
         values = table.column(column)
         if pa.types.is_struct(values.type):
             values = pa.chunked_array(
@@ -36,52 +40,53 @@ class ImageRows:
             )
         self._values = values
         self._root = None if root is None else root.resolve()
+        self._field = field
         self._options = options
         self.bad: list[tuple[int, str]] = []
 
     def requests(self, max_rows: int) -> Iterator[RowRequest]:
         positions: list[int] = []
-        images: list[str] = []
+        files: list[str] = []
         size = 0
         for position in range(len(self._values)):
             try:
-                image = self._read(position)
+                file = self._read(position)
             except UnreadableRow as error:
                 self.bad.append((position, str(error)))
                 continue
-            if images and (len(images) >= min(max_rows, IMAGES_PER_REQUEST) or size + len(image) > _REQUEST_BYTES):
-                yield RowRequest(positions, self._body(images))
-                positions, images, size = [], [], 0
+            if files and (len(files) >= min(max_rows, FILES_PER_REQUEST) or size + len(file) > _REQUEST_BYTES):
+                yield RowRequest(positions, self._body(files))
+                positions, files, size = [], [], 0
             positions.append(position)
-            images.append(image)
-            size += len(image)
-        if images:
-            yield RowRequest(positions, self._body(images))
+            files.append(file)
+            size += len(file)
+        if files:
+            yield RowRequest(positions, self._body(files))
 
     def body(self, positions: list[int]) -> bytes:
         return self._body([self._read(position) for position in positions])
 
-    def _body(self, images: list[str]) -> bytes:
-        return orjson.dumps({FIELD: images, **self._options})
+    def _body(self, files: list[str]) -> bytes:
+        return orjson.dumps({self._field: files, **self._options})
 
     def _read(self, position: int) -> str:
         """Return an image as base64 or data URL. Raises UnreadableRow."""
         try:
             value = self._values[position].as_py()
         except UnicodeDecodeError:
-            raise UnreadableRow(f"{FIELD}: expected UTF-8, got other bytes") from None
+            raise UnreadableRow(f"{self._field}: expected UTF-8, got other bytes") from None
         if isinstance(value, str) and self._root is not None:
-            value = _read_file(self._root, value)
+            value = _read_file(self._root, value, self._field)
         if isinstance(value, bytes):
-            _check_size(len(value))
+            _check_size(len(value), self._field)
             return b64encode(value).decode()
         if isinstance(value, str):
             return value
-        raise UnreadableRow(f"{FIELD}: expected an image, got null")
+        raise UnreadableRow(f"{self._field}: expected a file, got null")
 
 
 def check_column(schema: pa.Schema, name: str, root: Path | None) -> None:
-    """Raise WrongCommand for a column that cannot hold images."""
+    """Raise WrongCommand for a column that cannot hold files."""
     field = schema.field(name)
     is_path = root is not None
     if is_text(field) and not is_json(field):
@@ -92,7 +97,7 @@ def check_column(schema: pa.Schema, name: str, root: Path | None) -> None:
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     if is_path or not is_bytes:
         expected = "paths" if is_path else "bytes or base64"
-        raise WrongCommand(f'--image-column: expected a column of {expected}, got "{name}" of {field.type}')
+        raise WrongCommand(f'--file-column: expected a column of {expected}, got "{name}" of {field.type}')
 
 
 def example_image(height: int, width: int) -> str:
@@ -102,25 +107,34 @@ def example_image(height: int, width: int) -> str:
     return b64encode(content.getvalue()).decode()
 
 
-def _read_file(root: Path, value: str) -> bytes:
+def example_sound() -> str:
+    """Return a second of silence as a WAV file in base64: the options of a run are checked with it."""
+    content = BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setparams((1, 2, _EXAMPLE_RATE, 0, "NONE", "NONE"))
+        file.writeframes(bytes(2 * _EXAMPLE_RATE))
+    return b64encode(content.getvalue()).decode()
+
+
+def _read_file(root: Path, value: str, field: str) -> bytes:
     """Return the file of a path, symbolic links followed, if it is below the root. Raises UnreadableRow."""
     try:
         path = (root / value).resolve()
         if not path.is_relative_to(root):
-            raise UnreadableRow(f"{FIELD}: expected a path below the folder of the images, got another")
+            raise UnreadableRow(f"{field}: expected a path below the folder of the files, got another")
         # A pipe would block.
         if not path.is_file():
-            raise UnreadableRow(f"{FIELD}: expected a file, got a path without one")
-        _check_size(path.stat().st_size)
+            raise UnreadableRow(f"{field}: expected a file, got a path without one")
+        _check_size(path.stat().st_size, field)
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UnreadableRow(f"{FIELD}: expected a file that can be read, got: {reason}") from None
-    _check_size(len(content))
+        raise UnreadableRow(f"{field}: expected a file that can be read, got: {reason}") from None
+    _check_size(len(content), field)
     return content
 
 
-def _check_size(size: int) -> None:
+def _check_size(size: int, field: str) -> None:
     if not 0 < size <= _MAX_FILE_BYTES:
-        raise UnreadableRow(f"{FIELD}: expected a file of 1 to {_MAX_FILE_BYTES} bytes, got {size}")
+        raise UnreadableRow(f"{field}: expected a file of 1 to {_MAX_FILE_BYTES} bytes, got {size}")
