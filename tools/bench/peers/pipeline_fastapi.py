@@ -6,11 +6,11 @@
 import sys
 from base64 import b64decode
 from io import BytesIO
-from typing import Any
 
+import orjson
 import torch
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from PIL import Image
 from pydantic import BaseModel
 from transformers import pipeline
@@ -31,9 +31,11 @@ def build(folder: str, task: str) -> FastAPI:
 
     # FastAPI calls a function that is not asynchronous in a thread.
     @app.post("/infer")
-    def infer(body: Body) -> dict[str, Any]:
+    def infer(body: Body) -> Response:
         given = body.text if body.image is None else Image.open(BytesIO(b64decode(body.image))).convert("RGB")
-        return {"predictions": model(given)}
+        # The scores of some pipelines are numbers of NumPy.
+        content = orjson.dumps({"predictions": model(given)}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(content, media_type="application/json")
 
     @app.get("/health")
     def health() -> dict[str, str]:
