@@ -18,6 +18,7 @@ from frameworks.core.progress import phase, step, working
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
+from frameworks.pytorch.packed_layers import PackedLayer, packer_of
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import OutputComparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
@@ -61,10 +62,10 @@ class Int8Linear(torch.nn.Module):
 
 
 def held_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of a model's weights, with those of its int8 layers."""
+    """Return the bytes of a model's weights, with those of its int8 and its packed layers."""
     tensors = [*model.parameters(), *model.buffers()]
-    int8_bytes = sum(module.weight_bytes for module in model.modules() if isinstance(module, Int8Linear))
-    return int8_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    layer_bytes = sum(each.weight_bytes for each in model.modules() if isinstance(each, Int8Linear | PackedLayer))
+    return layer_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def check_bits_run_on(dtype: str, device: Device, folder: Path) -> None:
@@ -96,13 +97,16 @@ def quantize_encoder(
     if not linears:
         raise InvalidModel(f'{folder}: dtype: expected a Linear layer for "int8", got none; remove dtype')
     largest = max(linears.values(), key=lambda linear: linear.weight.numel())
-    choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_matmul)
+    choice = choose_int8(largest.weight, ENCODER_ROWS, _original_matmul)
     log_choice(choice, entry.name)
     kernel = choice.kernel
     int8s = _quantized(linears, kernel)
 
     def measure(_: Path) -> QuantizationReport:
-        found = _measured(encoder, make_batches(), linears, int8s).report("int8", weights.file_bytes, held_bytes(model))
+        originals = {location: make() if (make := packer_of(each)) else each for location, each in linears.items()}
+        found = _measured(encoder, make_batches(), originals, int8s).report(
+            "int8", weights.file_bytes, held_bytes(model)
+        )
         return replace(found, kernel=kernel.name, weights=kernel.weight_range.name)
 
     _put(int8s)
@@ -125,8 +129,12 @@ def _quantized(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], k
     return made
 
 
-def _plain_matmul(weight: torch.Tensor) -> Matmul:
-    return lambda rows: torch.nn.functional.linear(rows, weight)
+def _original_matmul(weight: torch.Tensor) -> Matmul:
+    """Return the matmul of the model without quantization: that of packed weights where they are faster."""
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    make = packer_of(layer)
+    return layer if make is None else make()
 
 
 def text_batches(tokenizer: TextTokenizer) -> list[Batch]:

@@ -21,6 +21,7 @@ from frameworks.pytorch.encoders.image_families import POOLINGS
 from frameworks.pytorch.encoders.image_folders import ImageFolder
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
+from frameworks.pytorch.packed_layers import pack_layers
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.warm_up_images import black_pixels, warm_up_pixels
@@ -53,6 +54,8 @@ def load_image_models(
         loading.enable_memory_mapping,
     )
     _arrange_convolutions(model)
+    if copies is None:
+        pack_layers(model, files.entry.kernels)
     rows = _unpacked(model, _rows_of(model, images, lacks_pooler), processor)
     texts = _text_tower(files, model) if images.kind == "two towers" else None
     spec = _spec(files, images, model, processor, loading, rows)

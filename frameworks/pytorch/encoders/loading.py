@@ -17,6 +17,7 @@ from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
+from frameworks.pytorch.packed_layers import pack_layers
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
@@ -69,6 +70,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         raise InvalidModel(f"{files.folder}: dtype: expected none for static embeddings, got int8; remove it")
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
+    if config.static is None and copies is None:
+        pack_layers(model, files.entry.kernels)
     usable = None if config.static is not None else _usable_positions(model, tokenizer)
     if usable is not None and usable < config.max_tokens:
         config = replace(config, max_tokens=usable)

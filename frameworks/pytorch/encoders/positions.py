@@ -61,4 +61,5 @@ def _addresses(model: torch.nn.Module) -> set[int]:
         for values in (module._parameters, module._buffers, vars(module))
         for value in values.values()
     )
-    return {tensor.data_ptr() for tensor in held if isinstance(tensor, torch.Tensor)}
+    # Packed weights are no tables, and have no address.
+    return {each.data_ptr() for each in held if isinstance(each, torch.Tensor) and each.layout is torch.strided}
