@@ -111,14 +111,14 @@ def pack_layers(model: torch.nn.Module, wanted: Kernels) -> None:
     if wanted == "plain":
         return
     shared = _shared(model)
-    places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {}
+    parents: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is not None:
-                places.setdefault(child, []).append((parent, name))
+                parents.setdefault(child, []).append((parent, name))
     # A layer's own weights are freed before the next one is packed.
-    while places:
-        layer, locations = places.popitem()
+    while parents:
+        layer, locations = parents.popitem()
         make = packer_of(layer, wanted == "onednn", shared)
         if make is not None:
             packed = make()

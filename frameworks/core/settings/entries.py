@@ -261,8 +261,8 @@ class TorchModelEntry(ModelEntry):
     """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. `"int4"`: language models
     on a CPU. None: the fastest type of the device."""
     kernels: Kernels = "auto"
-    """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each shape; a
-    name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""
+    """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each
+    shape; a name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
     `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
