@@ -37,6 +37,8 @@ def test_packed_linear_reads_values_of_any_order() -> None:
     ("size", "options"),
     [
         ((9, 11), {"kernel_size": 1}),
+        ((20, 11), {"kernel_size": 1, "stride": 2, "bias": False}),
+        ((9, 11), {"kernel_size": 1, "padding": 1}),
         ((40, 40), {"kernel_size": 3, "padding": 1}),
         ((31, 17), {"kernel_size": 3, "stride": 2, "padding": 1, "bias": False}),
         ((64, 48), {"kernel_size": 16, "stride": 16}),
@@ -64,6 +66,14 @@ def test_weight_that_is_read_is_that_of_layer() -> None:
     assert packed.weight is packed.weight
     torch.testing.assert_close(packed(values), before, rtol=1e-5, atol=1e-5)
     assert packed.weight_bytes == layer.weight.nbytes
+
+
+def test_weight_of_convolution_has_its_shape() -> None:
+    layer = torch.nn.Conv2d(32, 48, 1, stride=2).eval().requires_grad_(False)
+    packed, values = PackedConv2d(layer), torch.randn(2, 32, 9, 9)
+    before = packed(values)
+    assert torch.equal(packed.weight, layer.weight)
+    torch.testing.assert_close(packed(values), before, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_of_other_kinds_stay() -> None:
