@@ -27,6 +27,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.core.files import read_json
 from frameworks.pytorch import kernels
+from frameworks.pytorch.cpu_layers.packed import packs_linear
 from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
 from frameworks.pytorch.weights import read_weight_files
 
@@ -54,6 +55,8 @@ def page_in_kernels(device: Device) -> None:
         torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
         wide = torch.nn.functional.gelu(linear(states, torch.zeros(4 * size, size), torch.zeros(4 * size)))
         torch.tanh(states + linear(wide, torch.zeros(size, 4 * size)))
+    if device.kind == "cpu":
+        packs_linear()
 
 
 def default_dtype(device: Device, file_dtype: str) -> str:

@@ -16,9 +16,9 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.core.progress import phase, step, working
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.cpu_layers.packed import PackedLayer, packer_of
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
-from frameworks.pytorch.packed_layers import PackedLayer, packer_of
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import OutputComparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies

@@ -14,6 +14,7 @@ from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchMo
 from frameworks.pytorch import kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.compiled.cpu_features import lanes
+from frameworks.pytorch.cpu_layers.packed import PACKINGS
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.image_folders import find_images
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles, load_encoders
@@ -272,13 +273,25 @@ def _dtype_of_weights(entry: TorchModelEntry, weights: WeightFiles, kind: str) -
 def _check_entry_of_task(entry: TorchModelEntry, folder: Path, task: str) -> None:
     """Raise InvalidModel for a key of an entry that applies to other models."""
     fields = TorchModelEntry.model_fields
-    keys = (*_KEYS_OF_GENERATORS, "kernels", "kv_cache_dtype", "score_tokens", "dimensions", "token_ids")
+    keys = (*_KEYS_OF_GENERATORS, "kv_cache_dtype", "score_tokens", "dimensions", "token_ids")
     unsuitable = [key for key in keys if getattr(entry, key) != fields[key].default]
     if unsuitable:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected none for a model of task {task}; remove it")
     if entry.dtype is not None and entry.dtype not in DTYPES:
         raise InvalidModel(
             f'{folder}: dtype: expected "f32", "f16" or "bf16" for the task {task}, got "{entry.dtype}"; remove it'
+        )
+    _check_kernels(entry, folder)
+
+
+def _check_kernels(entry: TorchModelEntry, folder: Path) -> None:
+    """Raise InvalidModel for the kernel of a language model in the entry of another model."""
+    known = ("auto",) if entry.dtype == "int8" else PACKINGS
+    if entry.kernels not in known:
+        names = ", ".join(f'"{each}"' for each in known)
+        raise InvalidModel(
+            f'{folder}: kernels: expected one of {names} for a model that generates no text, got "{entry.kernels}"; '
+            "remove it"
         )
 
 
@@ -303,9 +316,10 @@ def _check_kind(files: ModelFiles) -> None:
     unsuitable = [key for key in _KEYS_OF_GENERATORS if getattr(files.entry, key) != fields[key].default]
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
-    named = [key for key in ("kernels", "kv_cache_dtype") if getattr(files.entry, key) != "auto"]
-    if named and not generates:
-        raise InvalidModel(f"{folder}: {named[0]}: expected only for models that generate text; remove it")
+    if files.entry.kv_cache_dtype != "auto" and not generates:
+        raise InvalidModel(f"{folder}: kv_cache_dtype: expected only for models that generate text; remove it")
+    if not generates:
+        _check_kernels(files.entry, folder)
     if files.entry.dtype == "int4" and not generates:
         raise InvalidModel(
             f'{folder}: dtype: expected "int4" only for models that generate text; set dtype = "int8" or remove it'

@@ -100,7 +100,7 @@ def test_run_fills_collection_with_images(colours: RunningServer, tmp_path: Path
     [
         (["--image-column", "image"], "--into: expected --id with it, got none"),
         (["--image-column", "image", "--id", "image"], '--id: expected one of key, got "image"'),
-        (["--columns", "image"], "--into: expected texts or images, got tensors"),
+        (["--columns", "image"], "--into: expected texts or images, got --columns"),
     ],
 )
 def test_run_into_names_wrong_columns(

@@ -10,6 +10,7 @@ import torch
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
@@ -17,7 +18,6 @@ from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
-from frameworks.pytorch.packed_layers import pack_layers
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies

@@ -28,7 +28,7 @@ def _picture(data: bytes, field: str = "image") -> Image.Image:
 def _masked_text(pipeline: Any, given: Input, _: Parameters) -> Any:
     text, mask = given["text"], pipeline.tokenizer.mask_token
     if mask is not None and mask not in text:
-        raise InvalidInput("text", f"expected a text with {mask}, which the model replaces, got none")
+        raise InvalidInput("text", f"expected a text with the mask token {mask}, got none")
     return text
 
 

@@ -14,8 +14,8 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.extras import install_command
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.media.container import is_installed, missing_reason
+from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
-from frameworks.pytorch.packed_layers import pack_layers
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.tasks.model import TaskModel
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline

@@ -128,9 +128,7 @@ def test_text_without_mask_is_a_bad_row(folders: dict[str, Path], tmp_path: Path
     words = ["--column", "text", "--config", str(config), "--errors", str(bad), *options(top_k=2)]
     (row,) = run("masks", source, *words, status=3)
     assert len(row["prediction"]) == 2
-    assert (
-        json.loads(bad.read_text())["reason"] == "text: expected a text with [MASK], which the model replaces, got none"
-    )
+    assert json.loads(bad.read_text())["reason"] == "text: expected a text with the mask token [MASK], got none"
 
 
 def test_objects_of_a_folder_of_pictures(folders: dict[str, Path], server: RunningServer, tmp_path: Path) -> None:

@@ -166,6 +166,15 @@ class TestRefusals:
         message = refusal(made_once(save_embedder), model_type="llama")
         assert 'model_type: expected "bert" as in config.json, got "llama"' in message
 
+    @pytest.mark.parametrize(
+        ("more", "known"), [({}, '"auto", "plain", "onednn"'), ({"dtype": "int8"}, '"auto"')], ids=["f32", "int8"]
+    )
+    def test_kernels_of_language_models_are_refused(
+        self, made_once: FolderMaker, more: dict[str, str], known: str
+    ) -> None:
+        message = refusal(made_once(save_embedder), kernels="compiled", **more)
+        assert f'kernels: expected one of {known} for a model that generates no text, got "compiled"' in message
+
     @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens", "num_speculative_tokens"])
     def test_generation_keys_for_encoder_are_refused(self, made_once: FolderMaker, key: str) -> None:
         message = refusal(made_once(save_embedder), **{key: 64})

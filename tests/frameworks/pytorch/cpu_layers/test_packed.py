@@ -1,13 +1,17 @@
 """Packed weights: the same results as torch's layers, in the same places, and weights that a model reads itself."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 
-from frameworks.core.errors import InvalidModel
-from frameworks.pytorch import kernels, packed_layers
-from frameworks.pytorch.packed_layers import PackedConv2d, PackedLayer, PackedLinear, pack_layers, packer_of
+from frameworks.pytorch import kernels
+from frameworks.pytorch.cpu_layers import packed as packed_layers
+from frameworks.pytorch.cpu_layers.packed import PackedConv2d, PackedLayer, PackedLinear, pack_layers, packer_of
 from frameworks.pytorch.quantize import held_bytes
+from memory.host import mapped_bytes
 
 pytestmark = pytest.mark.skipif(not kernels.packs(torch.float32), reason="this CPU has no packed weights")
 
@@ -125,10 +129,10 @@ def test_slower_weights_are_not_packed(
     monkeypatch: pytest.MonkeyPatch, plain_s: float, packed_s: float, kind: type
 ) -> None:
     monkeypatch.setattr(packed_layers, "shortest_seconds", lambda _: {"plain": plain_s, "packed": packed_s})
-    packed_layers._packs_linear.cache_clear()
+    packed_layers.packs_linear.cache_clear()
     model = torch.nn.Sequential(linear())
     pack_layers(model, "auto")
-    packed_layers._packs_linear.cache_clear()
+    packed_layers.packs_linear.cache_clear()
     assert type(model[0]) is kind
 
 
@@ -138,6 +142,38 @@ def test_plain_kernels_keep_layers() -> None:
     assert type(model[0]) is torch.nn.Linear
 
 
-def test_kernel_of_language_models_refused() -> None:
-    with pytest.raises(InvalidModel, match='kernels: expected one of "auto", "plain", "onednn"'):
-        pack_layers(torch.nn.Sequential(linear()), "compiled")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the mappings of files")
+@pytest.mark.parametrize("has_view", [False, True])
+def test_mapped_weights_are_given_back(tmp_path: Path, has_view: bool) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=96, num_hidden_layers=2, num_attention_heads=4, intermediate_size=384, image_size=32, patch_size=8
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    model = transformers.ViTModel.from_pretrained(str(tmp_path)).eval().requires_grad_(False)
+    file, pixels = tmp_path / "model.safetensors", torch.randn(2, 3, 32, 32)
+    largest = max((each.weight for each in model.modules() if type(each) is torch.nn.Linear), key=torch.numel)
+    views = [largest[:5]] if has_view else []
+    kept = [each.clone() for each in views]
+    nbytes = largest.nbytes
+    del largest
+    before = mapped_bytes(file)
+    with torch.inference_mode():
+        expected = model(pixels).last_hidden_state
+        pack_layers(model, "onednn")
+        found = model(pixels).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    given_back = before - mapped_bytes(file)
+    # All but the first and the last page of each weight; some have a page or less.
+    assert given_back > 0.5 * before - (nbytes if has_view else 0)
+    assert all(torch.equal(one, other) for one, other in zip(views, kept, strict=True))
+
+
+def test_rows_have_few_numbers() -> None:
+    layer = linear(72, 56)
+    packed, counts = PackedLinear(layer), [*range(1, 1100, 3)]
+    for rows in counts:
+        values = torch.randn(rows, 72)
+        torch.testing.assert_close(packed(values), layer(values), rtol=1e-5, atol=1e-5)
+    sizes = {packed_layers._padded_rows(rows, (56, 72)) for rows in counts}
+    assert len(sizes) <= 4 + 8 + 33
+    assert all(rows <= packed_layers._padded_rows(rows, (56, 72)) <= max(1.25 * rows, rows + 15) for rows in counts)

@@ -17,21 +17,22 @@ _TOLERANCE = 1e-4
 _SIDE = 24
 
 
-def fold_normalizations(model: torch.nn.Module) -> int:
-    """Fold the normalizations of a float32 model in eval mode on a CPU; return their number.
+def fold_normalizations(model: torch.nn.Module) -> list[torch.nn.Conv2d]:
+    """Fold the normalizations of a float32 model in eval mode on a CPU; return the convolutions that were replaced.
 
     transformers' modules name the parts `convolution` and `normalization`. A module that does not compute them one
     after the other stays as it is: its results before and after are compared.
     """
-    return sum(_fold(each) for each in [*model.modules()])
+    folded = (_fold(each) for each in [*model.modules()])
+    return [each for each in folded if each is not None]
 
 
-def _fold(module: Any) -> bool:
+def _fold(module: Any) -> torch.nn.Conv2d | None:
     convolution, normalization = (getattr(module, name, None) for name in ("convolution", "normalization"))
     if type(convolution) is not torch.nn.Conv2d or not _is_constant(normalization) or module.training:
-        return False
+        return None
     if convolution.weight.dtype != torch.float32 or convolution.weight.device.type != "cpu":
-        return False
+        return None
     sides = [max(_SIDE, size * step) for size, step in zip(convolution.kernel_size, convolution.dilation, strict=True)]
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(1, convolution.in_channels, *sides, generator=generator)
@@ -42,9 +43,10 @@ def _fold(module: Any) -> bool:
             is_equal = torch.allclose(module(example), before, rtol=_TOLERANCE, atol=_TOLERANCE)
     except (TypeError, ValueError, RuntimeError, AttributeError):
         is_equal = False
-    if not is_equal:
-        module.convolution, module.normalization = convolution, normalization
-    return bool(is_equal)
+    if is_equal:
+        return convolution
+    module.convolution, module.normalization = convolution, normalization
+    return None
 
 
 def _is_constant(normalization: object) -> bool:

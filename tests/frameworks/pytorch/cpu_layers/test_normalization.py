@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from frameworks.pytorch.folded_normalization import fold_normalizations
+from frameworks.pytorch.cpu_layers.normalization import fold_normalizations
 
 
 class Block(torch.nn.Module):
@@ -44,7 +44,7 @@ def test_folded_block_equals_block(affine: bool, bias: bool) -> None:
     block = with_statistics(Block(torch.nn.BatchNorm2d(6, eps=1e-3, affine=affine), bias=bias))
     values = torch.randn(2, 4, 9, 7)
     expected = block(values)
-    assert fold_normalizations(block) == 1
+    assert len(fold_normalizations(block)) == 1
     assert isinstance(block.normalization, torch.nn.Identity)
     torch.testing.assert_close(block(values), expected, rtol=1e-5, atol=1e-5)
 
@@ -61,13 +61,13 @@ def test_folded_block_equals_block(affine: bool, bias: bool) -> None:
 )
 def test_other_blocks_stay(block: torch.nn.Module) -> None:
     parts = with_statistics(block).state_dict().keys()
-    assert fold_normalizations(block) == 0
+    assert fold_normalizations(block) == []
     assert block.state_dict().keys() == parts
     assert not isinstance(block.normalization, torch.nn.Identity)
 
 
 def test_block_in_training_stays() -> None:
-    assert fold_normalizations(Block(torch.nn.BatchNorm2d(6)).train()) == 0
+    assert fold_normalizations(Block(torch.nn.BatchNorm2d(6)).train()) == []
 
 
 def test_folded_detector_equals_detector() -> None:
@@ -84,7 +84,7 @@ def test_folded_detector_equals_detector() -> None:
     with torch.inference_mode():
         expected = model(pixels)
         # The first convolution, three in each of the three bottlenecks, and the shortcut of each stage.
-        assert fold_normalizations(model) == 12
+        assert len(fold_normalizations(model)) == 12
         found = model(pixels)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.pred_boxes, expected.pred_boxes, rtol=1e-4, atol=1e-4)

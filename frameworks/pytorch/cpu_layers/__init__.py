@@ -1,0 +1,1 @@
+"""Layers of encoders and tasks on a CPU."""
