@@ -64,7 +64,7 @@ def test_need_follows_type_of_cache(made_once: FolderMaker) -> None:
     assert registry.needs(entry, folder).host_bytes == pytest.approx(model.spec.memory_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize(("key", "value"), [("kv_cache_dtype", "bf16"), ("kernels", "plain"), ("dtype", "int4")])
+@pytest.mark.parametrize(("key", "value"), [("kv_cache_dtype", "bf16"), ("dtype", "int4")])
 def test_keys_of_language_models_refused_for_encoders(made_once: FolderMaker, key: str, value: str) -> None:
     folder = made_once(save_embedder)
     entry = TorchModelEntry(name="m", path=folder, **{key: value})  # type: ignore[arg-type]
