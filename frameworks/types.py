@@ -352,6 +352,7 @@ class TextRequest:
     `texts` is then empty. `raw_scores`: the logits of labels instead of their probabilities.
     `prompt`: what is put before each text; None: the prompt of the model's files. `are_queries`: a model of late
     interaction reads queries, not documents. `vectors`: the kinds that the response of the protocol can hold.
+    `min_value`: smallest element that a sparse vector keeps.
     """
 
     texts: list[str]
@@ -364,6 +365,7 @@ class TextRequest:
     prompt: str | None = None
     are_queries: bool = False
     vectors: tuple[Vectors, ...] = ("dense",)
+    min_value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

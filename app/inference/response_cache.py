@@ -179,6 +179,7 @@ def key_of(
             request.prompt,
             request.are_queries,
             request.vectors,
+            request.min_value,
         )
         if request.token_ids is None:
             return (*owner, texts, *options), size_bytes

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _INFERENCE_PATHS = (
     *("/", "/models/{name}", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/embed", "/predict", "/similarity", "/generate", "/generate_stream", "/v2/embed", "/v2/rerank"),
+    *("/embed", "/embed_sparse", "/predict", "/similarity", "/generate", "/generate_stream"),
+    *("/v2/embed", "/v2/rerank"),
 )
 
 

@@ -46,7 +46,7 @@ from frameworks.types import (
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
 _OTHER_VECTORS = {"multi": "a vector for each token", "sparse": "sparse vectors"}
-_ROUTES = {"multi": "/infer or /pooling", "sparse": "/infer"}
+_ROUTES = {"multi": "/infer or /pooling", "sparse": "/infer, /embed_sparse or /pooling"}
 _PRODUCTS_PER_NUMBER = 8
 _NUMBERS_PER_PAIR = 64  # as much work
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
@@ -101,7 +101,7 @@ class TextService:
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
         if text.vectors == "sparse":
             size = sum(len(values) for _, values in rows)
-            return await self._threads.compute(size, _sparse_of, request.top_k, rows, token_ids)
+            return await self._threads.compute(size, _sparse_of, request, rows, token_ids)
         return await self._threads.compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
     async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
@@ -299,10 +299,18 @@ def _finished(
     return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
 
 
-def _sparse_of(top_k: int | None, rows: Array, token_ids: list[list[int]]) -> SparseAnswer:
-    """Keep the `top_k` elements of the highest values. `rows`: an object array [texts] of (indices, values)."""
-    kept = [(indices, values) if top_k is None else _highest(indices, values, top_k) for indices, values in rows]
+def _sparse_of(request: TextRequest, rows: Array, token_ids: list[list[int]]) -> SparseAnswer:
+    """Keep the elements that the options of the request select. `rows`: an object array [texts] of (indices, values)."""
+    kept = []
+    for row in rows:
+        indices, values = row if request.min_value == 0 else _above(row[0], row[1], request.min_value)
+        kept.append((indices, values) if request.top_k is None else _highest(indices, values, request.top_k))
     return SparseAnswer([each for each, _ in kept], [each for _, each in kept], sum(map(len, token_ids)))
+
+
+def _above(indices: Array, values: Array, min_value: float) -> tuple[Array, Array]:
+    is_kept = values >= min_value
+    return indices[is_kept], values[is_kept]
 
 
 def _highest(indices: Array, values: Array, top_k: int) -> tuple[Array, Array]:

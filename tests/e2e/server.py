@@ -294,7 +294,10 @@ CHECKS: Any = {"request": [note_begin], "response": [check_frame]}
 _OPENAI_ROOTS = ("/v1", "/embeddings", "/rerank", "/score", "/classify", "/tokenize", "/detokenize", "/pooling")
 _SEARCH_PATHS = ("/v1/similarity", "/v1/collections")
 _HUB_PATH = re.compile(r"/models/[^/]+(/[^/]+)?")
-_TEI_PATHS = ("/", "/generate", "/generate_stream", "/embed", "/rerank", "/predict", "/similarity", "/tokenize")
+_TEI_PATHS = (
+    *("/", "/generate", "/generate_stream"),
+    *("/embed", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize"),
+)
 
 
 def check_error(answer: httpx.Response) -> dict[str, str]:

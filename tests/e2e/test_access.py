@@ -81,6 +81,7 @@ HTTP = {
     "POST /detokenize": "infer",
     "POST /pooling": "infer",
     "POST /embed": "infer",
+    "POST /embed_sparse": "infer",
     "POST /predict": "infer",
     "POST /similarity": "infer",
     "POST /generate": "infer",

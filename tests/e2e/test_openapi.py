@@ -92,7 +92,7 @@ ROUTES |= {
     f"/{name}": {"post"}
     for name in (
         *("embeddings", "rerank", "score", "classify", "tokenize", "detokenize", "pooling"),
-        *("embed", "predict", "similarity", "generate", "generate_stream", "v2/embed", "v2/rerank"),
+        *("embed", "embed_sparse", "predict", "similarity", "generate", "generate_stream", "v2/embed", "v2/rerank"),
     )
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))

@@ -53,6 +53,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/detokenize", {"model": "{name}", "tokens": [1]}),
     ("POST", "/pooling", {"model": "{name}", "input": "a"}),
     ("POST", "/embed", {"inputs": "a"}),
+    ("POST", "/embed_sparse", {"inputs": "a"}),
     ("POST", "/predict", {"inputs": "a"}),
     ("POST", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
     ("POST", "/generate", {"inputs": "a"}),

@@ -55,6 +55,10 @@ def _drop_null_defaults(schema: dict[str, Any]) -> None:
             described.pop("default", None)
 
 
+MAX_MIN_VALUE = 1_000_000.0
+"""Above the weights of every model of sparse vectors, within float32."""
+
+
 class InferRequest(GenerationOptions):
     """Exactly one of `input_data`, `inputs`, `text`, `image`, `prompt` and `messages`."""
 
@@ -108,8 +112,15 @@ class InferRequest(GenerationOptions):
     truncate: bool = Field(_ABSENT, description="Truncate texts at the model's limit. Default: true.")
     top_k: Annotated[int | None, Field(ge=-1, le=MAX_INT32)] = Field(
         None,
-        description="classify: the number of labels per text or image, 1 or more; default: all. Generation: sample "
+        description="classify: the number of labels per text or image, 1 or more; default: all. Sparse vectors: "
+        "the number of elements per text, those of the highest values. Generation: sample "
         "from this number of most likely tokens; 0 or -1: all; default: the model's own.",
+    )
+    min_value: float = Field(
+        _ABSENT,
+        ge=0,
+        le=MAX_MIN_VALUE,
+        description="Sparse vectors: the smallest element that is returned. Default: 0.",
     )
     input_type: Literal["query", "document"] = Field(
         _ABSENT, description="embed: how a model of late interaction reads the texts. Default: document."
@@ -164,7 +175,7 @@ GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
-    "text": frozenset({"normalize", "truncate", "top_k", "input_type"}),
+    "text": frozenset({"normalize", "truncate", "top_k", "min_value", "input_type"}),
     "image": frozenset({"normalize", "top_k", "outputs"}),
     "audio": frozenset(),
     "video": frozenset(),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from app.protocols.native.fields import MAX_MIN_VALUE
 from app.protocols.shared.fields.model_inputs import describe_inputs, explain_expected_input
 from app.protocols.shared.fields.texts import MAX_TEXTS, check_input_type
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
@@ -21,9 +22,11 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     if spec.text is None and not _reads_text(spec):
         raise InvalidInput("text", explain_expected_input(spec))
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
-        takes_top_k = option == "top_k" and spec.text is not None and spec.text.vectors == "sparse"
+        takes_top_k = option == "top_k" and _is_sparse(spec)
         if option in fields and spec.task != task and not takes_top_k:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
+    if "min_value" in fields and not _is_sparse(spec):
+        raise InvalidInput("min_value", "expected a model of sparse vectors, got another; leave the option out")
     node = fields["text"]
     texts = document.python(node) if document.is_array(node) else [node]
     if len(texts) > MAX_TEXTS:
@@ -41,7 +44,22 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         top_k=read_count(fields, "top_k"),
         are_queries=_are_queries(fields, spec),
         vectors=("dense", "multi", "sparse"),
+        min_value=_read_min_value(fields),
     )
+
+
+def _is_sparse(spec: ModelSpec) -> bool:
+    return spec.text is not None and spec.text.vectors == "sparse"
+
+
+def _read_min_value(fields: dict[str, Node]) -> float:
+    """Read `min_value`; 0 where the field is left out. Raises InvalidInput."""
+    value: object = fields.get("min_value", 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_MIN_VALUE:
+        raise InvalidInput(
+            "min_value", f"expected a number from 0 to {MAX_MIN_VALUE:g}, got {describe_value(value)}; correct it"
+        )
+    return float(value)
 
 
 def _are_queries(fields: dict[str, Node], spec: ModelSpec) -> bool:

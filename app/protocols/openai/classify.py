@@ -24,7 +24,20 @@ from app.protocols.shared.json.output import list_to_json
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.text.label_order import in_label_order
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, MultiVectorAnswer, TextRequest
+from frameworks.types import (
+    Array,
+    ClassifyAnswer,
+    EmbedAnswer,
+    ModelSpec,
+    MultiVectorAnswer,
+    SparseAnswer,
+    TextRequest,
+    TextSpec,
+)
+
+_Answer = EmbedAnswer | ClassifyAnswer | MultiVectorAnswer | SparseAnswer
+_MAX_ZEROS = 8 * 1024**2
+"""Numbers of one response with sparse vectors; most are zeros of four bytes of JSON."""
 
 
 def _build_classify(body: ClassifyRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
@@ -68,6 +81,7 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
     if body.input_type is not None:
         check_input_type(spec)
     texts, token_ids = texts_or_ids(body.input)
+    _check_sparse_rows(len(texts if token_ids is None else token_ids), spec.text)
     return TextRequest(
         texts,
         normalize=body.use_activation if is_embed else None,
@@ -76,13 +90,31 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
         token_ids=token_ids,
         raw_scores=raw_scores,
         are_queries=body.input_type == "query",
-        vectors=("multi",) if is_multi(spec) else ("dense",),
+        vectors=(spec.text.vectors,),
     )
 
 
-def _write_pooling(
-    decoded: OpenAiRequest, answer: EmbedAnswer | ClassifyAnswer | MultiVectorAnswer, context: AnswerContext
-) -> bytes:
+def _check_sparse_rows(rows: int, text: TextSpec) -> None:
+    """Raise InvalidInput where sparse vectors with their zeros are too long for a response."""
+    if text.vectors == "sparse" and text.embedding_size is not None and rows * text.embedding_size > _MAX_ZEROS:
+        raise InvalidInput(
+            "input",
+            f"expected at most {max(1, _MAX_ZEROS // text.embedding_size)} texts, whose vectors are returned with "
+            f"their zeros, got {rows}; split the request, or post the texts to /embed_sparse or /infer",
+        )
+
+
+def _with_zeros(answer: SparseAnswer, size: int) -> list[Array]:
+    """Return a float32 vector [size] for each text."""
+    rows = []
+    for indices, values in zip(answer.indices, answer.values, strict=True):
+        row = np.zeros(size, np.float32)
+        row[indices] = values
+        rows.append(row)
+    return rows
+
+
+def _write_pooling(decoded: OpenAiRequest, answer: _Answer, context: AnswerContext) -> bytes:
     write = row_writer(decoded.body.encoding_format)
     rows: list[Array]
     if isinstance(answer, MultiVectorAnswer):
@@ -93,15 +125,16 @@ def _write_pooling(
         return _dumps("pool", "list", context, answer, data)
     if isinstance(answer, EmbedAnswer):
         rows = list(answer.embeddings)
+    elif isinstance(answer, SparseAnswer):
+        assert decoded.spec.embedding_size is not None
+        rows = _with_zeros(answer, decoded.spec.embedding_size)
     else:
         rows = [np.array(row, np.float64) for row in in_label_order(answer, decoded.spec.labels)]
     data = [{"index": index, "object": "pooling", "data": write(row)} for index, row in enumerate(rows)]
     return _dumps("pool", "list", context, answer, data)
 
 
-def _dumps(
-    prefix: str, kind: str, context: AnswerContext, answer: EmbedAnswer | ClassifyAnswer | MultiVectorAnswer, data: Any
-) -> bytes:
+def _dumps(prefix: str, kind: str, context: AnswerContext, answer: _Answer, data: Any) -> bytes:
     return orjson.dumps(
         {
             "id": f"{prefix}-{context.request_id}",

@@ -326,7 +326,9 @@ class PoolingRequest(PoolingBody):
     input: _TextsOrIds | None = None
     messages: ImageMessages | None = None
     task: Literal["embed", "classify", "token_embed"] | None = Field(
-        None, description="The task of the model; token_embed: of a model of late interaction."
+        None,
+        description="The task of the model; token_embed: of a model of late interaction. "
+        "A model of sparse vectors returns a number for each token of its vocabulary.",
     )
     encoding_format: _EncodingFormat = "float"
     dimensions: _AnyDimensions = None

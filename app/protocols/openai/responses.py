@@ -144,7 +144,10 @@ class ClassifyResponse(ResponseBody):
 
 
 class PooledText(ResponseBody):
-    """The vector of one text, those of its tokens, or the scores of the labels in their order."""
+    """The vector of one text, those of its tokens, or the scores of the labels in their order.
+
+    A sparse vector has its zeros.
+    """
 
     index: int
     object: Literal["pooling"]

@@ -1,1 +1,1 @@
-"""The API of Text Embeddings Inference: /embed, /rerank, /predict, /similarity and /tokenize."""
+"""The API of Text Embeddings Inference: /embed, /embed_sparse, /rerank, /predict, /similarity and /tokenize."""

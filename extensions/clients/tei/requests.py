@@ -38,6 +38,15 @@ class TeiEmbedRequest(RequestBody):
     dimensions: Dimensions = None
 
 
+class TeiEmbedSparseRequest(RequestBody):
+    """Texts to embed as sparse vectors."""
+
+    inputs: _Inputs
+    prompt_name: _PromptName = None
+    truncate: Truncate = True
+    truncation_direction: TruncationSide = None
+
+
 class TeiRerankRequest(RequestBody):
     """Texts to rank by their relevance to a query."""
 

@@ -9,6 +9,7 @@ from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.routes import Route, body_route
 from extensions.clients.tei.texts import (
     EMBED_CODEC,
+    EMBED_SPARSE_CODEC,
     LABELS_CODEC,
     PREDICT_CODEC,
     RERANK_CODEC,
@@ -21,6 +22,19 @@ from extensions.clients.tei.texts import (
 
 class TeiVectors(RootModel[list[list[float]]]):
     """One vector for each text, in the order of the texts."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class TeiSparseValue(ResponseBody):
+    """An element of a sparse vector: its place in the vocabulary, and its weight."""
+
+    index: int
+    value: float
+
+
+class TeiSparseVectors(RootModel[list[list[TeiSparseValue]]]):
+    """For each text its elements that are not 0, by ascending index."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -96,6 +110,7 @@ _SIMILARITY = _route(SIMILARITY_CODEC, "Compare sentences", TeiSimilarities)
 
 ROUTES = (
     _route(EMBED_CODEC, "Embed texts", TeiVectors),
+    _route(EMBED_SPARSE_CODEC, "Embed texts as sparse vectors", TeiSparseVectors),
     _route(PREDICT_CODEC, "Classify texts", TeiPredictions),
     _SIMILARITY,
     _RANK,

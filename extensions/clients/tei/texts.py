@@ -1,4 +1,4 @@
-"""The codecs of Text Embeddings Inference (TEI): /embed, /predict, /rerank, /similarity, /tokenize, and POST /."""
+"""The codecs of Text Embeddings Inference (TEI): those of its paths, and POST /."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from extensions.clients.tei.requests import (
     RootParameters,
     SimilarityInput,
     TeiEmbedRequest,
+    TeiEmbedSparseRequest,
     TeiPredictRequest,
     TeiRerankRequest,
     TeiRootRequest,
@@ -30,11 +31,13 @@ from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.text.tokens import SpansAnswer, SpansRequest
 from frameworks.types import (
+    Array,
     ClassifyAnswer,
     EmbedAnswer,
     ModelSpec,
     PairRequest,
     ScoreAnswer,
+    SparseAnswer,
     TextRequest,
     TextSpec,
     Truncation,
@@ -97,6 +100,34 @@ def _embedded(inputs: Any) -> Any:
 
 def _write_embed(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
     return orjson.dumps(array_to_json(np.ascontiguousarray(answer.embeddings)), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _build_sparse(body: TeiEmbedSparseRequest, spec: ModelSpec) -> TextRequest:
+    assert spec.text is not None
+    if spec.text.vectors != "sparse":
+        raise InvalidInput(
+            "model", "expected a model of sparse vectors, got one of another kind; post the texts to /embed or /infer"
+        )
+    texts, token_ids = texts_or_ids(_embedded(body.inputs))
+    return TextRequest(
+        texts,
+        truncate=truncation_of(body.truncate, body.truncation_direction),
+        token_ids=token_ids,
+        prompt=_prompt_of(body.prompt_name, token_ids is None, spec.text),
+        vectors=("sparse",),
+    )
+
+
+def _write_sparse(decoded: BodyRequest, answer: SparseAnswer, context: AnswerContext) -> bytes:
+    rows = list(zip(answer.indices, answer.values, strict=True))
+    return orjson.dumps(list_to_json(rows, _elements_of))
+
+
+def _elements_of(row: tuple[Array, Array]) -> list[dict[str, Any]]:
+    indices, values = row
+    # A float32 is written with the digits of its own, which those of a float64 would exceed.
+    pairs = zip(indices.tolist(), values.astype(str).tolist(), strict=True)
+    return [{"index": index, "value": float(value)} for index, value in pairs]
 
 
 def _build_predict(body: TeiPredictRequest, spec: ModelSpec) -> TextRequest | PairRequest:
@@ -279,6 +310,9 @@ def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
 
 EMBED_CODEC = TeiCodec(
     "/embed", ("embed",), TeiEmbedRequest, _build_embed, _write_embed, _EMBED, rename=_rename,
+)  # fmt: skip
+EMBED_SPARSE_CODEC = TeiCodec(
+    "/embed_sparse", ("embed",), TeiEmbedSparseRequest, _build_sparse, _write_sparse, rename=_rename,
 )  # fmt: skip
 PREDICT_CODEC = TeiCodec(
     "/predict", ("classify",), TeiPredictRequest, _build_predict, _write_predict, POLICY, rename=_rename_in_predict

@@ -7,7 +7,7 @@ import pytest
 
 from app.protocols.openai.classify import CLASSIFY_CODEC, POOLING_CODEC
 from app.protocols.openai.responses import ClassifyResponse, PoolingResponse
-from frameworks.types import ClassifyAnswer, EmbedAnswer, TextRequest
+from frameworks.types import ClassifyAnswer, EmbedAnswer, SparseAnswer, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, decode, encode
 
 ANSWER = ClassifyAnswer([[("b", 0.75), ("a", 0.25)], [("a", 0.5), ("b", 0.5)]], 9)
@@ -78,6 +78,18 @@ class TestPooling:
     @pytest.mark.parametrize("task", ["classify", "token_embed", "plugin"])
     def test_other_task_is_refused(self, task: str) -> None:
         assert_refused(POOLING_CODEC, "task", "expected", model="embed", input="a", task=task)
+
+    def test_sparse_vectors_are_written_with_zeros(self) -> None:
+        answer = SparseAnswer([np.array([3, 70], np.int32)], [np.array([0.5, 2], np.float32)], 4)
+        decoded = decode(POOLING_CODEC, model="embed-sparse", input="a", task="embed")
+        assert decoded.request == TextRequest(["a"], vectors=("sparse",))
+        [row] = encode(POOLING_CODEC, decoded, answer)["data"]
+        assert (len(row["data"]), row["data"][3], row["data"][70], sum(row["data"])) == (30_522, 0.5, 2.0, 2.5)
+
+    def test_many_zeros_are_refused(self) -> None:
+        message = "expected at most 274 texts"
+        assert_refused(POOLING_CODEC, "input", message, model="embed-sparse", input=["a"] * 275)
+        assert decode(POOLING_CODEC, model="embed-sparse", input=["a"] * 274).request is not None
 
     def test_vectors_are_written_as_asked(self) -> None:
         answer = EmbedAnswer(np.array([[0.5, -1], [2, 3]], np.float32), 9)

@@ -14,11 +14,13 @@ from extensions.clients.tei.routes import (
     TeiRanks,
     TeiRootResponse,
     TeiSimilarities,
+    TeiSparseVectors,
     TeiTokens,
     TeiVectors,
 )
 from extensions.clients.tei.texts import (
     EMBED_CODEC,
+    EMBED_SPARSE_CODEC,
     PREDICT_CODEC,
     RERANK_CODEC,
     ROOT_CODEC,
@@ -28,7 +30,7 @@ from extensions.clients.tei.texts import (
 )
 from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.text.tokens import SpansAnswer, SpansRequest
-from frameworks.types import ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, TextRequest
+from frameworks.types import ClassifyAnswer, EmbedAnswer, PairRequest, ScoreAnswer, SparseAnswer, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error, encode
 
 VECTORS = EmbedAnswer(np.array([[0.5, -1], [2, 3]], np.float32), 9)
@@ -96,6 +98,35 @@ class TestEmbed:
         error = decode_error(codec, inputs=[["a"]])
         assert isinstance(error, InvalidInput)
         assert error.field.startswith("inputs")
+
+
+class TestEmbedSparse:
+    @pytest.mark.parametrize(
+        ("fields", "request_"),
+        [
+            ({"inputs": ["a", "b"]}, TextRequest(["a", "b"], vectors=("sparse",))),
+            ({"inputs": [[1], [2]]}, TextRequest([], token_ids=[[1], [2]], vectors=("sparse",))),
+            ({"inputs": "a", "truncate": False}, TextRequest(["a"], truncate=False, vectors=("sparse",))),
+            ({"inputs": "a", "prompt_name": "query"}, TextRequest(["a"], prompt="q: ", vectors=("sparse",))),
+        ],
+    )
+    def test_body_becomes_text_request(self, fields: dict[str, object], request_: TextRequest) -> None:
+        assert decode(EMBED_SPARSE_CODEC, model="embed-sparse", **fields).request == request_
+
+    def test_response_has_elements_of_texts(self) -> None:
+        indices = [np.array([3, 70], np.int32), np.array([], np.int32)]
+        answer = SparseAnswer(indices, [np.array([0.1, 2], np.float32), np.array([], np.float32)], 4)
+        body = encode(EMBED_SPARSE_CODEC, decode(EMBED_SPARSE_CODEC, model="embed-sparse", inputs=["a", ""]), answer)
+        assert body == [[{"index": 3, "value": 0.1}, {"index": 70, "value": 2.0}], []]
+        check(TeiSparseVectors, body)
+
+    def test_dense_model_is_refused(self) -> None:
+        assert_refused(EMBED_SPARSE_CODEC, "model", "post the texts to /embed", model="embed", inputs="a")
+
+    @pytest.mark.parametrize(("field", "value"), [("inputs", []), ("inputs", [["a"]]), ("prompt_name", "passage")])
+    def test_wrong_fields_are_refused(self, field: str, value: object) -> None:
+        body = {"model": "embed-sparse", "inputs": "a", field: value}
+        assert isinstance(decode_error(EMBED_SPARSE_CODEC, **body), InvalidInput)
 
 
 @pytest.mark.parametrize("codec", [PREDICT_CODEC, ROOT_CODEC])
