@@ -295,12 +295,14 @@ class TokenBatch:
     """Tokenised texts for one run of a text model, with special tokens and without padding.
 
     `token_type_ids`: for pairs of texts 0 or 1 for each token, the text that it belongs to. None: 0 for all.
-    `attended`: how many tokens of each text the others attend to, the first ones; None: all.
+    `attended`: how many tokens of each text the others attend to, the first ones; None: all. `unpooled`: how many
+    tokens of each text the pooling leaves out, the first ones; None: none.
     """
 
     token_ids: list[list[int]]
     token_type_ids: list[list[int]] | None = None
     attended: list[int] | None = None
+    unpooled: list[int] | None = None
 
     @property
     def rows(self) -> int:
@@ -308,11 +310,12 @@ class TokenBatch:
 
     def part(self, at: int, rows: int) -> "TokenBatch":
         """Return `rows` of its texts from position `at`."""
-        types, attended = self.token_type_ids, self.attended
+        types, attended, unpooled = self.token_type_ids, self.attended, self.unpooled
         return TokenBatch(
             self.token_ids[at : at + rows],
             None if types is None else types[at : at + rows],
             None if attended is None else attended[at : at + rows],
+            None if unpooled is None else unpooled[at : at + rows],
         )
 
 

@@ -98,7 +98,9 @@ class TextService:
             token_ids = await self._tokenize_pieces(tokenizer, request)
         run.timings.decoded(started_s, time.perf_counter())
         await _count_tokens(run, token_ids)
-        rows = await _rows(run, self._submit, TokenBatch(token_ids))
+        # Given token ids have no prompt.
+        prompt = request.prompt if request.token_ids is None else ""
+        rows = await _rows(run, self._submit, tokenizer.batch_of(token_ids, prompt))
         if text.vectors == "sparse":
             size = sum(len(values) for _, values in rows)
             return await self._threads.compute(size, _sparse_of, request, rows, token_ids)

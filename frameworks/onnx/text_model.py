@@ -1,6 +1,6 @@
 """An ONNX encoder with its tokenizer: texts in, embeddings or logits out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.core.files import description_folder
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
+from frameworks.onnx.text_heads import TOKEN_INPUTS, TextHead, find_head, labels_of
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
@@ -25,34 +26,17 @@ from frameworks.types import (
     TEXT_OUTPUT,
     Array,
     Batch,
-    ModelSpec,
-    Task,
     TensorBatch,
     TensorType,
     TextSpec,
     TokenBatch,
     Value,
-    ValueSpec,
 )
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
 
 log = structlog.get_logger(__name__)
-
-_TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-
-
-@dataclass(frozen=True, slots=True)
-class _TextHead:
-    """The output that a task reads. `pools`: whether it has to be pooled over the tokens. `vectors`: the modules after
-    the pooling; None where there are none.
-    """
-
-    task: Task
-    output: str
-    pools: bool
-    vectors: VectorModules | None = None
 
 
 def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = False) -> list[BatchModel]:
@@ -67,7 +51,7 @@ def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = Fals
     config = read_text_config(folder)
     if config.answers is not None:
         raise InvalidModel(f"{folder}: LogitScore: expected a PyTorch model, got a graph; serve the original weights")
-    head = _find_head(instances[0].spec, config) if config.has_task else None
+    head = find_head(instances[0].spec, config) if config.has_task else None
     if head is None:
         log.warning(
             "tokenizer.json found, but the graph is not a text encoder: serving tensors",
@@ -75,6 +59,11 @@ def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = Fals
             architecture=config.architecture,
         )
         return [*instances]
+    if not head.pools and not config.pools_prompt:
+        raise InvalidModel(
+            f"{file}: include_prompt: expected true, as the graph itself pools all tokens, got false; "
+            "export the encoder without its pooling"
+        )
     # The output sentence_embedding of a graph has these modules within it.
     if head.pools and config.vector_modules:
         state_size = max(0, (instances[0].spec.outputs_by_name[head.output].shape or (0,))[-1])
@@ -99,7 +88,7 @@ class OnnxTextModel:
         model: OnnxModel,
         folder: Path,
         config: TextConfig,
-        head: _TextHead,
+        head: TextHead,
         padding: TextPadding,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
@@ -125,7 +114,7 @@ class OnnxTextModel:
             config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
         self.tokenizer: TextTokenizer | None = tokenizer or TextTokenizer(folder, config)
         output = model.spec.outputs_by_name[head.output]
-        labels = _labels(config, output) if head.task == "classify" else ()
+        labels = labels_of(config, output) if head.task == "classify" else ()
         embedding_size = 0 if head.task == "classify" else max(0, (output.shape or (0,))[-1])
         if head.pools:
             embedding_size *= len(self._pooling.split("+"))
@@ -216,7 +205,7 @@ class OnnxTextModel:
         tokens = self._padded(batch)
         output = self._model.run_graph({**self._feeds(tokens)}, (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
-        rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
+        rows = pool(output, tokens.pooling_mask, self._pooling) if self._head.pools else output
         if self._head.vectors is not None:
             return self._head.vectors(rows[: batch.rows])
         return rows[: batch.rows].astype(np.float32, copy=False)
@@ -243,13 +232,19 @@ class OnnxTextModel:
     def _padded(self, batch: TokenBatch) -> PaddedTokens:
         """Pad to the size that the graph needs."""
         missing: list[list[int]] = [[]] * ((self._fixed_rows or batch.rows) - batch.rows)
-        token_ids, types = batch.token_ids + missing, batch.token_type_ids
-        return pad(token_ids, self._padding.pad_token_id or 0, self._fixed_length or 0, token_type_ids=types)
+        unpooled = None if batch.unpooled is None else batch.unpooled + [0] * len(missing)
+        return pad(
+            batch.token_ids + missing,
+            self._padding.pad_token_id or 0,
+            self._fixed_length or 0,
+            token_type_ids=batch.token_type_ids,
+            unpooled=unpooled,
+        )
 
     def _feeds(self, tokens: PaddedTokens) -> dict[str, Array]:
         feeds: dict[str, Array] = {}
         for spec in self._model.spec.inputs:
-            if spec.name not in _TOKEN_INPUTS or not isinstance(spec.type, TensorType):
+            if spec.name not in TOKEN_INPUTS or not isinstance(spec.type, TensorType):
                 continue
             match spec.name:
                 case "input_ids":
@@ -263,36 +258,3 @@ class OnnxTextModel:
                     values = np.broadcast_to(np.arange(tokens.input_ids.shape[1]), tokens.input_ids.shape)
             feeds[spec.name] = np.ascontiguousarray(values, dtype=NUMPY_DTYPES[spec.type.dtype])
         return feeds
-
-
-def _find_head(spec: ModelSpec, config: TextConfig) -> _TextHead | None:
-    """Return the task that the graph serves on text, by its inputs and outputs and config.json's architecture."""
-    required = {s.name for s in spec.inputs if s.required}
-    if "input_ids" not in required or not required <= set(_TOKEN_INPUTS):
-        return None
-    if len(spec.inputs_by_name["input_ids"].shape or (-1, -1)) != 2:
-        return None
-    ranks = {s.name: len(s.shape) for s in spec.outputs if s.shape is not None}
-    if config.classifies or (ranks.get("logits") == 2 and 3 not in ranks.values()):
-        named = ["logits"] if "logits" in ranks else list(ranks)
-        logits = next((name for name in named if ranks[name] == 2), None)
-        return _TextHead("classify", logits, pools=False) if logits else None
-    # text_embeds: of CLIP's tower of texts, in the space of its images.
-    for name in ("sentence_embedding", "text_embeds"):
-        if ranks.get(name) == 2:
-            return _TextHead("embed", name, pools=False)
-    # Without sentence-transformers files BERT's own pooler defines a text's vector.
-    if config.pooling is None and ranks.get("pooler_output") == 2:
-        return _TextHead("embed", "pooler_output", pools=False)
-    # Logits of rank 3 are a language model's scores over its vocabulary, not an embedding.
-    hidden = [n for n in ("last_hidden_state", "token_embeddings") if ranks.get(n) == 3]
-    hidden += [n for n, rank in ranks.items() if rank == 3 and "logits" not in n]
-    return _TextHead("embed", hidden[0], pools=True) if hidden else None
-
-
-def _labels(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:
-    """Return config.json's labels, or LABEL_0, LABEL_1, … if the graph has another number of them."""
-    columns = (output.shape or (-1, -1))[-1]
-    if columns in (-1, len(config.labels)):
-        return config.labels
-    return tuple(f"LABEL_{i}" for i in range(columns))

@@ -8,29 +8,19 @@ Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transf
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.sentence_modules.modules import Module, read_modules
+from frameworks.text.sentence_modules.pooling_module import pools_prompt, read_pooling
 from frameworks.text.sentence_modules.sparse_pooling import KIND, SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved
 
-Pooling = Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"]
-
-# In the order in which sentence-transformers concatenates them.
-_POOLING_FLAGS: dict[str, str] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 _CLASSIFIES = "ForSequenceClassification"
 GENERATES = ("ForCausalLM", "LMHeadModel")
 """Ends of the architectures that generate text."""
@@ -56,7 +46,7 @@ _LARGEST_EMBEDDING = 65_536
 class TextConfig:
     """The text settings of a model's folder. `pooling`: modes joined by "+"; None where undefined.
 
-    `prompt`: prefix of every text.
+    `prompt`: prefix of every text. `pools_prompt`: its tokens are pooled too.
 
     `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
     whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
@@ -97,6 +87,7 @@ class TextConfig:
     max_positions: int = 0
     vector_modules: tuple[Module, ...] = ()
     static: Module | None = None
+    pools_prompt: bool = True
 
     @property
     def classifies(self) -> bool:
@@ -158,14 +149,15 @@ def read_text_config(folder: Path) -> TextConfig:
     refuse_unserved(folder, modules, sentence, sentence_file)
     if late is not None and late.document_length is not None:
         sentence = sentence | {"max_seq_length": late.document_length}
-    pooling = next((_pooling(module) for module in modules if module.kind == "Pooling"), None)
+    pooling = next((module for module in modules if module.kind == "Pooling"), None)
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
     problem = config.get("problem_type")
     found = TextConfig(
         max_tokens=_max_tokens(config, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
-        pooling=pooling,
+        pooling=None if pooling is None else read_pooling(pooling),
+        pools_prompt=pooling is None or pools_prompt(pooling),
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
         normalize=modules[-1].kind == "Normalize" if modules and late is None else True,
         vector_modules=_vector_modules(modules) if late is None else (),
@@ -251,24 +243,6 @@ def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
         raise InvalidModel(
             f"{folder}: modality_config: expected text, got message; texts in a chat template are not served"
         )
-
-
-def _pooling(module: Module) -> str:
-    """Return the modes of a pooling, joined by "+"."""
-    file, config = module.config_file, module.config
-    if not config:
-        raise InvalidModel(f"{file}: absent or empty; modules.json names it as the configuration of the pooling")
-    modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
-    wanted = modes if isinstance(modes, list) else [modes]
-    served = [mode for mode in wanted if isinstance(mode, str) and mode in _POOLING_FLAGS.values()]
-    if not 0 < len(served) == len(wanted) <= len(_POOLING_FLAGS):
-        raise InvalidModel(
-            f"{file}: pooling {' + '.join(map(str, wanted))[:100]} is not served; "
-            f"{', '.join(_POOLING_FLAGS.values())} are"
-        )
-    if config.get("include_prompt") is False:
-        raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
-    return "+".join(served)
 
 
 def _prompt(file: Path) -> str:

@@ -9,7 +9,7 @@ def pool(hidden: Array, attention_mask: Array, pooling: str) -> Array:
     """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, modes x size].
 
     `pooling`: a mode of sentence-transformers' Pooling module, or several, joined by "+". The vectors of several
-    modes are concatenated. The last token of a text without tokens is zeros.
+    modes are concatenated. The last token of a text without tokens is zeros. `attention_mask`: 1 on the tokens to pool.
     """
     hidden = hidden.astype(np.float32, copy=False)
     pooled = [_pool_by(mode, hidden, attention_mask) for mode in pooling.split("+")]
@@ -19,8 +19,8 @@ def pool(hidden: Array, attention_mask: Array, pooling: str) -> Array:
 def _pool_by(mode: str, hidden: Array, attention_mask: Array) -> Array:
     match mode:
         case "cls":
-            first: Array = hidden[:, 0]
-            return np.ascontiguousarray(first)
+            first: Array = hidden[np.arange(len(hidden)), attention_mask.argmax(axis=1)]
+            return first
         case "max":
             # Not -inf: it would remain for a text without tokens, and normalising it gives NaN.
             highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)

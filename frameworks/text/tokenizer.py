@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, normalizers, processors
+from tokenizers import Encoding
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.text.config import TextConfig
-from frameworks.text.late_interaction import register_markers
+from frameworks.text.tokenizer_file import read_tokenizer
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.types import Array, TokenBatch, Truncation
 
@@ -38,29 +38,7 @@ class TextTokenizer:
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise InvalidModel(
-                f"{file}: absent; a text model needs it beside its weights "
-                "(transformers writes it with AutoTokenizer.from_pretrained(…).save_pretrained(folder))"
-            )
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidModel(f"{file}: not a tokenizer: {error}") from error
-        # The file may contain the padding and truncation of the training; here only the model's limit applies.
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        config.tokenizer_settings.apply(self._tokenizer)
-        if config.late is not None:
-            register_markers(self._tokenizer, config.late)
-        if config.static is not None:
-            # Static embeddings are the mean of a text's own tokens.
-            self._tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
-        if config.lower_case:
-            # In the tokenizer, as in sentence-transformers: it applies to the prompt too, and keeps [MASK] in a text.
-            steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
-            self._tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+        self._tokenizer = read_tokenizer(folder, config)
         special = self._tokenizer.num_special_tokens_to_add(False)
         if config.max_tokens <= special:
             raise InvalidModel(
@@ -74,6 +52,8 @@ class TextTokenizer:
         self._num_before, self._num_after = count_special_tokens(self._tokenizer)
         special_ids = self._tokenizer.encode("").ids
         self._start, self._end = special_ids[: self._num_before], special_ids[self._num_before :]
+        prompts = () if config.pools_prompt else {"", config.prompt, *config.prompts.values()}
+        self._prompt_tokens = {prompt: self._count_prompt_tokens(prompt) for prompt in prompts}
 
     @property
     def vocabulary_size(self) -> int:
@@ -112,6 +92,15 @@ class TextTokenizer:
         if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS:
             return None
         return self.tokenize(texts, truncate, prompt=prompt)
+
+    def batch_of(self, token_ids: list[list[int]], prompt: str | None = None) -> TokenBatch:
+        """Return the batch of texts that were read with this prompt; None: the prompt of the model's files."""
+        if self._config.pools_prompt:
+            return TokenBatch(token_ids)
+        prompt = self._config.prompt if prompt is None else prompt
+        known = self._prompt_tokens.get(prompt)
+        number = self._count_prompt_tokens(prompt) if known is None else known
+        return TokenBatch(token_ids, unpooled=[number] * len(token_ids))
 
     def read_ids(self, token_ids: Sequence[list[int]], truncate: Truncation) -> list[list[int]]:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
@@ -219,6 +208,15 @@ class TextTokenizer:
         """Return the text of token ids without special tokens. Raises InvalidInput as `token_strings`."""
         self.token_strings(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _count_prompt_tokens(self, prompt: str) -> int:
+        """Return the tokens of a prompt alone, without one special token at its end, as sentence-transformers."""
+        if not prompt:
+            return 0
+        [ids] = self.tokenize([prompt], truncate=True, prompt="")
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {*self._start, *self._end, *(each for each, token in added.items() if token.special)}
+        return len(ids) - (bool(ids) and ids[-1] in special)
 
     def _keeps_end(self, truncate: Truncation) -> bool:
         """Return whether the end of a long text is kept, not its beginning."""

@@ -122,7 +122,13 @@ class EncoderModel(DeviceModel):
         # The copies from pinned memory are complete when the result arrives.
         with pinned_arrays(self._pool) as empty:
             types = batch.token_type_ids if self._reads_token_types else None
-            tokens = pad(batch.token_ids, self._padding.pad_token_id or 0, empty=empty, token_type_ids=types)
+            tokens = pad(
+                batch.token_ids,
+                self._padding.pad_token_id or 0,
+                empty=empty,
+                token_type_ids=types,
+                unpooled=batch.unpooled,
+            )
             return self._computed(model, tokens)
 
     def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
@@ -136,12 +142,15 @@ class EncoderModel(DeviceModel):
                 own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
                 types["token_type_ids"] = own
             output = model(input_ids=input_ids, attention_mask=mask, **types)
+            if tokens.unpooled is not None:
+                mask = torch.from_numpy(tokens.pooling_mask).to(self._device)
             rows: Array = self._rows(output, mask).float().cpu().numpy()
         return rows if self._vectors is None else self._vectors(rows)
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        """Return one row per text from the model's output; `pooler` and `logits` are the model's own, the others
-        those of sentence-transformers' Pooling.
+        """Return one row per text from the model's output. `mask`: of the tokens to pool.
+
+        `pooler` and `logits` are the model's own, the others those of sentence-transformers' Pooling.
         """
         if self._pooling == "logits":
             logits: torch.Tensor = output.logits
@@ -157,7 +166,7 @@ class EncoderModel(DeviceModel):
 def _pool_by(mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Pool the hidden states [texts, longest, size] by a mode, as `frameworks.text.pooling.pool`."""
     if mode == "cls":
-        return hidden[:, 0]
+        return hidden[torch.arange(len(hidden), device=mask.device), mask.argmax(dim=1)]
     if mode == "max":
         # The lowest number is beyond f16.
         return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)

@@ -263,13 +263,16 @@ def _part_of_items(batch: TaskBatch, position: int) -> Part:
 def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
     """Merge texts. Beside pairs of texts, the tokens of single texts have type 0."""
     token_ids = list(chain.from_iterable(batch.token_ids for batch in batches))
-    attended = None
+    attended = unpooled = types = None
     if any(batch.attended is not None for batch in batches):
         attended = [n for batch in batches for n in batch.attended or map(len, batch.token_ids)]
-    if all(batch.token_type_ids is None for batch in batches):
-        return TokenBatch(token_ids, attended=attended)
-    types = (batch.token_type_ids or [[0] * len(ids) for ids in batch.token_ids] for batch in batches)
-    return TokenBatch(token_ids, list(chain.from_iterable(types)), attended)
+    if any(batch.unpooled is not None for batch in batches):
+        unpooled = [n for batch in batches for n in batch.unpooled or [0] * batch.rows]
+    if any(batch.token_type_ids is not None for batch in batches):
+        types = [
+            row for batch in batches for row in batch.token_type_ids or [[0] * len(ids) for ids in batch.token_ids]
+        ]
+    return TokenBatch(token_ids, types, attended, unpooled)
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:

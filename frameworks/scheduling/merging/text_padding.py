@@ -57,10 +57,11 @@ def run_by_length(batch: TokenBatch, run: Run) -> Array:
 
 
 def _texts_at(batch: TokenBatch, positions: Array) -> TokenBatch:
-    types, attended = batch.token_type_ids, batch.attended
+    types, attended, unpooled = batch.token_type_ids, batch.attended, batch.unpooled
     at = positions.tolist()
     return TokenBatch(
         [batch.token_ids[i] for i in at],
         None if types is None else [types[i] for i in at],
         None if attended is None else [attended[i] for i in at],
+        None if unpooled is None else [unpooled[i] for i in at],
     )

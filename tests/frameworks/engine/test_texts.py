@@ -88,6 +88,16 @@ async def test_prompt_of_request_is_before_texts(harness: Harness, num_texts: in
     await harness.service.answer(harness.run, TextRequest(texts, prompt="the "))
     [batch] = harness.batches
     assert batch.token_ids == harness.tokenizer.tokenize(["the cat sat"] * num_texts, truncate=True)
+    assert batch.unpooled is None
+
+
+@in_loop
+async def test_prompt_of_request_is_not_pooled(harness: Harness, tmp_path: Path) -> None:
+    config = replace(harness.tokenizer._config, pools_prompt=False)
+    harness.service._model.tokenizer = TextTokenizer(tmp_path, config)  # type: ignore[misc]
+    for prompt, number in (("the ", 2), ("", 0), (None, 0)):
+        await harness.service.answer(harness.run, TextRequest(["cat sat"], prompt=prompt))
+        assert harness.batches.pop().unpooled == [number]
 
 
 @in_loop

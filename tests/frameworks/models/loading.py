@@ -14,7 +14,8 @@ from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
-from frameworks.types import TEXT_OUTPUT, Array, Batch, TokenBatch, Value
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import TEXT_OUTPUT, Array, Batch, Value
 from tests.support.fake_probe import FakeProbe
 
 if TYPE_CHECKING:
@@ -102,10 +103,11 @@ def listed(value: Value) -> Any:
     return value.tolist()
 
 
-def rows_of(model: BatchModel, texts: list[str]) -> Array:
-    """Return the raw rows of texts in one batch, not normalised."""
-    assert model.tokenizer is not None
-    rows = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
+def rows_of(model: BatchModel, texts: list[str], prompt: str | None = None) -> Array:
+    """Return the raw rows of texts in one batch, not normalised. `prompt`: None for that of the model's files."""
+    assert isinstance(model.tokenizer, TextTokenizer)
+    token_ids = model.tokenizer.tokenize(texts, truncate=True, prompt=prompt)
+    rows = model.infer(model.tokenizer.batch_of(token_ids, prompt))[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.text.config import Pooling
 from frameworks.text.padding import pad
 from frameworks.text.pooling import normalize_rows, pool, scores
+from frameworks.text.sentence_modules.pooling_module import Pooling
 from frameworks.types import Array
 
 
@@ -46,7 +46,7 @@ def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:
         tokens = states[row_mask]
         match pooling:
             case "cls":
-                rows.append(states[0])
+                rows.append(tokens[0] if len(tokens) else states[0])
             case "mean":
                 rows.append(tokens.mean(dim=0) if len(tokens) else torch.zeros(states.shape[1]))
             case "mean_sqrt_len_tokens":

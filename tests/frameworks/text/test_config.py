@@ -239,10 +239,13 @@ class TestSentenceTransformers:
         with pytest.raises(InvalidModel, match=r'config_sentence_transformers\.json: .*"query" is not one of prompts'):
             read_text_config(tmp_path)
 
-    def test_pooling_without_prompt_is_refused(self, tmp_path: Path) -> None:
+    def test_pooling_without_prompt_is_read(self, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, prompt="query: ")
-        change_json(tmp_path / "1_Pooling" / "config.json", include_prompt=False)
-        with pytest.raises(InvalidModel, match="include_prompt = false is not served"):
+        for value, pools_prompt in ((False, False), (True, True), (None, True)):
+            change_json(tmp_path / "1_Pooling" / "config.json", include_prompt=value)
+            assert read_text_config(tmp_path).pools_prompt is pools_prompt
+        change_json(tmp_path / "1_Pooling" / "config.json", include_prompt="no")
+        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: include_prompt: expected true or false"):
             read_text_config(tmp_path)
 
     def test_lower_case_is_read(self, tmp_path: Path) -> None:
