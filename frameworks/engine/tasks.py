@@ -94,9 +94,16 @@ class TaskService:
             groups.setdefault(position if item.shape is None else (item.shape,), []).append(position)
         permit = run.permit
         batches = [TaskBatch([items[position] for position in group]) for group in groups.values()]
-        results = await asyncio.gather(
-            *(self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant) for batch in batches)
-        )
+        runs = [
+            asyncio.ensure_future(self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant))
+            for batch in batches
+        ]
+        try:
+            results = await asyncio.gather(*runs)
+        finally:
+            # After an error the other outputs are not read.
+            for each in runs:
+                each.cancel()
         outputs: list[Any] = [None] * len(items)
         for group, result in zip(groups.values(), results, strict=True):
             rows = result[TASK_OUTPUT]

@@ -302,7 +302,7 @@ def _finished(
 
 
 def _sparse_of(request: TextRequest, rows: Array, token_ids: list[list[int]]) -> SparseAnswer:
-    """Keep the elements that the options of the request select. `rows`: an object array [texts] of (indices, values)."""
+    """Keep the elements that the request asks for. `rows`: an object array [texts] of (indices, values)."""
     kept = []
     for row in rows:
         indices, values = row if request.min_value == 0 else _above(row[0], row[1], request.min_value)

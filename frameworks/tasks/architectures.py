@@ -4,7 +4,7 @@ from pathlib import Path
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
-from frameworks.tasks.table import NOT_SERVED, TASKS
+from frameworks.tasks.table import TASKS
 
 _BY_SUFFIX: dict[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text-classification", "zero-shot-classification"),
@@ -109,8 +109,27 @@ OTHER_NAMES = {
     "ner": "token-classification",
 }
 """Names that the hub has for tasks: other ones for those of the server."""
-SERVED = f"the tasks served are {', '.join(sorted(TASKS.keys() - NOT_SERVED))}, and text-generation"
+SERVED = f"the tasks served are {', '.join(sorted(TASKS))}, and text-generation"
 """For the error of a class that no task serves."""
+_NEEDS_TORCHVISION = (
+    "transformers prepares its images with torchvision only, which the server does not use; serve a SamModel or "
+    "SamHQModel, as of facebook/sam-vit-base"
+)
+NOT_SERVED: dict[str, str] = dict.fromkeys(
+    (
+        "EdgeTamModel",
+        "EdgeTamVideoModel",
+        "Sam2Model",
+        "Sam2VideoModel",
+        "Sam3LiteTextModel",
+        "Sam3Model",
+        "Sam3TrackerModel",
+        "Sam3TrackerVideoModel",
+        "Sam3VideoModel",
+    ),
+    _NEEDS_TORCHVISION,
+)
+"""Classes that are refused by name at load, with the reason."""
 # They embed images and texts unless the entry names the task.
 _TWO_TOWERS = frozenset({"CLIPModel", "SiglipModel"})
 
@@ -128,6 +147,8 @@ def find_task(folder: Path, named: str | None) -> str | None:
     it.
     """
     architecture = architecture_of(folder)
+    if architecture in NOT_SERVED:
+        raise InvalidModel(f"{folder}: {architecture}: {NOT_SERVED[architecture]}")
     served = [OTHER_NAMES.get(task, task) for task in tasks_of(architecture)]
     if named is None:
         is_embedder = architecture in _TWO_TOWERS or (folder / "modules.json").is_file()
@@ -142,6 +163,4 @@ def find_task(folder: Path, named: str | None) -> str | None:
                 f"{folder}: task: expected a task of {architecture or 'a class, but config.json names none'}, which "
                 f'are: {able}; got "{named}"; correct it or remove it'
             )
-    if task in NOT_SERVED:
-        raise InvalidModel(f"{folder}: {architecture}: its task, {task}, is not served; {SERVED}")
     return task

@@ -15,6 +15,8 @@ MAX_ANSWERS = 100
 MAX_ANSWER_TOKENS = 512
 MAX_TEMPLATE_CHARACTERS = 1000
 """A template is tokenized once for each label."""
+MAX_PROMPT_VALUES = 4096
+"""Numbers and lists of the points of all objects of an image."""
 MAX_DELIMITER_CHARACTERS = 100
 """A delimiter is repeated between all words."""
 
@@ -44,6 +46,10 @@ def _choice(name: str, description: str, choices: tuple[str, ...], default: str 
 
 def _strings(name: str, description: str, default: Any = None, *, least: int = 0) -> TaskParameter:
     return TaskParameter(name, "strings", default, least, MAX_RESULTS, description=description)
+
+
+def _numbers(name: str, description: str) -> TaskParameter:
+    return TaskParameter(name, "numbers", None, 1, MAX_PROMPT_VALUES, description=description)
 
 
 def _top_k(default: int | None, description: str = "Number of results, the most likely first.") -> TaskParameter:
@@ -217,11 +223,13 @@ _IMAGE_TASKS = (
             _share("stability_score_thresh", "Lowest stability of a mask.", 0.95),
             _number("stability_score_offset", "Change of the threshold that measures stability.", 1.0, 0.0, 100.0),
             _number("mask_threshold", "Lowest logit of a pixel of a mask.", 0.0, -100.0, 100.0),
-            _number("max_hole_area", "Pixels of the largest hole that is filled.", None, 0.0, 1e9),
-            _number("max_sprinkle_area", "Pixels of the largest speck that is removed.", None, 0.0, 1e9),
             _share("crops_nms_thresh", "Overlap above which the lesser of two masks is dropped.", 0.7),
             _boolean("output_rle_mask", "Whether masks are also returned as run lengths.", False),
             _boolean("output_bboxes_mask", "Whether the boxes of masks are returned.", False),
+            _numbers("input_points", "Points [x, y] in pixels, a list of them for each object."),
+            _numbers("input_labels", "Label of each point: 1 is in the object, 0 is not; all 1 by default."),
+            _numbers("input_boxes", "Boxes [left, top, right, bottom] in pixels, one for each object."),
+            _boolean("multimask_output", "Whether an object of points or a box has three masks, or one.", True),
         ),
         required=("image",),
     ),
@@ -265,9 +273,6 @@ _SOUND_AND_VIDEO_TASKS = (
         has_labels=True,
     ),
 )
-
-NOT_SERVED = frozenset({"mask-generation"})
-"""Tasks that are described, and refused by name at load: their pipeline runs the model while it prepares an input."""
 
 TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (*_TEXT_TASKS, *_IMAGE_TASKS, *_SOUND_AND_VIDEO_TASKS)}
 """By the name of the task in transformers."""

@@ -31,8 +31,8 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.images import ImageSettings
-from frameworks.tasks.architectures import _BY_NAME, _BY_SUFFIX, OTHER_NAMES
-from frameworks.tasks.table import NOT_SERVED, TASKS
+from frameworks.tasks.architectures import _BY_NAME, _BY_SUFFIX, NOT_SERVED, OTHER_NAMES
+from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import TaskParameter
 from memory.sizes import format_size, parse_size
 from tests.manual.scrape import metric_families
@@ -177,10 +177,10 @@ def tasks() -> str:
     """Return the table of the tasks that are served, with their inputs, parameters and classes."""
     ends: dict[str, list[str]] = {}
     for end, named in (*_BY_SUFFIX.items(), *_BY_NAME.items()):
-        for each in named:
+        for each in named if end not in NOT_SERVED else ():
             ends.setdefault(each, []).append(end if end in _BY_NAME else f"…{end}")
     rows = []
-    for name in sorted(TASKS.keys() - NOT_SERVED - OTHER_NAMES.keys()):
+    for name in sorted(TASKS.keys() - OTHER_NAMES.keys()):
         task = TASKS[name]
         fields = ", ".join(_code(each) for each in task.reads)
         parameters = ", ".join(_parameter(each) for each in task.parameters)
@@ -190,7 +190,8 @@ def tasks() -> str:
 
 def _parameter(parameter: TaskParameter) -> str:
     default = "required" if parameter.required else json.dumps(parameter.default, ensure_ascii=False)
-    return f"`{parameter.name}` ({'the model decides' if default == 'null' else default})"
+    absent = "none" if parameter.type == "numbers" else "the model decides"
+    return f"`{parameter.name}` ({absent if default == 'null' else default})"
 
 
 def figures() -> str:

@@ -85,6 +85,7 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
     "object-detection": _pictures(),
     "image-segmentation": _pictures(),
     "depth-estimation": _pictures(),
+    "mask-generation": _pictures(points_per_crop=2, pred_iou_thresh=0.0, stability_score_thresh=0.0),
     "zero-shot-image-classification": _pictures(**_LABELS),
     "zero-shot-object-detection": _pictures(**_LABELS),
     "audio-classification": (Example({"audio": _sound(1.0)}), Example({"audio": _sound(1.7)})),

@@ -131,6 +131,10 @@ def with_task(instances: Sequence[BatchModel], entry: OnnxModelEntry, folder: Pa
     task = find_task(folder, entry.task)
     if task is None:
         return None
+    if task == "mask-generation":
+        raise InvalidModel(
+            f"{folder}: expected weights of transformers for {task}, got a graph; serve the folder of those"
+        )
     config = AutoConfig.from_pretrained(str(folder), **LOAD_OPTIONS)
     # A pipeline looks up the name of the class.
     module_class = type(architecture_of(folder), (GraphModule,), {})

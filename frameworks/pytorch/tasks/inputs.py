@@ -8,6 +8,7 @@ from PIL import Image
 from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import check_header, decode_rgb
 from frameworks.media.audio import decode_audio
+from frameworks.tasks.mask_prompts import check_prompts
 
 Input = dict[str, Any]
 Parameters = dict[str, Any]
@@ -68,12 +69,20 @@ def _two_pictures(_: Any, given: Input, __: Parameters) -> list[Image.Image]:
     return [_picture(data, f"image[{number}]") for number, data in enumerate(given["image"])]
 
 
+def _picture_and_prompts(_: Any, given: Input, parameters: Parameters) -> Image.Image:
+    """Return the picture; write its points and boxes into the parameters as the processor of the model reads them."""
+    picture = _picture(given["image"])
+    parameters |= check_prompts(parameters, picture.width, picture.height)
+    return picture
+
+
 _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
     "fill-mask": _masked_text,
     "question-answering": _question_and_context,
     "document-question-answering": _question_and_document,
     "zero-shot-object-detection": _image_and_labels,
     "keypoint-matching": _two_pictures,
+    "mask-generation": _picture_and_prompts,
     "table-question-answering": _query_and_table,
     "audio-classification": _samples,
     "zero-shot-audio-classification": _samples,

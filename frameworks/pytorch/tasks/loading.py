@@ -86,6 +86,10 @@ def _implementation(task: str) -> Any:
         from frameworks.pytorch.tasks.video_classification import VideoClassification
 
         return VideoClassification
+    if task == "mask-generation":
+        from frameworks.pytorch.tasks.mask_generation import MaskGeneration
+
+        return MaskGeneration
     _, described, _ = PIPELINE_REGISTRY.check_task(task)
     return _resolve_impl(described["impl"])
 

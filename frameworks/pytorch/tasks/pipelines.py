@@ -138,6 +138,8 @@ class RunnablePipeline:
     def _item(self, row: Any, forward_parameters: dict[str, Any], labels: str) -> TaskItem:
         tensors = dict(_tensors(row))
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        if isinstance(row, dict):
+            nbytes += row.get("shared_bytes", 0)
         sequence = next((tensors[name] for name in _SEQUENCES if name in tensors), None)
         length = 0
         if sequence is not None and sequence.ndim > 1:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from transformers.pipelines import SUPPORTED_TASKS
 
+from frameworks.pytorch.tasks.mask_generation import MaskGeneration
 from frameworks.pytorch.tasks.question_answering import QuestionAnsweringPipeline
 from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.table import TASKS
@@ -27,6 +28,8 @@ PARAMETERS = [(spec, parameter) for spec in TASKS.values() for parameter in spec
 def _pipeline_of(task: str) -> Any:
     if task == "question-answering":
         return QuestionAnsweringPipeline
+    if task == "mask-generation":
+        return MaskGeneration
     module, _, name = SUPPORTED_TASKS[task]["impl"].rpartition(".")
     return getattr(import_module(module), name)
 
@@ -52,6 +55,8 @@ def _value(parameter: TaskParameter) -> Any:
             return parameter.choices[-1] if parameter.choices else "-"
         case "template":
             return "about {}"
+        case "numbers":
+            return [[1, 2]]
     return ["one", "two"]
 
 

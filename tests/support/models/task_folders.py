@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests.support.models.tasks.making import make
 from tests.support.models.text_files import VOCABULARY_SIZE, write_json, write_tokenizer
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC")
@@ -147,7 +148,7 @@ def _tapas(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "TapasTokenizer", "model_max_length": 128})
 
 
-_MAKERS: dict[str, Callable[[Path], None]] = {
+_MAKERS: dict[str, Callable[[Path], object]] = {
     "token-classification": lambda folder: _bert(folder, "TokenClassification"),
     "fill-mask": lambda folder: _bert(folder, "MaskedLM"),
     "question-answering": lambda folder: _bert(folder, "QuestionAnswering", ("start", "end")),
@@ -164,6 +165,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "audio-classification": _wav2vec2,
     "video-classification": _videomae,
     "keypoint-matching": _lightglue,
+    "mask-generation": lambda folder: make("mask-generation", "sam", folder),
 }
 TASKS = tuple(_MAKERS)
 """The tasks for which there is a model."""

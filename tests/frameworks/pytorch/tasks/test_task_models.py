@@ -12,6 +12,7 @@ from PIL import Image
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.media.audio import decode_audio
 from frameworks.pytorch.tasks.model import TaskModel
+from frameworks.tasks.architectures import NOT_SERVED
 from frameworks.tasks.types import TaskItem
 from frameworks.types import TASK_OUTPUT, TaskBatch, TensorBatch
 from tests.frameworks.models.loading import load_torch_model
@@ -198,10 +199,12 @@ def test_parameter_refused_by_pipeline_is_invalid_input(folders: Path) -> None:
         model.pipeline.prepare({"text": "cat"}, {"stride": 10_000, "aggregation_strategy": "simple"})
 
 
-def test_class_whose_task_is_not_served_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", {"architectures": ["SamModel"], "model_type": "sam"})
-    with pytest.raises(InvalidModel, match="SamModel: its task, mask-generation, is not served; the tasks served are"):
-        load_torch_model(tmp_path)
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_class_that_is_not_served_is_refused(tmp_path: Path, name: str) -> None:
+    write_json(tmp_path / "config.json", {"architectures": [name], "model_type": "sam2"})
+    for task in (None, "mask-generation", "feature-extraction"):
+        with pytest.raises(InvalidModel, match=f"{name}: .*torchvision.*serve a SamModel"):
+            load_torch_model(tmp_path, task=task)
 
 
 def test_tensors_for_task_model_are_refused(folders: Path) -> None:

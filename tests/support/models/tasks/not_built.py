@@ -39,6 +39,6 @@ NOT_BUILT: dict[tuple[str, str], str] = _PAIRS | {
 """Task and model type to the reason."""
 WITHOUT_PIPELINE = {
     "question-answering": "transformers has no pipeline of it any more",
-    "mask-generation": "the masks of a whole picture need torchvision; those of points and boxes do not",
+    "mask-generation": "its last step needs torchvision; that of the server does not",
 }
 """Tasks whose folders run by their class and processor."""
