@@ -1,7 +1,9 @@
 """Find the output of a graph that a task reads, and the labels of its columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from frameworks.core.errors import InvalidModel
 from frameworks.text.config import TextConfig
 from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.types import ModelSpec, Task, ValueSpec
@@ -12,14 +14,15 @@ TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 @dataclass(frozen=True, slots=True)
 class TextHead:
-    """The output that a task reads. `pools`: whether it has to be pooled over the tokens. `vectors`: the modules after
-    the pooling; None where there are none.
+    """The output that a task reads. `pools`: whether it has to be pooled over the tokens. `tokens`: the modules before
+    the pooling, `vectors`: those after it; None where there are none.
     """
 
     task: Task
     output: str
     pools: bool
     vectors: VectorModules | None = None
+    tokens: VectorModules | None = None
 
 
 def find_head(spec: ModelSpec, config: TextConfig) -> TextHead | None:
@@ -45,6 +48,34 @@ def find_head(spec: ModelSpec, config: TextConfig) -> TextHead | None:
     hidden = [n for n in ("last_hidden_state", "token_embeddings") if ranks.get(n) == 3]
     hidden += [n for n, rank in ranks.items() if rank == 3 and "logits" not in n]
     return TextHead("embed", hidden[0], pools=True) if hidden else None
+
+
+def with_modules(head: TextHead, spec: ModelSpec, config: TextConfig, file: Path, allow_pickled: bool) -> TextHead:
+    """Return the head with the modules around its pooling. `file`: of the graph.
+
+    Raises InvalidModel for modules that read more than a graph gives.
+    """
+    if not head.pools:
+        if not config.pools_prompt:
+            raise InvalidModel(
+                f"{file}: include_prompt: expected true, as the graph itself pools all tokens, got false; "
+                "export the encoder without its pooling"
+            )
+        # The output sentence_embedding of a graph has the modules within it.
+        return head
+    size = max(0, (spec.outputs_by_name[head.output].shape or (0,))[-1])
+    if config.token_modules:
+        unserved = [module.kind for module in config.token_modules if module.kind not in ("Dense", "Normalize")]
+        if unserved:
+            raise InvalidModel(
+                f"{file}: {unserved[0]}: expected a PyTorch model, got a graph; serve the original weights with PyTorch"
+            )
+        tokens = VectorModules(config.token_modules, size, allow_pickled)
+        head, size = replace(head, tokens=tokens), tokens.size
+    if config.vector_modules:
+        size *= len((config.pooling or "mean").split("+"))
+        head = replace(head, vectors=VectorModules(config.vector_modules, size, allow_pickled))
+    return head
 
 
 def labels_of(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:

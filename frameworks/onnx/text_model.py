@@ -11,7 +11,7 @@ from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.core.files import description_folder
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.positions import find_usable_positions
-from frameworks.onnx.text_heads import TOKEN_INPUTS, TextHead, find_head, labels_of
+from frameworks.onnx.text_heads import TOKEN_INPUTS, TextHead, find_head, labels_of, with_modules
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
@@ -19,7 +19,6 @@ from frameworks.text.config import TextConfig, read_text_config
 from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
-from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -59,16 +58,7 @@ def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = Fals
             architecture=config.architecture,
         )
         return [*instances]
-    if not head.pools and not config.pools_prompt:
-        raise InvalidModel(
-            f"{file}: include_prompt: expected true, as the graph itself pools all tokens, got false; "
-            "export the encoder without its pooling"
-        )
-    # The output sentence_embedding of a graph has these modules within it.
-    if head.pools and config.vector_modules:
-        state_size = max(0, (instances[0].spec.outputs_by_name[head.output].shape or (0,))[-1])
-        size = state_size * len((config.pooling or "mean").split("+"))
-        head = replace(head, vectors=VectorModules(config.vector_modules, size, allow_pickled))
+    head = with_modules(head, instances[0].spec, config, file, allow_pickled)
     padding = TextPadding(config.pad_token_id)
     first = OnnxTextModel(instances[0], folder, config, head, padding)
     usable = first.usable_positions(file)
@@ -116,6 +106,8 @@ class OnnxTextModel:
         output = model.spec.outputs_by_name[head.output]
         labels = labels_of(config, output) if head.task == "classify" else ()
         embedding_size = 0 if head.task == "classify" else max(0, (output.shape or (0,))[-1])
+        if head.tokens is not None:
+            embedding_size = head.tokens.size
         if head.pools:
             embedding_size *= len(self._pooling.split("+"))
         if head.vectors is not None:
@@ -205,6 +197,9 @@ class OnnxTextModel:
         tokens = self._padded(batch)
         output = self._model.run_graph({**self._feeds(tokens)}, (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
+        if self._head.tokens is not None:
+            states = self._head.tokens(output.reshape(-1, output.shape[-1]))
+            output = states.reshape(*output.shape[:2], -1)
         rows = pool(output, tokens.pooling_mask, self._pooling) if self._head.pools else output
         if self._head.vectors is not None:
             return self._head.vectors(rows[: batch.rows])

@@ -5,7 +5,7 @@ Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transf
 `tokenizer.json` for the limit where the others state none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from frameworks.core.files import read_json
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.sentence_modules.modules import Module, read_modules
+from frameworks.text.sentence_modules.order import SERVED, Order, read_order
 from frameworks.text.sentence_modules.pooling_module import pools_prompt, read_pooling
-from frameworks.text.sentence_modules.sparse_pooling import KIND, SparsePooling, read_sparse_pooling
+from frameworks.text.sentence_modules.sparse_pooling import SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 from frameworks.text.unserved_settings import refuse_unserved
@@ -27,12 +28,8 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)
-_ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "MLMTransformer")
 # sentence-transformers bounds no text of static embeddings; a server does.
 _MAX_STATIC_TOKENS = 65_536
-_MODULES_SERVED = (*_ENCODERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore", KIND)
-# Those that read the vector of a pooling.
-_AFTER_POOLING = ("Dense", "LayerNorm")
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
@@ -57,8 +54,8 @@ class TextConfig:
     `late`: of a model of late interaction. `sparse`: of a model of sparse vectors.
     `max_positions`: of its encoder; 0 where unknown.
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
-    an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `static`: the module that
-    has a row for each token, instead of an encoder.
+    an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `token_modules`: those
+    between the encoder and the pooling. `static`: the module that has a row for each token, instead of an encoder.
     """
 
     max_tokens: int
@@ -88,6 +85,7 @@ class TextConfig:
     vector_modules: tuple[Module, ...] = ()
     static: Module | None = None
     pools_prompt: bool = True
+    token_modules: tuple[Module, ...] = ()
 
     @property
     def classifies(self) -> bool:
@@ -131,16 +129,14 @@ def read_text_config(folder: Path) -> TextConfig:
     encoder = transformer_folder(folder)
     config = read_json(encoder / "config.json")
     late = read_late_interaction(folder, modules, config)
-    served = _MODULES_SERVED if late is None else (*_MODULES_SERVED, *PROJECTIONS)
+    served = SERVED if late is None else (*SERVED, *PROJECTIONS)
     unserved = [module.kind for module in modules if module.kind not in served]
     if unserved:
         raise InvalidModel(
-            f"{folder / 'modules.json'}: module {unserved[0]} is not served; "
-            f"the modules served are {', '.join(_MODULES_SERVED)}"
+            f"{folder / 'modules.json'}: module {unserved[0]} is not served; the modules served are {', '.join(SERVED)}"
         )
     modules = tuple(module for module in modules if module.kind != "Dropout")
-    if late is None:
-        _check_order(folder, modules)
+    order = read_order(folder, modules) if late is None else Order()
     tokenizer = read_json(encoder / "tokenizer_config.json")
     truncation = _truncation_of(encoder)
     sentence_file = _sentence_file(encoder)
@@ -149,7 +145,7 @@ def read_text_config(folder: Path) -> TextConfig:
     refuse_unserved(folder, modules, sentence, sentence_file)
     if late is not None and late.document_length is not None:
         sentence = sentence | {"max_seq_length": late.document_length}
-    pooling = next((module for module in modules if module.kind == "Pooling"), None)
+    pooling = order.pooling
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
     problem = config.get("problem_type")
@@ -159,8 +155,9 @@ def read_text_config(folder: Path) -> TextConfig:
         pooling=None if pooling is None else read_pooling(pooling),
         pools_prompt=pooling is None or pools_prompt(pooling),
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
-        normalize=modules[-1].kind == "Normalize" if modules and late is None else True,
-        vector_modules=_vector_modules(modules) if late is None else (),
+        normalize=order.normalizes if modules and late is None else True,
+        token_modules=order.tokens,
+        vector_modules=order.vectors,
         prompt=_prompt(folder / "config_sentence_transformers.json") if late is None else late.document_prompt,
         lower_case=bool(sentence.get("do_lower_case")),
         architecture=architecture,
@@ -203,31 +200,6 @@ def read_text_config(folder: Path) -> TextConfig:
         return found
     model = read_json(folder / "config_sentence_transformers.json") if modules else {}
     return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
-
-
-def _check_order(folder: Path, modules: Sequence[Module]) -> None:
-    """Raise InvalidModel unless an encoder, at most one pooling and the modules of its vector follow each other."""
-    kinds = [module.kind for module in modules]
-    is_pooled = False
-    for index, kind in enumerate(kinds):
-        if (kind in _ENCODERS) != (index == 0) or (kind == "Pooling" and index != 1):
-            raise InvalidModel(
-                f"{folder / 'modules.json'}: expected Transformer or CLIPModel, then Pooling, then others, "
-                f"got {', '.join(kinds)}; this order is not served"
-            )
-        is_pooled = is_pooled or kind in ("Pooling", "StaticEmbedding")
-        if kind in _AFTER_POOLING and not is_pooled:
-            raise InvalidModel(
-                f"{folder / 'modules.json'}: {kind}: expected Pooling before it, got none; this order is not served"
-            )
-
-
-def _vector_modules(modules: Sequence[Module]) -> tuple[Module, ...]:
-    """Return the modules after the pooling, without those at the end that normalise."""
-    after = [module for module in modules[1:] if module.kind in (*_AFTER_POOLING, "Normalize")]
-    while after and after[-1].kind == "Normalize":
-        after.pop()
-    return tuple(after)
 
 
 def _sentence_file(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings, refuse_unknown
 from frameworks.text.sentence_modules.modules import Module
+from frameworks.text.sentence_modules.order import of_tokens
 
 _Served = Mapping[str, tuple[object, ...]]
 
@@ -43,17 +44,28 @@ _OF_VECTORS: _Served = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding",),
 }
+_OF_TOKENS: _Served = {
+    "module_input_name": ("token_embeddings",),
+    "module_output_name": ("token_embeddings",),
+}
 _MODULES: Mapping[str, _Served] = {
     "Dense": _OF_VECTORS,
     "LogitScore": {"module_input_name": ("causal_logits",)},
     "Normalize": _OF_VECTORS,
 }
-_SPLADE_READ = ("activation_function", "embedding_dimension", "pooling_strategy", "word_embedding_dimension")
-_POOLING_READ = (
-    "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",
-    "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_mean_tokens",
-    "pooling_mode_weightedmean_tokens", "word_embedding_dimension",
-)  # fmt: skip
+# Keys of the modules whose classes accept no others.
+_READ: Mapping[str, tuple[str, ...]] = {
+    "CNN": ("in_embedding_dimension", "in_word_embedding_dimension", "kernel_sizes", "out_channels", "stride_sizes"),
+    "Pooling": (
+        "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",
+        "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_mean_tokens",
+        "pooling_mode_weightedmean_tokens", "word_embedding_dimension",
+    ),
+    "SpladePooling": ("activation_function", "embedding_dimension", "pooling_strategy", "word_embedding_dimension"),
+    "WeightedLayerPooling": (
+        "embedding_dimension", "layer_start", "num_hidden_layers", "word_embedding_dimension",
+    ),
+}  # fmt: skip
 
 
 def refuse_unserved(folder: Path, modules: Sequence[Module], sentence: Mapping[str, Any], file: Path) -> None:
@@ -66,11 +78,10 @@ def refuse_unserved(folder: Path, modules: Sequence[Module], sentence: Mapping[s
         refuse_settings(model_file, read_json(model_file), _MODEL_FILE)
     for module in modules:
         if module.kind in _MODULES:
-            refuse_settings(module.config_file, module.config, _MODULES[module.kind])
-        elif module.kind == "Pooling":
-            refuse_unknown(module.config_file, module.config, _POOLING_READ)
-        elif module.kind == "SpladePooling":
-            refuse_unknown(module.config_file, module.config, _SPLADE_READ)
+            known = _OF_TOKENS if of_tokens(module) else _MODULES[module.kind]
+            refuse_settings(module.config_file, module.config, known)
+        elif module.kind in _READ:
+            refuse_unknown(module.config_file, module.config, _READ[module.kind])
     refuse_unknown(file, sentence, (*_TRANSFORMER, *_TRANSFORMER_READ, *_ARGUMENTS))
     transformer = _TRANSFORMER
     if any(module.kind == "SpladePooling" for module in modules):

@@ -139,12 +139,24 @@ def test_page_has_all_keys_of_generation() -> None:
 def test_page_has_all_keys_of_sentence_transformers() -> None:
     from sentence_transformers.base.modules import Dense, Module, Normalize, Transformer
     from sentence_transformers.cross_encoder.modules import LogitScore
-    from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+    from sentence_transformers.sentence_transformer.modules import (
+        CNN,
+        Dropout,
+        LayerNorm,
+        Pooling,
+        WeightedLayerPooling,
+    )
 
     arguments = set(inspect.signature(Transformer.__init__).parameters) - {"self", "model_name_or_path", "backend"}
     assert arguments | set(Transformer.config_keys) <= keys_of("sentence_bert_config.json")
-    classes: tuple[type[Module], ...] = (Pooling, LogitScore, Normalize, Dense, LayerNorm, Dropout)
-    modules = {*Pooling.config_key_renames, *(key for each in classes for key in each.config_keys)}
+    classes: tuple[type[Module], ...] = (
+        *(Pooling, LogitScore, Normalize, Dense, LayerNorm, Dropout, WeightedLayerPooling, CNN),
+    )
+    modules = {
+        *Pooling.config_key_renames,
+        *CNN.config_key_renames,
+        *(key for each in classes for key in each.config_keys),
+    }
     assert modules <= keys_of("config.json of a module")
 
 

@@ -12,6 +12,7 @@ import torch
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
+from frameworks.pytorch.encoders.token_modules import TokenModules, TokenStates
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
@@ -31,12 +32,13 @@ log = structlog.get_logger(__name__)
 class TextHead:
     """How the model's output becomes one row per text.
 
-    `pooling`: modes joined by "+"; `pooler` is the model's own pooler's output, `logits` a classifier's. `vectors`:
-    the modules after the pooling; None where there are none.
+    `pooling`: modes joined by "+"; `pooler` is the model's own pooler's output, `logits` a classifier's. `tokens`: the
+    modules before the pooling, `vectors`: those after it; None where there are none.
     """
 
     pooling: str
     vectors: VectorModules | None = None
+    tokens: TokenModules | None = None
 
 
 class EncoderModel(DeviceModel):
@@ -61,6 +63,7 @@ class EncoderModel(DeviceModel):
         self._pooling = head.pooling
         self._padding = padding
         self._vectors = head.vectors
+        self._tokens = head.tokens
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
@@ -91,6 +94,11 @@ class EncoderModel(DeviceModel):
         self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
         if because is not None:
             log.warning("texts of different lengths are not batched together", reason=because)
+
+    def close(self) -> None:
+        """As BatchModel.close."""
+        super().close()
+        self._tokens = None
 
     def _reason_not_padded(self, tokenizer: TextTokenizer) -> str | None:
         if self._padding.pad_token_id is None:
@@ -142,6 +150,10 @@ class EncoderModel(DeviceModel):
                 own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
                 types["token_type_ids"] = own
             output = model(input_ids=input_ids, attention_mask=mask, **types)
+            if self._tokens is not None:
+                layers = output.hidden_states if "hidden_states" in output else None
+                changed = self._tokens(TokenStates(output.last_hidden_state, mask, layers))
+                output.last_hidden_state = changed.states
             if tokens.unpooled is not None:
                 mask = torch.from_numpy(tokens.pooling_mask).to(self._device)
             rows: Array = self._rows(output, mask).float().cpu().numpy()

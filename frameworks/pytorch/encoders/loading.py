@@ -16,6 +16,7 @@ from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
+from frameworks.pytorch.encoders.token_modules import TokenModules, load_token_modules
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -77,7 +78,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
-    head = TextHead(pooling, _vectors(model, files, pooling))
+    tokens = load_token_modules(model, config, files.entry.allow_pickled_weights)
+    head = TextHead(pooling, _vectors(model, files, pooling, tokens), tokens)
     spec = _spec(model, config, head, device, dtype)
     # A sum of rows is shorter than the start of a second thread.
     threads = loading.intra_op_threads if config.static is None else 1
@@ -243,17 +245,20 @@ def _pad_token_id(model: Any, config: TextConfig) -> int | None:
     return own if isinstance(own, int) and own >= 0 else None
 
 
-def _vectors(model: torch.nn.Module, files: ModelFiles, pooling: str) -> VectorModules | None:
+def _vectors(
+    model: torch.nn.Module, files: ModelFiles, pooling: str, tokens: TokenModules | None
+) -> VectorModules | None:
     """Read the modules after the pooling; None where nothing is computed after it. Raises InvalidModel."""
     modules = files.config.vector_modules
     if files.config.classifies or not modules:
         return None
-    return VectorModules(modules, _pooled_size(model, pooling), files.entry.allow_pickled_weights)
+    return VectorModules(modules, _pooled_size(model, pooling, tokens), files.entry.allow_pickled_weights)
 
 
-def _pooled_size(model: torch.nn.Module, pooling: str) -> int:
+def _pooled_size(model: torch.nn.Module, pooling: str, tokens: TokenModules | None) -> int:
     """Return the size of a pooled vector; 0 or less where the model does not state that of its states."""
-    return int(getattr(model.config, "hidden_size", -1)) * len(pooling.split("+"))
+    size = int(getattr(model.config, "hidden_size", -1)) if tokens is None else tokens.size
+    return size * len(pooling.split("+"))
 
 
 def _spec(model: torch.nn.Module, config: TextConfig, head: TextHead, device: Device, dtype: str) -> ModelSpec:
@@ -261,7 +266,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, head: TextHead, device: De
     if config.classifies:
         size = len(config.labels)
     else:
-        size = _pooled_size(model, head.pooling) if vectors is None else vectors.size
+        size = _pooled_size(model, head.pooling, head.tokens) if vectors is None else vectors.size
     embedding_size = 0 if config.classifies else max(0, size)
     return ModelSpec(
         framework="pytorch",
@@ -270,7 +275,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, head: TextHead, device: De
         outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
         device=device.id,
         dtype=DTYPE_NAMES[dtype],
-        memory_bytes=held_bytes(model) + (0 if vectors is None else vectors.memory_bytes),
+        memory_bytes=held_bytes(model) + sum(each.memory_bytes for each in (vectors, head.tokens) if each is not None),
         text=TextSpec(
             max_tokens=config.max_tokens,
             normalize=config.normalize,

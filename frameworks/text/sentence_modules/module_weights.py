@@ -44,6 +44,17 @@ def read_weights(module: Module, allow_pickled: bool = False) -> Mapping[str, Ar
     return _read_pickle(module)
 
 
+def checked_tensor(module: Module, tensors: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    """Return a tensor of a module. Raises InvalidModel where it is absent, or has another shape."""
+    found = tensors.get(name)
+    if found is None or found.shape != shape:
+        got = "none" if found is None else str([*found.shape])
+        raise InvalidModel(
+            f"{module.folder}: {name}: expected a tensor {[*shape]}, got {got}; check that the copy is complete"
+        )
+    return found
+
+
 def _read_safetensors(module: Module) -> dict[str, Array]:
     # A server of ONNX graphs without such modules does not load it.
     from safetensors import SafetensorError, safe_open

@@ -1,7 +1,7 @@
 """Read `modules.json` of sentence-transformers: the modules of a model, in their order, and their configurations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,15 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import parse_json, read_json
 
 _MOST_MODULES = 100
+# Of the classes whose file is not config.json.
+_CONFIG_NAMES = {"CNN": "cnn_config.json"}
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
     """A module of a model. `kind`: its class name; the full name of a class that sentence-transformers does not have.
 
-    `config`: of its `config.json`; empty where the folder has none.
+    `config`: of its `config_file`; empty where the folder has none.
     """
 
     kind: str
@@ -24,7 +26,16 @@ class Module:
 
     @property
     def config_file(self) -> Path:
-        return self.folder / "config.json"
+        return self.folder / _CONFIG_NAMES.get(self.kind, "config.json")
+
+    def count(self, key: str, most: int, default: object = None) -> int:
+        """Return a number of its configuration from 1 to `most`. Raises InvalidModel for another value."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise InvalidModel(
+                f"{self.config_file}: {key}: expected 1 to {most}, got {str(value)[:100]}; correct the file"
+            )
+        return value
 
 
 def read_modules(folder: Path) -> tuple[Module, ...]:
@@ -39,7 +50,13 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
         raise InvalidModel(f"{file}: expected at most {_MOST_MODULES} modules, got {len(pairs)}")
     if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in pairs):
         raise InvalidModel(f"{file}: a module's path leaves the model's own folder")
-    return tuple(Module(kind, folder / path, read_json(folder / path / "config.json")) for kind, path in pairs)
+    return tuple(read_module(kind, folder / path) for kind, path in pairs)
+
+
+def read_module(kind: str, folder: Path) -> Module:
+    """Return a module with its configuration. Raises InvalidModel."""
+    module = Module(kind, folder)
+    return replace(module, config=read_json(module.config_file))
 
 
 def _kind(module_type: str) -> str:

@@ -11,12 +11,11 @@ import numpy as np
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.pooling import normalize_rows
-from frameworks.text.sentence_modules.module_weights import read_weights
+from frameworks.text.sentence_modules.module_weights import checked_tensor, read_weights
 from frameworks.text.sentence_modules.modules import Module
 from frameworks.types import Array
 
-VECTOR_MODULES = ("Dense", "LayerNorm", "Normalize")
-_LARGEST_VECTOR = 65_536
+LARGEST_VECTOR = 65_536
 _EPSILON = 1e-5
 """Of torch.nn.LayerNorm."""
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -106,36 +105,32 @@ class VectorModules:
         self.memory_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if module.kind == "LayerNorm":
             self._check_size(module, "dimension")
-            shape = (self.size,)
-            return _LayerNorm(
-                _tensor(module, tensors, "norm.weight", shape), _tensor(module, tensors, "norm.bias", shape)
+            weight, bias = (
+                checked_tensor(module, tensors, f"norm.{name}", (self.size,)) for name in ("weight", "bias")
             )
+            return _LayerNorm(weight, bias)
         assert module.kind == "Dense", module.kind
         return self._dense(module, tensors)
 
     def _dense(self, module: Module, tensors: Mapping[str, Array]) -> _Dense:
         self._check_size(module, "in_features")
-        before, after = self.size, module.config.get("out_features")
-        if not isinstance(after, int) or not 0 < after <= _LARGEST_VECTOR:
-            raise InvalidModel(
-                f"{module.config_file}: out_features: expected 1 to {_LARGEST_VECTOR}, got {str(after)[:100]}; "
-                "correct the file"
-            )
+        before, after = self.size, module.count("out_features", LARGEST_VECTOR)
         self.size = after
         shape = (after, before)
         adds_input = module.config.get("use_residual") is True
         is_projected = adds_input and after != before
+        has_bias = module.config.get("bias") is not False
         return _Dense(
-            weight=_transposed(_tensor(module, tensors, "linear.weight", shape)),
-            bias=None if module.config.get("bias") is False else _tensor(module, tensors, "linear.bias", (after,)),
-            activation=_activation(module),
+            weight=_transposed(checked_tensor(module, tensors, "linear.weight", shape)),
+            bias=checked_tensor(module, tensors, "linear.bias", (after,)) if has_bias else None,
+            activation=_ACTIVATIONS[activation_name(module)],
             adds_input=adds_input,
-            residual=_transposed(_tensor(module, tensors, "residual.weight", shape)) if is_projected else None,
+            residual=_transposed(checked_tensor(module, tensors, "residual.weight", shape)) if is_projected else None,
         )
 
     def _check_size(self, module: Module, key: str) -> None:
         size, stated = self.size, module.config.get(key)
-        if size <= 0 and isinstance(stated, int) and 0 < stated <= _LARGEST_VECTOR:
+        if size <= 0 and isinstance(stated, int) and 0 < stated <= LARGEST_VECTOR:
             self.size = stated
         elif stated != size:
             raise InvalidModel(
@@ -144,26 +139,19 @@ class VectorModules:
             )
 
 
-def _activation(module: Module) -> Callable[[Array], Array]:
-    """Return the activation of a Dense module. Raises InvalidModel for one that is code of its own, or not served."""
+def activation_name(module: Module) -> str:
+    """Return the class of torch.nn that is the activation of a Dense module.
+
+    Raises InvalidModel for one that is code of its own, or not served.
+    """
     name = module.config.get("activation_function", "torch.nn.modules.activation.Tanh")
     for prefix in _FOLDERS_OF_TORCH:
         if isinstance(name, str) and name.startswith(prefix) and name.removeprefix(prefix) in _ACTIVATIONS:
-            return _ACTIVATIONS[name.removeprefix(prefix)]
+            return name.removeprefix(prefix)
     raise InvalidModel(
         f"{module.config_file}: activation_function: expected one of torch.nn's {', '.join(_ACTIVATIONS)}, "
         f"got {str(name)[:100]}; this setting is not served"
     )
-
-
-def _tensor(module: Module, tensors: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
-    found = tensors.get(name)
-    if found is None or found.shape != shape:
-        got = "none" if found is None else str([*found.shape])
-        raise InvalidModel(
-            f"{module.folder}: {name}: expected a tensor {[*shape]}, got {got}; check that the copy is complete"
-        )
-    return found
 
 
 def _transposed(weight: Array) -> Array:
