@@ -6,6 +6,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from app.protocols.shared.json.output import to_json_value
+
 _JSON_MARK = {b"roundhouse": b"json"}
 
 _ARROW_TYPES = {
@@ -60,8 +62,13 @@ def is_json(field: pa.Field) -> bool:
 def to_column(field: pa.Field, values: Iterable[Any]) -> pa.Array:
     """Return the column of Python values of JSON."""
     if is_json(field):
-        values = [None if value is None else orjson.dumps(value).decode() for value in values]
+        values = [None if value is None else _as_json(value) for value in values]
     return pa.array(values, type=field.type)
+
+
+def _as_json(value: Any) -> str:
+    """Return JSON; predictions of tasks may hold arrays."""
+    return orjson.dumps(to_json_value(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def to_values(table: pa.Table, name: str) -> list[Any]:

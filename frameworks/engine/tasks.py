@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from frameworks.types import TASK_OUTPUT, TaskBatch
 Submit = Callable[[TaskBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
 _MAX_AT_ONCE = 8
-"""Inputs of one request that are prepared, queued or finished at once: their tensors are in memory together."""
+"""Inputs of one request that are prepared, queued or finished at once: their tensors are in memory together.
+
+Also the batches of one input that are queued at once."""
 
 
 class TaskService:
@@ -57,12 +59,7 @@ class TaskService:
             for position in positions:
                 predictions[position] = await self._predict(run, pipeline, request, position)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(_MAX_AT_ONCE, len(predictions))):
-                    group.create_task(predict_some())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await _at_once(predict_some, len(predictions))
         return TaskAnswer(predictions)
 
     async def _predict(self, run: Run, pipeline: TaskPipeline, request: TaskRequest, position: int) -> Any:
@@ -92,25 +89,35 @@ class TaskService:
         groups: dict[Hashable, list[int]] = {}
         for position, item in enumerate(items):
             groups.setdefault(position if item.shape is None else (item.shape,), []).append(position)
-        permit = run.permit
-        batches = [TaskBatch([items[position] for position in group]) for group in groups.values()]
-        runs = [
-            asyncio.ensure_future(self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant))
-            for batch in batches
-        ]
-        try:
-            results = await asyncio.gather(*runs)
-        finally:
-            # After an error the other outputs are not read.
-            for each in runs:
-                each.cancel()
         outputs: list[Any] = [None] * len(items)
-        for group, result in zip(groups.values(), results, strict=True):
-            rows = result[TASK_OUTPUT]
-            assert isinstance(rows, np.ndarray)
-            for position, output in zip(group, rows.tolist(), strict=True):
-                outputs[position] = output
+        left = iter(groups.values())
+
+        async def run_some() -> None:
+            permit = run.permit
+            for group in left:
+                batch = TaskBatch([items[position] for position in group])
+                result = await self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant)
+                rows = result[TASK_OUTPUT]
+                assert isinstance(rows, np.ndarray)
+                for position, output in zip(group, rows.tolist(), strict=True):
+                    outputs[position] = output
+
+        # An input may have thousands of items that run alone: other requests are queued between them.
+        await _at_once(run_some, len(groups))
         return outputs
+
+
+async def _at_once(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Run `work` up to `_MAX_AT_ONCE` times at once. Raises the first error; the others are cancelled."""
+    if count == 1:
+        return await work()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_MAX_AT_ONCE, count)):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return None
 
 
 def _size_of(task_input: dict[str, Any]) -> int | None:

@@ -19,7 +19,7 @@ CHOSEN = ("fill-mask", "zero-shot-classification")
 """Tasks that the class of the model does only where its entry says so."""
 TASKS = (
     "token-classification", "question-answering", "table-question-answering", "object-detection", "image-segmentation",
-    "depth-estimation", "audio-classification", "keypoint-matching", *CHOSEN,
+    "depth-estimation", "audio-classification", "keypoint-matching", "mask-generation", *CHOSEN,
 )  # fmt: skip
 
 
@@ -155,6 +155,29 @@ def test_masks_of_segments_lie_on_picture(open_tab: Open, tasks: RunningServer, 
         assert mask.get_attribute("src") == f"data:image/png;base64,{each['mask']}"
         assert mask.get_attribute("alt") == f"Mask of {each['label']}"
         assert mask.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [96, 64]
+    assert (tab.serious_findings(), tab.overflow()) == ([], 0)
+
+
+def test_masks_of_points_lie_on_picture(open_tab: Open, tasks: RunningServer, tmp_path: Path) -> None:
+    tab = open_tab(f"{tasks.url}/#/playground/mask-generation")
+    page = tab.page
+    choose_picture(page, tmp_path)
+    run(page)
+    expect(page.get_by_text("Nothing was found.")).to_be_visible()
+    page.get_by_label("Pred iou thresh").fill("0")
+    page.get_by_label("Stability score thresh").fill("0")
+    page.get_by_label("Points per crop").fill("2")
+    found = run(page)
+    masks = page.locator(".pg-thumbnails img[alt^=Mask]")
+    expect(masks).to_have_count(len(found["masks"]))
+    for name in ("Pred iou thresh", "Stability score thresh", "Points per crop"):
+        page.get_by_label(name).fill("")
+    page.get_by_label("Input points").fill("[[[40, 30]], [[5, 6]]]")
+    prediction = run(page)
+    expect(page.locator(".pg-picture .pg-segment")).to_have_count(6)
+    expect(masks).to_have_count(6)
+    assert masks.nth(4).get_attribute("alt") == "Mask of Object 2, mask 2"
+    assert masks.nth(4).get_attribute("src") == f"data:image/png;base64,{prediction['masks'][1][1]}"
     assert (tab.serious_findings(), tab.overflow()) == ([], 0)
 
 

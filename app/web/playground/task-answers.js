@@ -11,7 +11,7 @@ const SERIES = 6;
 export function TaskAnswer({ prediction, sent }) {
   const list = Array.isArray(prediction) ? prediction : [prediction];
   const first = list[0];
-  if (first === undefined) return html`<p class="empty">Nothing was found.</p>`;
+  if (first === undefined || first.masks?.length === 0) return html`<p class="empty">Nothing was found.</p>`;
   // Several masks of one text have a list each.
   if (Array.isArray(first) && first[0]?.score !== undefined) {
     return list.map((each, at) => html`<div key=${at} class="pg-prediction"><${TaskAnswer} prediction=${each} sent=${sent} /></div>`);
@@ -19,6 +19,7 @@ export function TaskAnswer({ prediction, sent }) {
   const file = sent.form?.files[0];
   if (first.box) return html`<${Drawn} file=${file} layer=${html`<${Boxes} objects=${list} />`} /><${Scores} label="Objects" rows=${list} />`;
   if (first.mask) return html`<${Segments} file=${file} segments=${list} />`;
+  if (first.masks) return html`<${Segments} file=${file} segments=${segmentsOf(first)} />`;
   if (first.depth) return html`<img class="pg-picture" src=${pngOf(first.depth)} alt="Depth" />`;
   const text = sent.body?.text.context ?? sent.body?.text;
   if (typeof text === "string" && Number.isInteger(first.start)) {
@@ -31,6 +32,15 @@ export function TaskAnswer({ prediction, sent }) {
 
 const pngOf = (base64) => `data:image/png;base64,${base64}`;
 const seriesOf = (at) => `var(--series-${1 + (at % SERIES)})`;
+
+/** Return the masks of a whole picture, or those of each object that was asked for, as segments with a label. */
+function segmentsOf({ masks, scores }) {
+  return masks.flatMap((own, at) => {
+    const label = `Object ${at + 1}`;
+    if (!Array.isArray(own)) return { mask: own, label, score: scores[at] };
+    return own.map((mask, number) => ({ mask, label: `${label}, mask ${number + 1}`, score: scores[at][number] }));
+  });
+}
 
 /** Return the name of a row of any task, or undefined where it has none. */
 function nameOf({ label, token_str: token, answer, word, entity_group: group, entity }) {
@@ -67,7 +77,8 @@ function Segments({ segments, file }) {
   return html`<${Drawn} file=${file} layer=${layer} />
     <ul class="pg-thumbnails">${drawn.map(({ mask, label, score }, at) => html`<li key=${at}>
       <img class="pg-thumbnail" style=${{ borderBottom: `4px solid ${seriesOf(at)}` }} src=${pngOf(mask)} alt=${`Mask of ${label}`} />
-      <span class="detail pg-cut" title=${label}>${label}${score === null ? "" : ` ${percent(score)}`}</span></li>`)}</ul>`;
+      <span class="detail pg-cut" title=${label}>${label}${score === null ? "" : ` ${percent(score)}`}</span></li>`)}</ul>
+    ${segments.length > MAX_DRAWN ? html`<p class="detail">and ${segments.length - MAX_DRAWN} more</p>` : null}`;
 }
 
 /** A text with its words marked. Positions count code points; of words that overlap, the first is marked. */

@@ -18,11 +18,12 @@ from tests.support.models.late_folders import save_pylate
 from tests.support.models.sparse_folders import save_splade
 from tests.support.models.task_folders import save_task_model
 from tests.support.models.tasks.inputs import CONTEXTS, RATE, TEXTS, pictures, png, sounds, wav
+from tests.support.models.tasks.masks import check_masks, mask_pipeline, masks_of_objects, pixels_of
 
 pytestmark = pytest.mark.extended
 TASKS = (
     "token-classification", "fill-mask", "question-answering", "table-question-answering", "object-detection",
-    "audio-classification", "keypoint-matching",
+    "audio-classification", "keypoint-matching", "mask-generation",
 )  # fmt: skip
 
 
@@ -144,6 +145,23 @@ def test_objects_of_a_folder_of_pictures(folders: dict[str, Path], server: Runni
         assert [row["file"] for row in rows] == ["0.png", "1.png", "2.png", "3.png"]
         for row, picture in zip(rows, pictures(), strict=True):
             check_equal(row["prediction"], pipeline(picture))
+
+
+def test_masks_of_a_folder_of_pictures(folders: dict[str, Path], tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, picture in enumerate(pictures()):
+        (photos / f"{number}.png").write_bytes(png(picture))
+    model = folders["mask-generation"]
+    given = {"points_per_crop": 3, "pred_iou_thresh": 0.0, "stability_score_thresh": 0.0, "output_bboxes_mask": True}
+    pipeline = mask_pipeline(model)
+    for row, picture in zip(run(model, photos, "--files", *options(**given)), pictures(), strict=True):
+        check_masks(row["prediction"], pipeline(picture, **given))
+    points = {"input_points": [[[3, 4]], [[20, 30]]]}
+    for row, picture in zip(run(model, photos, "--files", *options(**points), "--restart"), pictures(), strict=True):
+        pixels, _ = masks_of_objects(model, picture, **points)
+        found = [[pixels_of(mask) for mask in own] for own in row["prediction"]["masks"]]
+        np.testing.assert_array_equal(found, pixels)
 
 
 def test_labels_of_a_folder_of_sounds(folders: dict[str, Path], tmp_path: Path) -> None:
