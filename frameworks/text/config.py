@@ -56,6 +56,7 @@ class TextConfig:
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
     an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `token_modules`: those
     between the encoder and the pooling. `static`: the module that has a row for each token, instead of an encoder.
+    `words`: the module that reads whole words, instead of an encoder.
     """
 
     max_tokens: int
@@ -86,6 +87,7 @@ class TextConfig:
     static: Module | None = None
     pools_prompt: bool = True
     token_modules: tuple[Module, ...] = ()
+    words: Module | None = None
 
     @property
     def classifies(self) -> bool:
@@ -178,6 +180,8 @@ def read_text_config(folder: Path) -> TextConfig:
         sparse=sparse,
         max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
     )
+    if modules and modules[0].kind in ("WordEmbeddings", "BoW"):
+        return _of_words(found, modules[0], order)
     if modules and modules[0].kind == "StaticEmbedding":
         return replace(
             found,
@@ -200,6 +204,26 @@ def read_text_config(folder: Path) -> TextConfig:
         return found
     model = read_json(folder / "config_sentence_transformers.json") if modules else {}
     return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
+
+
+def _of_words(config: TextConfig, module: Module, order: Order) -> TextConfig:
+    """Return the settings of a model that reads whole words. Raises InvalidModel."""
+    if module.kind == "WordEmbeddings" and order.pooling is None:
+        raise InvalidModel(f"{module.folder}: WordEmbeddings: expected Pooling after it, got none; add it")
+    if "cls" in (config.pooling or "").split("+"):
+        assert order.pooling is not None
+        raise InvalidModel(
+            f"{order.pooling.config_file}: pooling_mode: expected no cls of WordEmbeddings, which have no such token; "
+            "choose another"
+        )
+    limit = _MAX_STATIC_TOKENS
+    if module.kind == "WordEmbeddings":
+        limit = min(limit, module.count("max_seq_length", 2**31, _NO_LIMIT))
+    # sentence-transformers pools the prompt of these models always.
+    return replace(
+        config, words=module, max_tokens=limit, architecture="", model_type="words", labels=(), pad_token_id=0,
+        pools_prompt=True,
+    )  # fmt: skip
 
 
 def _sentence_file(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import find_usable_positions
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.encoders.token_modules import TokenModules, load_token_modules
+from frameworks.pytorch.encoders.words import WordBagModel, load_words
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -29,6 +30,7 @@ from frameworks.text.pair_scores import has_chat_template
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.words.tokenizer import load_word_tokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 
@@ -67,22 +69,23 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     """
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
-    if config.static is not None and copies is not None:
+    has_layers = config.static is None and config.words is None
+    if not has_layers and copies is not None:
         raise InvalidModel(f"{files.folder}: dtype: expected none for static embeddings, got int8; remove it")
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
-    if config.static is None and copies is None:
+    if has_layers and copies is None:
         pack_layers(model, files.entry.kernels)
-    usable = None if config.static is not None else _usable_positions(model, tokenizer)
+    usable = _usable_positions(model, tokenizer) if has_layers else None
     if usable is not None and usable < config.max_tokens:
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
-    tokens = load_token_modules(model, config, files.entry.allow_pickled_weights)
+    tokens = load_token_modules(model, config, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     head = TextHead(pooling, _vectors(model, files, pooling, tokens), tokens)
     spec = _spec(model, config, head, device, dtype)
     # A sum of rows is shorter than the start of a second thread.
-    threads = loading.intra_op_threads if config.static is None else 1
+    threads = loading.intra_op_threads if has_layers or config.token_modules else 1
     padding = TextPadding(_pad_token_id(model, config))
     if config.late is not None:
         return _token_vector_models(files, model, tokenizer, spec, loading, copies)
@@ -94,6 +97,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     kind = EncoderModel if config.static is None else StaticEncoder
+    if config.words is not None and config.pooling is None:
+        kind = WordBagModel
     return [kind(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
 
 
@@ -163,6 +168,8 @@ def _tokenizer(files: ModelFiles) -> TextTokenizer:
     folder, config = files.folder, files.config
     if config.late is not None:
         return LateTokenizer(folder, config)
+    if config.words is not None:
+        return load_word_tokenizer(folder, config)
     is_templated = config.answers is not None or config.pair_messages.is_used or has_chat_template(folder)
     if is_templated and config.classifies and len(config.labels) == 1:
         # A process of another encoder needs none of it.
@@ -176,6 +183,8 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
     folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
     if config.static is not None:
         return load_table(config.static, device, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
+    if config.words is not None:
+        return load_words(config.words, device, dtype, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     if config.sparse is not None:
         from transformers import AutoModelForMaskedLM
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from frameworks.core.errors import InvalidModel
 from frameworks.text.sentence_modules.modules import Module
 
-ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "MLMTransformer")
+ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "WordEmbeddings", "BoW", "MLMTransformer")
 """First modules of the models that are served."""
 # Those whose output is the vector of a text.
-_POOLED = ("StaticEmbedding",)
-_OF_TOKENS = ("WeightedLayerPooling", "CNN")
+_POOLED = ("StaticEmbedding", "BoW")
+_OF_TOKENS = ("WeightedLayerPooling", "CNN", "LSTM", "WordWeights")
 # Those that compute either, by the key module_input_name.
 _OF_BOTH = ("Dense", "Normalize")
 _OF_VECTORS = ("Dense", "LayerNorm", "Normalize")
-_WITHOUT_VECTOR = ("Normalize",)
 SERVED = (*ENCODERS, *_OF_TOKENS, "Pooling", *_OF_VECTORS, "Dropout", "LogitScore", "SpladePooling")
 """Modules that are served in some order."""
 
@@ -48,37 +47,46 @@ def read_order(folder: Path, modules: Sequence[Module]) -> Order:
     tokens: list[Module] = []
     vectors: list[Module] = []
     pooling = None
-    is_pooled = bool(kinds) and kinds[0] in _POOLED
     for index, module in enumerate(modules):
-        kind = module.kind
-        is_late = is_pooled or bool(vectors)
-        if of_tokens(module) and is_late and kind in _OF_BOTH:
-            raise InvalidModel(
-                f"{module.config_file}: module_input_name: expected sentence_embedding behind the pooling, "
-                "got token_embeddings; this order is not served"
-            )
-        is_misplaced = is_late if of_tokens(module) else kind == "Pooling" and (is_late or index != 1 + len(tokens))
-        if (kind in ENCODERS) != (index == 0) or is_misplaced:
+        is_pooled = pooling is not None or kinds[0] in _POOLED
+        is_known_place = (module.kind in ENCODERS) == (index == 0)
+        if not is_known_place or not _follows(module, len(tokens) + 1 == index, is_pooled, bool(vectors)):
             raise InvalidModel(
                 f"{folder / 'modules.json'}: expected Transformer or CLIPModel, then Pooling, then others, "
                 f"got {', '.join(kinds)[:300]}; this order is not served"
             )
-        if kind == "Pooling":
-            pooling, is_pooled = module, True
+        if module.kind == "Pooling":
+            pooling = module
         elif of_tokens(module):
             tokens.append(module)
-        elif kind in _OF_VECTORS:
+        elif module.kind in _OF_VECTORS:
             vectors.append(module)
-        if kind in _OF_VECTORS and kind not in _WITHOUT_VECTOR and not of_tokens(module) and not is_pooled:
-            raise InvalidModel(
-                f"{folder / 'modules.json'}: {kind}: expected Pooling before it, got none; this order is not served"
-            )
+            if module.kind != "Normalize" and not is_pooled:
+                raise _unserved(folder, f"{module.kind}: expected Pooling before it, got none")
     if tokens and pooling is None:
-        kind = tokens[0].kind
-        raise InvalidModel(
-            f"{folder / 'modules.json'}: {kind}: expected Pooling after it, got none; this order is not served"
-        )
+        raise _unserved(folder, f"{tokens[0].kind}: expected Pooling after it, got none")
+    if "LSTM" in kinds and kinds[0] != "WordEmbeddings":
+        raise _unserved(folder, f"LSTM: expected WordEmbeddings as the first module, got {kinds[0]}")
     normalizes = bool(kinds) and kinds[-1] == "Normalize" and not of_tokens(modules[-1])
     while vectors and vectors[-1].kind == "Normalize":
         vectors.pop()
     return Order(tuple(tokens), pooling, tuple(vectors), normalizes)
+
+
+def _follows(module: Module, is_next: bool, is_pooled: bool, has_vectors: bool) -> bool:
+    """Return whether a module may stand behind those before it. `is_next`: all of them have states of tokens.
+
+    Raises InvalidModel for one of tokens behind the pooling.
+    """
+    if of_tokens(module):
+        if module.kind in _OF_BOTH and (is_pooled or has_vectors):
+            raise InvalidModel(
+                f"{module.config_file}: module_input_name: expected sentence_embedding behind the pooling, "
+                "got token_embeddings; this order is not served"
+            )
+        return not is_pooled and not has_vectors
+    return module.kind != "Pooling" or (is_next and not is_pooled)
+
+
+def _unserved(folder: Path, reason: str) -> InvalidModel:
+    return InvalidModel(f"{folder / 'modules.json'}: {reason}; this order is not served")
