@@ -55,8 +55,9 @@ def with_modules(head: TextHead, spec: ModelSpec, config: TextConfig, file: Path
 
     Raises InvalidModel for modules that read more than a graph gives.
     """
-    if config.words is not None:
-        raise _needs_pytorch(file, config.words.kind)
+    for module in (config.words, config.sparse_module):
+        if module is not None:
+            raise _needs_pytorch(file, module.kind)
     if not head.pools:
         if not config.pools_prompt:
             raise InvalidModel(

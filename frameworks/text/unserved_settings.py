@@ -66,6 +66,8 @@ _READ: Mapping[str, tuple[str, ...]] = {
         "pooling_mode_weightedmean_tokens", "word_embedding_dimension",
     ),
     "SpladePooling": ("activation_function", "embedding_dimension", "pooling_strategy", "word_embedding_dimension"),
+    "SparseAutoEncoder": ("dead_threshold", "hidden_dim", "input_dim", "k", "k_aux", "normalize"),
+    "SparseStaticEmbedding": ("frozen",),
     "WeightedLayerPooling": (
         "embedding_dimension", "layer_start", "num_hidden_layers", "word_embedding_dimension",
     ),
