@@ -55,6 +55,9 @@ def with_modules(head: TextHead, spec: ModelSpec, config: TextConfig, file: Path
 
     Raises InvalidModel for modules that read more than a graph gives.
     """
+    for module in (config.words, config.sparse_module):
+        if module is not None:
+            raise _needs_pytorch(file, module.kind)
     if not head.pools:
         if not config.pools_prompt:
             raise InvalidModel(
@@ -67,15 +70,19 @@ def with_modules(head: TextHead, spec: ModelSpec, config: TextConfig, file: Path
     if config.token_modules:
         unserved = [module.kind for module in config.token_modules if module.kind not in ("Dense", "Normalize")]
         if unserved:
-            raise InvalidModel(
-                f"{file}: {unserved[0]}: expected a PyTorch model, got a graph; serve the original weights with PyTorch"
-            )
+            raise _needs_pytorch(file, unserved[0])
         tokens = VectorModules(config.token_modules, size, allow_pickled)
         head, size = replace(head, tokens=tokens), tokens.size
     if config.vector_modules:
         size *= len((config.pooling or "mean").split("+"))
         head = replace(head, vectors=VectorModules(config.vector_modules, size, allow_pickled))
     return head
+
+
+def _needs_pytorch(file: Path, kind: str) -> InvalidModel:
+    return InvalidModel(
+        f"{file}: {kind}: expected a PyTorch model, got a graph; serve the original weights with PyTorch"
+    )
 
 
 def labels_of(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:

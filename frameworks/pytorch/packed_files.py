@@ -12,6 +12,7 @@ from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.text.config import transformer_folder
 from frameworks.text.gguf.folder import GgufFolders, find_gguf, read_gguf
 from frameworks.text.gguf.header import GgufFile
+from frameworks.text.sentence_modules.modules import read_modules
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("gptq", "awq", "compressed-tensors")
@@ -102,6 +103,10 @@ def read_files(
         gguf = read_gguf(file)
         return folders.folder_of(gguf), _weights(gguf), _packed(gguf)
     folder = transformer_folder(path)
+    modules = read_modules(path)
+    if modules and modules[0].kind == "BoW":
+        # Its weights are numbers of its configuration.
+        return folder, WeightFiles((), 0, 0, "F32", frozenset()), None
     weights, scheme = read_weight_files(folder, allow_pickled), read_scheme(folder)
     return (folder, weights, None) if scheme is None else (folder, *_of_folder(weights, scheme))
 

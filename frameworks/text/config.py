@@ -15,8 +15,9 @@ from frameworks.core.files import read_json
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.sentence_modules.modules import Module, read_modules
-from frameworks.text.sentence_modules.order import SERVED, Order, read_order
+from frameworks.text.sentence_modules.order import SERVED, SPARSE_TABLE, Order, read_order
 from frameworks.text.sentence_modules.pooling_module import pools_prompt, read_pooling
+from frameworks.text.sentence_modules.sparse_modules import read_max_active_dims
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -56,6 +57,8 @@ class TextConfig:
     `tokenizer_settings`: what the files change of the tokenizer in tokenizer.json. `vector_modules`: those that compute
     an embedding from the pooled vector, without a Normalize at the end, which `normalize` is. `token_modules`: those
     between the encoder and the pooling. `static`: the module that has a row for each token, instead of an encoder.
+    `words`: the module that reads whole words, instead of an encoder. `sparse_module`: the one whose vectors are
+    sparse. `max_active_dims`: number of their values that are kept; None: all.
     """
 
     max_tokens: int
@@ -86,6 +89,9 @@ class TextConfig:
     static: Module | None = None
     pools_prompt: bool = True
     token_modules: tuple[Module, ...] = ()
+    words: Module | None = None
+    sparse_module: Module | None = None
+    max_active_dims: int | None = None
 
     @property
     def classifies(self) -> bool:
@@ -158,6 +164,7 @@ def read_text_config(folder: Path) -> TextConfig:
         normalize=order.normalizes if modules and late is None else True,
         token_modules=order.tokens,
         vector_modules=order.vectors,
+        sparse_module=order.sparse,
         prompt=_prompt(folder / "config_sentence_transformers.json") if late is None else late.document_prompt,
         lower_case=bool(sentence.get("do_lower_case")),
         architecture=architecture,
@@ -178,6 +185,17 @@ def read_text_config(folder: Path) -> TextConfig:
         sparse=sparse,
         max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
     )
+    if modules and modules[0].kind in ("WordEmbeddings", "BoW"):
+        return _of_words(found, modules[0], order)
+    if sparse is not None or order.sparse is not None:
+        file = folder / "config_sentence_transformers.json"
+        found = replace(found, max_active_dims=read_max_active_dims(file, read_json(file)))
+    if order.sparse is not None and order.sparse.kind == SPARSE_TABLE:
+        limit = _max_tokens({}, tokenizer, {}) or _MAX_STATIC_TOKENS
+        return replace(
+            found, static=order.sparse, max_tokens=min(limit, _MAX_STATIC_TOKENS), architecture="",
+            model_type="static", labels=(),
+        )  # fmt: skip
     if modules and modules[0].kind == "StaticEmbedding":
         return replace(
             found,
@@ -200,6 +218,26 @@ def read_text_config(folder: Path) -> TextConfig:
         return found
     model = read_json(folder / "config_sentence_transformers.json") if modules else {}
     return replace(found, scores_are_logits=read_scores_are_logits(config, model, encoder))
+
+
+def _of_words(config: TextConfig, module: Module, order: Order) -> TextConfig:
+    """Return the settings of a model that reads whole words. Raises InvalidModel."""
+    if module.kind == "WordEmbeddings" and order.pooling is None:
+        raise InvalidModel(f"{module.folder}: WordEmbeddings: expected Pooling after it, got none; add it")
+    if "cls" in (config.pooling or "").split("+"):
+        assert order.pooling is not None
+        raise InvalidModel(
+            f"{order.pooling.config_file}: pooling_mode: expected no cls of WordEmbeddings, which have no such token; "
+            "choose another"
+        )
+    limit = _MAX_STATIC_TOKENS
+    if module.kind == "WordEmbeddings":
+        limit = min(limit, module.count("max_seq_length", 2**31, _NO_LIMIT))
+    # sentence-transformers pools the prompt of these models always.
+    return replace(
+        config, words=module, max_tokens=limit, architecture="", model_type="words", labels=(), pad_token_id=0,
+        pools_prompt=True,
+    )  # fmt: skip
 
 
 def _sentence_file(folder: Path) -> Path:

@@ -55,16 +55,24 @@ _MODULES: Mapping[str, _Served] = {
 }
 # Keys of the modules whose classes accept no others.
 _READ: Mapping[str, tuple[str, ...]] = {
+    "BoW": ("cumulative_term_frequency", "unknown_word_weight", "vocab", "word_weights"),
     "CNN": ("in_embedding_dimension", "in_word_embedding_dimension", "kernel_sizes", "out_channels", "stride_sizes"),
+    "LSTM": (
+        "bidirectional", "dropout", "embedding_dimension", "hidden_dim", "num_layers", "word_embedding_dimension",
+    ),
     "Pooling": (
         "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token", "pooling_mode_lasttoken",
         "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_mean_tokens",
         "pooling_mode_weightedmean_tokens", "word_embedding_dimension",
     ),
     "SpladePooling": ("activation_function", "embedding_dimension", "pooling_strategy", "word_embedding_dimension"),
+    "SparseAutoEncoder": ("dead_threshold", "hidden_dim", "input_dim", "k", "k_aux", "normalize"),
+    "SparseStaticEmbedding": ("frozen",),
     "WeightedLayerPooling": (
         "embedding_dimension", "layer_start", "num_hidden_layers", "word_embedding_dimension",
     ),
+    "WordEmbeddings": ("max_seq_length", "tokenizer_class", "update_embeddings"),
+    "WordWeights": ("unknown_word_weight", "vocab", "word_weights"),
 }  # fmt: skip
 
 

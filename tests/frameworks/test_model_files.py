@@ -139,18 +139,16 @@ def test_page_has_all_keys_of_generation() -> None:
 def test_page_has_all_keys_of_sentence_transformers() -> None:
     from sentence_transformers.base.modules import Dense, Module, Normalize, Transformer
     from sentence_transformers.cross_encoder.modules import LogitScore
-    from sentence_transformers.sentence_transformer.modules import (
-        CNN,
-        Dropout,
-        LayerNorm,
-        Pooling,
-        WeightedLayerPooling,
-    )
+    from sentence_transformers.sentence_transformer import modules as own
+    from sentence_transformers.sentence_transformer.modules import CNN, Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 
     arguments = set(inspect.signature(Transformer.__init__).parameters) - {"self", "model_name_or_path", "backend"}
     assert arguments | set(Transformer.config_keys) <= keys_of("sentence_bert_config.json")
     classes: tuple[type[Module], ...] = (
-        *(Pooling, LogitScore, Normalize, Dense, LayerNorm, Dropout, WeightedLayerPooling, CNN),
+        *(Pooling, LogitScore, Normalize, Dense, own.LayerNorm, own.Dropout, own.WeightedLayerPooling, CNN),
+        *(SparseAutoEncoder, SparseStaticEmbedding, SpladePooling),
+        *(own.LSTM, own.WordEmbeddings, own.WordWeights, own.BoW),
     )
     modules = {
         *Pooling.config_key_renames,

@@ -150,13 +150,16 @@ class EncoderModel(DeviceModel):
                 own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
                 types["token_type_ids"] = own
             output = model(input_ids=input_ids, attention_mask=mask, **types)
-            if self._tokens is not None:
-                layers = output.hidden_states if "hidden_states" in output else None
-                changed = self._tokens(TokenStates(output.last_hidden_state, mask, layers))
-                output.last_hidden_state = changed.states
+            pooled = mask
             if tokens.unpooled is not None:
-                mask = torch.from_numpy(tokens.pooling_mask).to(self._device)
-            rows: Array = self._rows(output, mask).float().cpu().numpy()
+                pooled = torch.from_numpy(tokens.pooling_mask).to(self._device)
+            if self._tokens is None:
+                found = self._rows(output, pooled)
+            else:
+                layers = getattr(output, "hidden_states", None)
+                states = self._tokens(TokenStates(output.last_hidden_state, mask, input_ids, layers))
+                found = self._pooled(states.states, pooled, states.weight_sums)
+            rows: Array = found.float().cpu().numpy()
         return rows if self._vectors is None else self._vectors(rows)
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
@@ -170,13 +173,22 @@ class EncoderModel(DeviceModel):
         if self._pooling == "pooler":
             pooled: torch.Tensor = output.pooler_output
             return pooled
-        hidden: torch.Tensor = output.last_hidden_state
-        pooled_by = [_pool_by(mode, hidden, mask) for mode in self._pooling.split("+")]
+        return self._pooled(output.last_hidden_state, mask)
+
+    def _pooled(
+        self, hidden: torch.Tensor, mask: torch.Tensor, weight_sums: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        pooled_by = [_pool_by(mode, hidden, mask, weight_sums) for mode in self._pooling.split("+")]
         return pooled_by[0] if len(pooled_by) == 1 else torch.cat([rows.float() for rows in pooled_by], dim=1)
 
 
-def _pool_by(mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Pool the hidden states [texts, longest, size] by a mode, as `frameworks.text.pooling.pool`."""
+def _pool_by(
+    mode: str, hidden: torch.Tensor, mask: torch.Tensor, weight_sums: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Pool the hidden states [texts, longest, size] by a mode, as `frameworks.text.pooling.pool`.
+
+    `weight_sums`: divisors [texts] of the means, where the states have weights.
+    """
     if mode == "cls":
         return hidden[torch.arange(len(hidden), device=mask.device), mask.argmax(dim=1)]
     if mode == "max":
@@ -192,7 +204,7 @@ def _pool_by(mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
     weights = mask.unsqueeze(-1).float()
     if mode == "weightedmean":
         weights = weights * torch.arange(1, mask.shape[1] + 1, device=mask.device).view(1, -1, 1)
-    total = weights.sum(dim=1).clamp(min=1e-9)
+    total = (weights.sum(dim=1) if weight_sums is None else weight_sums.float().unsqueeze(-1)).clamp(min=1e-9)
     return (hidden.float() * weights).sum(dim=1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
 
 

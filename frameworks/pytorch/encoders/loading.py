@@ -1,5 +1,6 @@
 """Load encoders from a folder, as its sentence-transformers and config files describe them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -11,24 +12,25 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
-from frameworks.pytorch.encoders.positions import find_usable_positions
+from frameworks.pytorch.encoders.positions import usable_positions_of
+from frameworks.pytorch.encoders.sparse_modules import load_token_weights, with_sparse_module
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.encoders.token_modules import TokenModules, load_token_modules
+from frameworks.pytorch.encoders.words import WordBagModel, load_words
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding
+from frameworks.scheduling.merging.text_padding import TextPadding
 from frameworks.text.config import TextConfig
 from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pair_scores import has_chat_template
-from frameworks.text.positions import position_trial_ids
 from frameworks.text.sentence_modules.vector_modules import VectorModules
 from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.words.tokenizer import load_word_tokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 
@@ -67,34 +69,39 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     """
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
-    if config.static is not None and copies is not None:
+    has_layers = config.static is None and config.words is None
+    if not has_layers and copies is not None:
         raise InvalidModel(f"{files.folder}: dtype: expected none for static embeddings, got int8; remove it")
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
-    if config.static is None and copies is None:
+    if has_layers and copies is None:
         pack_layers(model, files.entry.kernels)
-    usable = None if config.static is not None else _usable_positions(model, tokenizer)
+    usable = usable_positions_of(model, tokenizer) if has_layers else None
     if usable is not None and usable < config.max_tokens:
         config = replace(config, max_tokens=usable)
         files = replace(files, config=config)
         tokenizer = _tokenizer(files)
-    tokens = load_token_modules(model, config, files.entry.allow_pickled_weights)
+    tokens = load_token_modules(model, config, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     head = TextHead(pooling, _vectors(model, files, pooling, tokens), tokens)
     spec = _spec(model, config, head, device, dtype)
     # A sum of rows is shorter than the start of a second thread.
-    threads = loading.intra_op_threads if config.static is None else 1
+    threads = loading.intra_op_threads if has_layers or config.token_modules else 1
     padding = TextPadding(_pad_token_id(model, config))
     if config.late is not None:
         return _token_vector_models(files, model, tokenizer, spec, loading, copies)
     if config.sparse is not None:
         return _sparse_models(files, model, tokenizer, spec, loading, copies)
-    if copies is not None:
+    # A run does not change the module: one is enough for any number of threads.
+    make: Callable[..., EncoderModel] = EncoderModel if config.static is None else StaticEncoder
+    if config.sparse_module is not None:
+        spec, make = with_sparse_module(model, spec, config, files.entry)
+    elif config.words is not None and config.pooling is None:
+        make = WordBagModel
+    elif copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
-    # A run does not change the module: one is enough for any number of threads.
-    kind = EncoderModel if config.static is None else StaticEncoder
-    return [kind(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
+    return [make(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
 
 
 def _token_vector_models(
@@ -155,6 +162,7 @@ def _sparse_models(
         own = replace(spec, outputs=outputs, text=text)
         instance = SparseModel(model, tokenizer, own, TextHead("none"), padding, loading.intra_op_threads)
         instance.sparse = files.config.sparse
+        instance.max_active_dims = files.config.max_active_dims
         instances.append(instance)
     return list(instances)
 
@@ -163,6 +171,8 @@ def _tokenizer(files: ModelFiles) -> TextTokenizer:
     folder, config = files.folder, files.config
     if config.late is not None:
         return LateTokenizer(folder, config)
+    if config.words is not None:
+        return load_word_tokenizer(folder, config)
     is_templated = config.answers is not None or config.pair_messages.is_used or has_chat_template(folder)
     if is_templated and config.classifies and len(config.labels) == 1:
         # A process of another encoder needs none of it.
@@ -174,8 +184,12 @@ def _tokenizer(files: ModelFiles) -> TextTokenizer:
 
 def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer) -> torch.nn.Module:
     folder, config, dtype, device = files.folder, files.config, loading.dtype, loading.device
+    if config.static is not None and config.sparse_module is not None:
+        return load_token_weights(config.static, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     if config.static is not None:
         return load_table(config.static, device, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
+    if config.words is not None:
+        return load_words(config.words, device, dtype, tokenizer.vocabulary_size, files.entry.allow_pickled_weights)
     if config.sparse is not None:
         from transformers import AutoModelForMaskedLM
 
@@ -191,24 +205,6 @@ def _model(files: ModelFiles, loading: EncoderLoading, tokenizer: TextTokenizer)
         return AnswerScorer(causal, ids[0], ids[1]).eval()
     except InvalidModel as error:
         raise InvalidModel(f"{folder}: {error.message}") from error
-
-
-def _usable_positions(model: torch.nn.Module, tokenizer: TextTokenizer) -> int | None:
-    """Return the largest number of tokens that the model has positions for; None where nothing bounds it."""
-    token_ids = position_trial_ids(tokenizer, TRIAL_TEXTS)
-    if token_ids is None:
-        return None
-    input_ids = torch.tensor([token_ids], device=next(model.parameters()).device)
-
-    def run() -> None:
-        with torch.inference_mode():
-            model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
-
-    try:
-        return find_usable_positions(model, run, input_ids.shape[1])
-    except RUN_ERRORS:
-        # The warm-up names the error.
-        return None
 
 
 def _answer_id(answer: int | str | None, tokenizer: TextTokenizer, folder: Path) -> int | None:

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from frameworks.text.positions import usable_positions
+from frameworks.pytorch.device_errors import RUN_ERRORS
+from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS
+from frameworks.text.positions import position_trial_ids, usable_positions
+from frameworks.text.tokenizer import TextTokenizer
 
 _EMBEDDING = torch.ops.aten.embedding.default
 _SELECT = torch.ops.aten.index_select.default
@@ -22,6 +25,24 @@ def find_usable_positions(model: torch.nn.Module, run: Callable[[], object], num
     with reads:
         run()
     return usable_positions(reads.reads)
+
+
+def usable_positions_of(model: torch.nn.Module, tokenizer: TextTokenizer) -> int | None:
+    """Return the largest number of tokens that the model has positions for; None where nothing bounds it."""
+    token_ids = position_trial_ids(tokenizer, TRIAL_TEXTS)
+    if token_ids is None:
+        return None
+    input_ids = torch.tensor([token_ids], device=next(model.parameters()).device)
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+
+    try:
+        return find_usable_positions(model, run, input_ids.shape[1])
+    except RUN_ERRORS:
+        # The warm-up names the error.
+        return None
 
 
 class _TableReads(TorchDispatchMode):  # type: ignore[no-untyped-call]

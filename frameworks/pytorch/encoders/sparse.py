@@ -7,6 +7,7 @@ import torch
 
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.padding import pad
+from frameworks.text.sentence_modules.sparse_modules import keep_largest
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling
 from frameworks.types import Array, TokenBatch
 
@@ -18,6 +19,7 @@ class SparseModel(EncoderModel):
     """Its rows are object arrays [texts] of (int32 indices, float32 values), by ascending index."""
 
     sparse: SparsePooling
+    max_active_dims: int | None = None
 
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         """Run a batch in parts whose logits have a bound: each token has one for the whole vocabulary."""
@@ -35,7 +37,7 @@ class SparseModel(EncoderModel):
         rows = np.empty(batch.rows, object)
         for row, weights in enumerate(self._computed(model, tokens)):
             indices = np.flatnonzero(weights).astype(np.int32)
-            rows[row] = (indices, weights[indices])
+            rows[row] = keep_largest(indices, weights[indices], self.max_active_dims)
         return rows
 
     def _trial_row(self, rows: Array) -> Array:

@@ -13,23 +13,39 @@ from frameworks.text.config import TextConfig
 from frameworks.text.sentence_modules.module_weights import checked_tensor, read_weights
 from frameworks.text.sentence_modules.modules import Module
 from frameworks.text.sentence_modules.vector_modules import LARGEST_VECTOR, activation_name
+from frameworks.text.words.vocabulary import word_weights
 from frameworks.types import Array
 
 _MOST_KERNELS = 64
 _LARGEST_KERNEL = 1023
 _MOST_LAYERS = 1000
+_MOST_LSTMS = 100
 
 
 @dataclass(slots=True)
 class TokenStates:
     """The states of the tokens of a batch, [texts, longest, size]. `mask`: 1 on tokens, int64 [texts, longest].
 
-    `layers`: the states behind the embeddings and behind each layer; None where the encoder does not give them.
+    `input_ids`: int64 [texts, longest]. `layers`: the states behind the embeddings and behind each layer; None where
+    the encoder does not give them. `weight_sums`: [texts], of WordWeights.
     """
 
     states: torch.Tensor
     mask: torch.Tensor
+    input_ids: torch.Tensor
     layers: Sequence[torch.Tensor] | None = None
+    weight_sums: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """`size`: of its states; 0 or less where only the modules state it. `num_layers`: of states that it gives; 0 where
+    it gives the last ones only. `num_ids`: token ids that it reads.
+    """
+
+    size: int
+    num_layers: int
+    num_ids: int
 
 
 _Step = Callable[[TokenStates], None]
@@ -39,16 +55,17 @@ class TokenModules:
     """The modules of a model before its pooling. `size`: of the states that they return."""
 
     def __init__(
-        self, modules: Sequence[Module], size: int, num_layers: int, like: torch.Tensor, allow_pickled: bool = False
+        self,
+        modules: Sequence[Module],
+        encoder: Encoder,
+        like: torch.Tensor,
+        allow_pickled: bool = False,
     ) -> None:
-        """`size`: of the encoder's states; 0 or less where only the modules state it. `num_layers`: of states that the
-        encoder gives; 0 where it gives the last ones only. `like`: of the dtype and device of the states.
-
-        Raises InvalidModel.
-        """
-        self.size = size
+        """`like`: of the dtype and device of the states. Raises InvalidModel."""
+        self.size = encoder.size
         self.memory_bytes = 0
-        self._num_layers = num_layers
+        self._num_layers = encoder.num_layers
+        self._num_ids = encoder.num_ids
         self._like = like
         self._allow_pickled = allow_pickled
         self._steps: list[_Step] = [self._step(module) for module in modules]
@@ -62,12 +79,16 @@ class TokenModules:
     def _step(self, module: Module) -> _Step:
         if module.kind == "Normalize":
             return _normalize
+        if module.kind == "WordWeights":
+            return self._weights(module)
         tensors = read_weights(module, self._allow_pickled)
         match module.kind:
             case "Dense":
                 return self._dense(module, tensors)
             case "CNN":
                 return self._convolutions(module, tensors)
+            case "LSTM":
+                return self._recurrence(module, tensors)
         assert module.kind == "WeightedLayerPooling", module.kind
         return self._layers(module, tensors)
 
@@ -131,6 +152,44 @@ class TokenModules:
 
         return step
 
+    def _recurrence(self, module: Module, tensors: Mapping[str, Array]) -> _Step:
+        before = self._check_size(module, "embedding_dimension", "word_embedding_dimension")
+        size, num_layers = module.count("hidden_dim", LARGEST_VECTOR // 2), module.count("num_layers", _MOST_LSTMS, 1)
+        both_ways = module.config.get("bidirectional") is not False
+        with torch.device("meta"):
+            lstm = torch.nn.LSTM(before, size, num_layers, bidirectional=both_ways, batch_first=True)
+        shapes = {name: tuple(weight.shape) for name, weight in lstm.named_parameters()}
+        held = {name: self._held(module, tensors, f"encoder.{name}", shape) for name, shape in shapes.items()}
+        lstm.load_state_dict(held, assign=True)
+        lstm.eval().requires_grad_(False)
+        self.size = 2 * size if both_ways else size
+
+        def step(tokens: TokenStates) -> None:
+            lengths, longest = tokens.mask.sum(dim=1).clamp(min=1).cpu(), tokens.states.shape[1]
+            packed = torch.nn.utils.rnn.pack_padded_sequence(
+                tokens.states, lengths, batch_first=True, enforce_sorted=False
+            )
+            states = torch.nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=longest)
+            tokens.states = states[0]
+
+        return step
+
+    def _weights(self, module: Module) -> _Step:
+        table = torch.from_numpy(word_weights(module)).to(self._like.device)
+        self.memory_bytes += table.nbytes
+        if len(table) < self._num_ids:
+            raise InvalidModel(
+                f"{module.config_file}: vocab: expected a word for each of {self._num_ids} tokens, got {len(table)}; "
+                "correct the file"
+            )
+
+        def step(tokens: TokenStates) -> None:
+            weights = table[tokens.input_ids] * tokens.mask
+            tokens.states = tokens.states * weights.unsqueeze(-1).to(tokens.states.dtype)
+            tokens.weight_sums = weights.sum(dim=1)
+
+        return step
+
     def _layers(self, module: Module, tensors: Mapping[str, Array]) -> _Step:
         size, count = self.size, module.count("num_hidden_layers", _MOST_LAYERS, 12) + 1
         first = module.config.get("layer_start", 4)
@@ -156,15 +215,20 @@ class TokenModules:
         return step
 
 
-def load_token_modules(model: torch.nn.Module, config: TextConfig, allow_pickled: bool) -> TokenModules | None:
-    """Read the modules between an encoder and its pooling; None where there are none. Raises InvalidModel."""
+def load_token_modules(
+    model: torch.nn.Module, config: TextConfig, vocabulary_size: int, allow_pickled: bool
+) -> TokenModules | None:
+    """Read the modules between an encoder and its pooling; None where there are none.
+
+    `vocabulary_size`: of the tokenizer. Raises InvalidModel.
+    """
     if config.classifies or not config.token_modules:
         return None
     stated, num_layers = model.config, 0
     if getattr(stated, "output_hidden_states", False):
         num_layers = int(getattr(stated, "num_hidden_layers", -1)) + 1
-    size, like = int(getattr(stated, "hidden_size", -1)), next(model.parameters())
-    return TokenModules(config.token_modules, size, num_layers, like, allow_pickled)
+    encoder = Encoder(int(getattr(stated, "hidden_size", -1)), num_layers, vocabulary_size)
+    return TokenModules(config.token_modules, encoder, next(model.parameters()), allow_pickled)
 
 
 def _normalize(tokens: TokenStates) -> None:

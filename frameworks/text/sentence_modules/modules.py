@@ -7,10 +7,16 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import parse_json, read_json
+from memory.sizes import format_size
 
 _MOST_MODULES = 100
 # Of the classes whose file is not config.json.
-_CONFIG_NAMES = {"CNN": "cnn_config.json"}
+_CONFIG_NAMES = {
+    "CNN": "cnn_config.json",
+    "LSTM": "lstm_config.json",
+    "WordEmbeddings": "wordembedding_config.json",
+}
+_MAX_CONFIG_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,17 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
 def read_module(kind: str, folder: Path) -> Module:
     """Return a module with its configuration. Raises InvalidModel."""
     module = Module(kind, folder)
+    check_file_bytes(module.config_file)
     return replace(module, config=read_json(module.config_file))
+
+
+def check_file_bytes(file: Path) -> None:
+    """Raise InvalidModel for a JSON file, such as one of words, that is larger than any vocabulary."""
+    size = file.stat().st_size if file.is_file() else 0
+    if size > _MAX_CONFIG_BYTES:
+        raise InvalidModel(
+            f"{file}: expected at most {format_size(_MAX_CONFIG_BYTES)}, got {format_size(size)}; serve a smaller model"
+        )
 
 
 def _kind(module_type: str) -> str:

@@ -7,29 +7,31 @@ from pathlib import Path
 from frameworks.core.errors import InvalidModel
 from frameworks.text.sentence_modules.modules import Module
 
-ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "MLMTransformer")
+SPARSE_TABLE = "SparseStaticEmbedding"
+SPARSE_CODE = "SparseAutoEncoder"
+ENCODERS = ("Transformer", "CLIPModel", "StaticEmbedding", "WordEmbeddings", "BoW", "MLMTransformer", SPARSE_TABLE)
 """First modules of the models that are served."""
 # Those whose output is the vector of a text.
-_POOLED = ("StaticEmbedding",)
-_OF_TOKENS = ("WeightedLayerPooling", "CNN")
+_POOLED = ("StaticEmbedding", "BoW", SPARSE_TABLE)
+_OF_TOKENS = ("WeightedLayerPooling", "CNN", "LSTM", "WordWeights")
 # Those that compute either, by the key module_input_name.
 _OF_BOTH = ("Dense", "Normalize")
 _OF_VECTORS = ("Dense", "LayerNorm", "Normalize")
-_WITHOUT_VECTOR = ("Normalize",)
-SERVED = (*ENCODERS, *_OF_TOKENS, "Pooling", *_OF_VECTORS, "Dropout", "LogitScore", "SpladePooling")
+SERVED = (*ENCODERS, *_OF_TOKENS, "Pooling", *_OF_VECTORS, "Dropout", "LogitScore", "SpladePooling", SPARSE_CODE)
 """Modules that are served in some order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """`tokens`: modules between the encoder and its pooling. `vectors`: those after it that compute an embedding,
-    without a Normalize at the end, which `normalizes` is.
+    without a Normalize at the end, which `normalizes` is. `sparse`: the module whose vectors are sparse.
     """
 
     tokens: tuple[Module, ...] = ()
     pooling: Module | None = None
     vectors: tuple[Module, ...] = ()
     normalizes: bool = False
+    sparse: Module | None = None
 
 
 def of_tokens(module: Module) -> bool:
@@ -48,37 +50,64 @@ def read_order(folder: Path, modules: Sequence[Module]) -> Order:
     tokens: list[Module] = []
     vectors: list[Module] = []
     pooling = None
-    is_pooled = bool(kinds) and kinds[0] in _POOLED
     for index, module in enumerate(modules):
-        kind = module.kind
-        is_late = is_pooled or bool(vectors)
-        if of_tokens(module) and is_late and kind in _OF_BOTH:
-            raise InvalidModel(
-                f"{module.config_file}: module_input_name: expected sentence_embedding behind the pooling, "
-                "got token_embeddings; this order is not served"
-            )
-        is_misplaced = is_late if of_tokens(module) else kind == "Pooling" and (is_late or index != 1 + len(tokens))
-        if (kind in ENCODERS) != (index == 0) or is_misplaced:
+        is_pooled = pooling is not None or kinds[0] in _POOLED
+        is_known_place = (module.kind in ENCODERS) == (index == 0)
+        if not is_known_place or not _follows(module, len(tokens) + 1 == index, is_pooled, bool(vectors)):
             raise InvalidModel(
                 f"{folder / 'modules.json'}: expected Transformer or CLIPModel, then Pooling, then others, "
                 f"got {', '.join(kinds)[:300]}; this order is not served"
             )
-        if kind == "Pooling":
-            pooling, is_pooled = module, True
+        if module.kind == "Pooling":
+            pooling = module
         elif of_tokens(module):
             tokens.append(module)
-        elif kind in _OF_VECTORS:
+        elif module.kind in _OF_VECTORS:
             vectors.append(module)
-        if kind in _OF_VECTORS and kind not in _WITHOUT_VECTOR and not of_tokens(module) and not is_pooled:
-            raise InvalidModel(
-                f"{folder / 'modules.json'}: {kind}: expected Pooling before it, got none; this order is not served"
-            )
-    if tokens and pooling is None:
-        kind = tokens[0].kind
-        raise InvalidModel(
-            f"{folder / 'modules.json'}: {kind}: expected Pooling after it, got none; this order is not served"
-        )
+            if module.kind != "Normalize" and not is_pooled:
+                raise _unserved(folder, f"{module.kind}: expected Pooling before it, got none")
+    _check_neighbours(folder, kinds, tokens, pooling)
+    sparse = _sparse_module(folder, modules, pooling)
+    if sparse is not None:
+        return Order(tuple(tokens), pooling, tuple(vectors), sparse=sparse)
     normalizes = bool(kinds) and kinds[-1] == "Normalize" and not of_tokens(modules[-1])
     while vectors and vectors[-1].kind == "Normalize":
         vectors.pop()
     return Order(tuple(tokens), pooling, tuple(vectors), normalizes)
+
+
+def _check_neighbours(folder: Path, kinds: Sequence[str], tokens: Sequence[Module], pooling: Module | None) -> None:
+    """Raise InvalidModel for a module without the one that it needs before or after it."""
+    if tokens and pooling is None:
+        raise _unserved(folder, f"{tokens[0].kind}: expected Pooling after it, got none")
+    if "LSTM" in kinds and kinds[0] != "WordEmbeddings":
+        raise _unserved(folder, f"LSTM: expected WordEmbeddings as the first module, got {kinds[0]}")
+
+
+def _sparse_module(folder: Path, modules: Sequence[Module], pooling: Module | None) -> Module | None:
+    """Return the module whose vectors are sparse; None where there is none. Raises InvalidModel."""
+    kinds = [module.kind for module in modules]
+    if SPARSE_TABLE in kinds and len(kinds) > 1:
+        raise _unserved(folder, f"{SPARSE_TABLE}: expected no module after it, got {kinds[1]}")
+    if SPARSE_CODE in kinds and (pooling is None or kinds[-1] != SPARSE_CODE or kinds.count(SPARSE_CODE) > 1):
+        raise _unserved(folder, f"{SPARSE_CODE}: expected Pooling before it and nothing after it, got {kinds[-1]}")
+    return modules[-1] if kinds and kinds[-1] in (SPARSE_TABLE, SPARSE_CODE) else None
+
+
+def _follows(module: Module, is_next: bool, is_pooled: bool, has_vectors: bool) -> bool:
+    """Return whether a module may stand behind those before it. `is_next`: all of them have states of tokens.
+
+    Raises InvalidModel for one of tokens behind the pooling.
+    """
+    if of_tokens(module):
+        if module.kind in _OF_BOTH and (is_pooled or has_vectors):
+            raise InvalidModel(
+                f"{module.config_file}: module_input_name: expected sentence_embedding behind the pooling, "
+                "got token_embeddings; this order is not served"
+            )
+        return not is_pooled and not has_vectors
+    return module.kind != "Pooling" or (is_next and not is_pooled)
+
+
+def _unserved(folder: Path, reason: str) -> InvalidModel:
+    return InvalidModel(f"{folder / 'modules.json'}: {reason}; this order is not served")

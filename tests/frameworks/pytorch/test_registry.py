@@ -1,5 +1,6 @@
 """From an entry of config.toml to a model: task, device, dtype and refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +199,11 @@ class TestRefusals:
 
     def test_unserved_module_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
-        write_sentence_transformers(folder, more_modules=["LSTM"])
-        assert "module LSTM is not served; the modules served are Transformer, CLIPModel" in refusal(folder)
+        write_sentence_transformers(folder, more_modules=[])
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        lstm = {"path": "lstm", "type": "sentence_transformers.models.LSTM"}
+        write_json(folder / "modules.json", [modules[0], lstm, *modules[1:]])
+        assert "LSTM: expected WordEmbeddings as the first module, got Transformer" in refusal(folder)
 
     def test_unknown_pooling_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)

@@ -185,13 +185,15 @@ class TestSentenceTransformers:
         with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: absent"):
             read_text_config(tmp_path)
 
-    @pytest.mark.parametrize("module", ["WordEmbeddings", "LSTM", "Router"])
+    @pytest.mark.parametrize("module", ["MultiVectorMask", "TokenPooling", "Router"])
     def test_unsupported_module_is_refused_by_name(self, tmp_path: Path, module: str) -> None:
         write_sentence_transformers(tmp_path, more_modules=[module])
         with pytest.raises(InvalidModel, match=rf"modules\.json: module {module} is not served.*Normalize"):
             read_text_config(tmp_path)
 
-    @pytest.mark.parametrize("order", [["Transformer", "Dense", "Pooling"], ["Pooling"], ["Transformer", "Dense"]])
+    @pytest.mark.parametrize(
+        "order", [["Transformer", "Dense", "Pooling"], ["Pooling"], ["Transformer", "Dense"], ["BoW", "Pooling"]]
+    )
     def test_unserved_order_of_modules_is_refused(self, tmp_path: Path, order: list[str]) -> None:
         modules = [
             {"path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(order)

@@ -1,0 +1,1 @@
+"""Read texts as whole words (WordEmbeddings, BoW): `vocabulary.py` has their files, `tokenizer.py` splits texts."""
