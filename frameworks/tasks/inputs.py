@@ -50,6 +50,9 @@ def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: M
         if name not in known:
             raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], known, within=f"{field}.")
         if name in ("image", "audio", "video"):
+            # An object of texts may have a member of this name.
+            if not all(isinstance(file, bytes) for file in (value if isinstance(value, list) and value else [value])):
+                raise InvalidInput(own_field, f"expected a file, got {_kind_of(value)}; send it as {name} beside texts")
             continue
         if name == "table":
             _check_table(value, own_field)

@@ -246,3 +246,29 @@ def test_onnx_scores_equal_onnxruntime(server: RunningServer) -> None:
 )
 def test_request_for_other_task_refused(model: str, body: dict[str, Any], words: str, server: RunningServer) -> None:
     assert_refused(server.client.post(f"/models/{model}/infer", json=body), 400, "invalid_input", words)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("minilm", {"normalize": False, "truncate": True}),
+        ("classify-many", {"top_k": 2, "truncate": True}),
+        ("classify-onnx", {"function_to_apply": "none"}),
+    ],
+)
+def test_parameters_equal_own_fields(model: str, options: dict[str, Any], server: RunningServer) -> None:
+    def numbers(**given: Any) -> Array:
+        answer = server.infer(model, text=TEXTS[:3], **given)
+        rows = answer.get("predictions") or answer["embeddings"]
+        return np.array([[each["score"] if isinstance(each, dict) else each for each in row] for row in rows])
+
+    found = numbers(parameters=options)
+    # A batch adds in another order.
+    np.testing.assert_allclose(found, numbers(**options), atol=1e-4)
+    whole = numbers()
+    assert found.shape != whole.shape or np.abs(found - whole).max() > 1e-3
+
+
+def test_unknown_parameter_is_refused_by_name(server: RunningServer) -> None:
+    body = '{"text": "a", "parameters": {"topk": 2}}'
+    assert_refused(server.post("/models/classify/infer", body), 400, "unknown_field", "parameters.topk", "top_k")

@@ -21,6 +21,7 @@ from app.protocols.native.fields import (
 from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
+from app.protocols.native.parameters import decode_merged, has_own_parameters
 from app.protocols.native.tasks import read_task
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
 from app.protocols.shared.errors import ErrorReply
@@ -134,7 +135,8 @@ def _read_document(target: Target, document: Document) -> NamedRequest:
         raise InvalidInput("body", f"expected a JSON object, got {describe_type(document.root)}; send one object")
     fields = document.members(document.root, FIELDS)
     name, version = name_and_version(fields, target)
-    return NamedRequest(name, version, partial(_decode, document, fields), partial(read_count, fields, "timeout_ms"))
+    decode = partial(decode_merged, _decode) if has_own_parameters(fields) else _decode
+    return NamedRequest(name, version, partial(decode, document, fields), partial(read_count, fields, "timeout_ms"))
 
 
 def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> NativeRequest:

@@ -103,7 +103,8 @@ class InferRequest(GenerationOptions):
     )
     parameters: dict[str, Any] = Field(
         _ABSENT,
-        description="Parameters of the model's task, by transformers' names; GET /models lists them.",
+        description="Parameters of the model's task, by transformers' names; GET /models lists them. For models that "
+        "embed or classify the options of text and image, instead of their own fields; null: the default.",
         examples=[{"aggregation_strategy": "simple"}],
     )
     normalize: bool = Field(
@@ -124,6 +125,15 @@ class InferRequest(GenerationOptions):
     )
     input_type: Literal["query", "document"] = Field(
         _ABSENT, description="embed: how a model of late interaction reads the texts. Default: document."
+    )
+    dimensions: int = Field(
+        _ABSENT,
+        ge=1,
+        le=MAX_INT32,
+        description="embed: truncate the vectors to this size, one that the model allows. Default: whole vectors.",
+    )
+    function_to_apply: Literal["none", "softmax", "sigmoid"] = Field(
+        _ABSENT, description="classify: none returns the logits. Others: only the model's own, which is the default."
     )
     prompt: str = Field(_ABSENT, description="The text to continue, for models that generate text.")
     messages: Messages = Field(
@@ -159,6 +169,8 @@ class InferFiles(Body):
     version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
     normalize: bool = Field(_ABSENT, description="As in JSON.")
     top_k: Annotated[int, Field(ge=1, le=MAX_INT32)] = Field(_ABSENT, description="As in JSON.")
+    dimensions: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
+    function_to_apply: Literal["none", "softmax", "sigmoid"] = Field(_ABSENT, description="As in JSON.")
     outputs: list[str] = Field(_ABSENT, description="As in JSON: a part for each, or names separated by commas.")
     priority: int = Field(_ABSENT, ge=1, le=LAST_PRIORITY, description="As in JSON.")
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
@@ -175,8 +187,8 @@ GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
-    "text": frozenset({"normalize", "truncate", "top_k", "min_value", "input_type"}),
-    "image": frozenset({"normalize", "top_k", "outputs"}),
+    "text": frozenset({"normalize", "truncate", "top_k", "min_value", "input_type", "dimensions", "function_to_apply"}),
+    "image": frozenset({"normalize", "top_k", "outputs", "dimensions", "function_to_apply"}),
     "audio": frozenset(),
     "video": frozenset(),
     "prompt": GENERATION_FIELDS,

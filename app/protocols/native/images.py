@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from app.protocols.native.fields import COMMON_FIELDS, OPTIONS, PARAMETERS
-from app.protocols.native.inputs import read_boolean, read_count, read_output_names
-from app.protocols.shared.fields.images import check_num_images, check_reads_images, decode_images
+from app.protocols.native.inputs import TASK_OPTIONS, read_boolean, read_count, read_output_names
+from app.protocols.native.parameters import in_parameters, merge_parameters_of_files, read_raw_scores
+from app.protocols.shared.fields.images import check_num_images, check_reads_images, check_vector_size, decode_images
 from app.protocols.shared.json.body import Document, Node
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.images.spec import ImageRequest
@@ -15,7 +16,7 @@ FIELD: Literal["image"] = "image"
 FILE_OPTIONS = COMMON_FIELDS | OPTIONS[FIELD] | {PARAMETERS, "text"}
 """The options of a request whose body is a file, or a form with files."""
 
-_COUNTS = frozenset({"priority", "timeout_ms", "top_k"})
+_COUNTS = frozenset({"priority", "timeout_ms", "top_k", "dimensions"})
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MAX_DIGITS = 10
 
@@ -47,9 +48,14 @@ def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSp
         for name in names:
             if name not in spec.outputs_by_name:
                 raise UnknownField.among(name[:MAX_SHOWN_CHARACTERS], spec.outputs_by_name, within="outputs.")
-    for name in (PARAMETERS, "text"):
-        if name in options:
-            raise InvalidInput(name, f"expected none for a model of task {spec.task}; leave it out")
+    if "text" in options:
+        raise InvalidInput("text", f"expected none for a model of task {spec.task}; leave it out")
+    if PARAMETERS in options:
+        options, own = merge_parameters_of_files(options)
+        try:
+            return _build(list(files), options, spec, names)
+        except InvalidInput as error:
+            raise in_parameters(error, own) from None
     return _build(list(files), options, spec, names) if options else ImageRequest(list(files))
 
 
@@ -89,11 +95,16 @@ def _build(
 ) -> ImageRequest:
     if not options:
         return ImageRequest(images)
-    for option, task in (("normalize", "embed"), ("top_k", "classify")):
+    for option, task in TASK_OPTIONS:
         if option in options and spec.task != task:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
+    check_vector_size(read_count(options, "dimensions"), spec)
     return ImageRequest(
-        images, read_boolean(options, "normalize"), top_k=read_count(options, "top_k"), output_names=names
+        images,
+        read_boolean(options, "normalize"),
+        top_k=read_count(options, "top_k"),
+        raw_scores=read_raw_scores(options, spec),
+        output_names=names,
     )
 
 

@@ -5,13 +5,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from app.protocols.native.fields import MAX_MIN_VALUE
+from app.protocols.native.parameters import read_raw_scores
 from app.protocols.shared.fields.model_inputs import describe_inputs, explain_expected_input
-from app.protocols.shared.fields.texts import MAX_TEXTS, check_input_type
+from app.protocols.shared.fields.texts import MAX_TEXTS, check_dimensions, check_input_type
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
 from app.protocols.shared.json.shapes import check_shape, reshape_flat
 from app.protocols.shared.json.tensors import read_tensor, read_value
 from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value
+
+TASK_OPTIONS = (
+    ("normalize", "embed"), ("dimensions", "embed"), ("top_k", "classify"), ("function_to_apply", "classify"),
+)  # fmt: skip
+"""Options of texts and images, with the task of their models."""
 
 
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest | TensorBatch:
@@ -21,7 +27,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     """
     if spec.text is None and not _reads_text(spec):
         raise InvalidInput("text", explain_expected_input(spec))
-    for option, task in (("normalize", "embed"), ("top_k", "classify")):
+    for option, task in TASK_OPTIONS:
         takes_top_k = option == "top_k" and _is_sparse(spec)
         if option in fields and spec.task != task and not takes_top_k:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
@@ -37,11 +43,16 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         raise InvalidInput(field, f"expected a string, got {describe_type(texts[index])}")
     if spec.text is None:
         return _texts_of_composite(texts, fields, spec)
+    dimensions = read_count(fields, "dimensions")
+    if dimensions is not None and spec.text.vectors != "dense":
+        raise InvalidInput("dimensions", "expected none for a model without dense vectors; leave it out")
     return TextRequest(
         texts=texts,
         normalize=read_boolean(fields, "normalize"),
         truncate=read_boolean(fields, "truncate") is not False,
         top_k=read_count(fields, "top_k"),
+        dimensions=check_dimensions(dimensions, spec.text),
+        raw_scores=read_raw_scores(fields, spec),
         are_queries=_are_queries(fields, spec),
         vectors=("dense", "multi", "sparse"),
         min_value=_read_min_value(fields),

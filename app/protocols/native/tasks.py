@@ -44,8 +44,25 @@ def read_task_files(field: str, files: Sequence[bytes], options: Mapping[str, An
     parameters = check_parameters(spec.pipeline, named)
     values: dict[str, Any] = {field: list(files) if len(files) != 1 else files[0]}
     if "text" in options:
-        values["text"] = options["text"]
+        values["text"] = _text_of_file(spec.pipeline, options["text"])
     return task_request(spec.pipeline, values, parameters)
+
+
+def _text_of_file(task: TaskSpec, text: str) -> Any:
+    """Return the text beside a file: JSON where the task reads an object of texts. Raises InvalidInput."""
+    if not task.members or "text" in task.reads:
+        return text
+    try:
+        given = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        given = None
+    # A list has one object for each file.
+    objects = given if isinstance(given, list) else [given]
+    if not all(isinstance(each, dict) for each in objects):
+        raise InvalidInput(
+            "text", f"expected a JSON object as text with {' and '.join(task.members)}, got another text"
+        )
+    return given
 
 
 def task_request(task: TaskSpec, values: Mapping[str, Any], parameters: dict[str, Any]) -> TaskRequest:
