@@ -16,6 +16,8 @@ from frameworks.pytorch.tasks.masks import FoundMasks, PackedMasks, RunLengths, 
 from frameworks.tasks.mask_prompts import MASKS_OF_A_POINT, PROMPTS
 
 _RUN_BYTES = 1 << 30
+_CPU_RUN_BYTES = 1 << 28
+"""Of the masks of a run. On a CPU larger runs are not faster, and other requests wait for them longer."""
 # Of a mask at the size of the model and at that of the image: float32, and booleans that are compared.
 _PIXEL_BYTES = 6
 _USUAL_POINTS = 64
@@ -134,7 +136,8 @@ class MaskGeneration(MaskGenerationPipeline):  # type: ignore[misc]  # transform
         """Return the points of a run whose masks take little enough memory."""
         padded = self.image_processor.pad_size
         pixels = padded["height"] * padded["width"] + size[0] * size[1]
-        return int(max(1, _RUN_BYTES // (masks * pixels * _PIXEL_BYTES)))
+        most_bytes = _CPU_RUN_BYTES if self.device.type == "cpu" else _RUN_BYTES
+        return int(max(1, most_bytes // (masks * pixels * _PIXEL_BYTES)))
 
     def _forward(
         self, model_inputs: Row, multimask_output: bool = True, mask_threshold: float = 0.0, **filters: Any

@@ -111,7 +111,7 @@ def test_small_runs_have_equal_masks(
 ) -> None:
     model, picture = models["sam"], samples("mask-generation")[1]
     expected = answer(model, picture, given)
-    monkeypatch.setattr(mask_generation, "_RUN_BYTES", 1)
+    monkeypatch.setattr(mask_generation, "_CPU_RUN_BYTES", 1)
     assert model.pipeline is not None
     items = model.pipeline.prepare({"image": png(picture)}, {**given})
     assert len(items) == (5 * 9 if "points_per_crop" in given else 2)
