@@ -112,7 +112,8 @@ class InferRequest(GenerationOptions):
         "from this number of most likely tokens; 0 or -1: all; default: the model's own.",
     )
     input_type: Literal["query", "document"] = Field(
-        _ABSENT, description="embed: how a model of late interaction reads the texts. Default: document."
+        _ABSENT,
+        description="embed: how a model of late interaction, or with a Router, reads the texts. Default: document.",
     )
     prompt: str = Field(_ABSENT, description="The text to continue, for models that generate text.")
     messages: Messages = Field(
