@@ -179,7 +179,7 @@ class TorchRegistry:
             _check_task(files)
             if files.config.generates or files.config.classifies or files.config.late is not None:
                 raise InvalidModel(f"{files.folder}: Router: expected encoders with one vector for each text")
-            if entry.dtype == "int8":
+            if self._wanted_bits(entry) is not None:
                 raise InvalidModel(f'{folder}: dtype: expected no "int8" for a model with a Router; remove it')
             dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
             threads = self._performance.num_intra_op_threads(entry.instances)

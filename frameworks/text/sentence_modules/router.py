@@ -101,7 +101,8 @@ def _mappings(file: Path, stated: object, routes: Mapping[str, object]) -> dict[
                 f"{file}: route_mappings: expected a task, a modality and a route of structure, got {key[:100]}; "
                 "correct it"
             )
-        if isinstance(pair[1], str | None):
+        # Other modalities are not those of texts alone.
+        if isinstance(pair[0], str | None) and isinstance(pair[1], str | None):
             found[pair] = route
     return found
 
