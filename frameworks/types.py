@@ -111,6 +111,7 @@ class TextSpec:
     else a sigmoid is applied. `is_regression`: the values of the labels are answered as the model computes them.
     `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
     model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
+    `has_sides`: queries and documents have encoders of their own.
     """
 
     max_tokens: int
@@ -125,6 +126,7 @@ class TextSpec:
     is_regression: bool = False
     unpadded_because: str | None = None
     vectors: Vectors = "dense"
+    has_sides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +298,15 @@ class TokenBatch:
 
     `token_type_ids`: for pairs of texts 0 or 1 for each token, the text that it belongs to. None: 0 for all.
     `attended`: how many tokens of each text the others attend to, the first ones; None: all. `unpooled`: how many
-    tokens of each text the pooling leaves out, the first ones; None: none.
+    tokens of each text the pooling leaves out, the first ones; None: none. `are_queries`: of texts for a model with
+    sides; None: all are documents.
     """
 
     token_ids: list[list[int]]
     token_type_ids: list[list[int]] | None = None
     attended: list[int] | None = None
     unpooled: list[int] | None = None
+    are_queries: list[bool] | None = None
 
     @property
     def rows(self) -> int:
@@ -310,12 +314,13 @@ class TokenBatch:
 
     def part(self, at: int, rows: int) -> "TokenBatch":
         """Return `rows` of its texts from position `at`."""
-        types, attended, unpooled = self.token_type_ids, self.attended, self.unpooled
+        types, attended, unpooled, are_queries = self.token_type_ids, self.attended, self.unpooled, self.are_queries
         return TokenBatch(
             self.token_ids[at : at + rows],
             None if types is None else types[at : at + rows],
             None if attended is None else attended[at : at + rows],
             None if unpooled is None else unpooled[at : at + rows],
+            None if are_queries is None else are_queries[at : at + rows],
         )
 
 
@@ -354,8 +359,8 @@ class TextRequest:
     `shorter_sizes`; None: whole embeddings. `token_ids`: the texts as token ids of this model, each with at least one;
     `texts` is then empty. `raw_scores`: the logits of labels instead of their probabilities.
     `prompt`: what is put before each text; None: the prompt of the model's files. `are_queries`: a model of late
-    interaction reads queries, not documents. `vectors`: the kinds that the response of the protocol can hold.
-    `min_value`: smallest element that a sparse vector keeps.
+    interaction, or with sides, reads queries, not documents. `vectors`: the kinds that the response of the protocol
+    can hold. `min_value`: smallest element that a sparse vector keeps.
     """
 
     texts: list[str]

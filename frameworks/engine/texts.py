@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -23,6 +24,7 @@ from frameworks.engine.scoring import (
 from frameworks.engine.threads import TokenizerThreads, size_of_prompt
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.merging.rows import merge
 from frameworks.text.late.tokenizer import LateTokenizer
 from frameworks.text.pooling import normalize_rows, scores
 from frameworks.text.tokenizer import TextTokenizer
@@ -70,9 +72,9 @@ class TextService:
         self._threads = threads
 
     async def answer(
-        self, run: Run, request: TextRequest
+        self, run: Run, request: TextRequest, num_queries: int | None = None
     ) -> EmbedAnswer | ClassifyAnswer | MultiVectorAnswer | SparseAnswer:
-        """Embed or classify texts."""
+        """Embed or classify texts. `num_queries`: of the first texts, for a model with sides; None: as the request."""
         model = self._model
         tokenizer, text = model.tokenizer, model.spec.text
         if not isinstance(tokenizer, TextTokenizer) or text is None:
@@ -87,20 +89,11 @@ class TextService:
                 return SparseAnswer([], [], tokens=0)
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         started_s = time.perf_counter()
-        token_ids: list[list[int]] | None
-        if request.token_ids is not None:
-            self._check_takes_token_ids()
-            size = sum(map(len, request.token_ids))
-            token_ids = await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate)
-        else:
-            token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate, request.prompt)
-        if token_ids is None:
-            token_ids = await self._tokenize_pieces(tokenizer, request)
+        tokens = await self._tokens_of(tokenizer, request, num_queries)
         run.timings.decoded(started_s, time.perf_counter())
+        token_ids = tokens.token_ids
         await _count_tokens(run, token_ids)
-        # Given token ids have no prompt.
-        prompt = request.prompt if request.token_ids is None else ""
-        rows = await _rows(run, self._submit, tokenizer.batch_of(token_ids, prompt))
+        rows = await _rows(run, self._submit, tokens)
         if text.vectors == "sparse":
             size = sum(len(values) for _, values in rows)
             return await self._threads.compute(size, _sparse_of, request, rows, token_ids)
@@ -130,13 +123,17 @@ class TextService:
             return await self._threads.compute(rows.size, probabilities, rows, tokens, raw_scores)
         if model.spec.text is not None and model.spec.text.vectors == "multi":
             return await self._score_by_max_sim(run, request)
-        pairs = await self._threads.compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
+        size, num_queries = _NUMBERS_PER_PAIR * len(request.pairs), None
+        if model.tokenizer is not None and model.spec.text is not None and model.spec.text.has_sides:
+            pairs, num_queries = await self._threads.compute(size, texts_by_side, request)
+        else:
+            pairs = await self._threads.compute(size, distinct_texts, request)
         is_sparse = model.spec.text is not None and model.spec.text.vectors == "sparse"
         texts = TextRequest(
             pairs.texts, normalize=not is_sparse, truncate=request.truncate, vectors=("dense", "sparse")
         )
         try:
-            embedded = await self.answer(run, texts)
+            embedded = await self.answer(run, texts, num_queries)
         except InvalidInput as error:
             raise pairs.name_pair(error) from None
         if isinstance(embedded, SparseAnswer):
@@ -203,14 +200,42 @@ class TextService:
         finally:
             run.timings.computed(started_s, time.perf_counter())
 
-    async def _tokenize_pieces(self, tokenizer: TextTokenizer, request: TextRequest) -> list[list[int]]:
+    async def _tokens_of(self, tokenizer: TextTokenizer, request: TextRequest, num_queries: int | None) -> TokenBatch:
+        """Return the tokens of the texts of a request, those of queries by the tokenizer of queries."""
+        if tokenizer.queries is None:
+            return await self._tokens_of_side(tokenizer, request, 0)
+        size = len(request.texts if request.token_ids is None else request.token_ids)
+        if num_queries is None:
+            num_queries = size if request.are_queries else 0
+        parts = []
+        for each, at, end in ((tokenizer.queries, 0, num_queries), (tokenizer, num_queries, size)):
+            if at < end:
+                ids = None if request.token_ids is None else request.token_ids[at:end]
+                own = replace(request, texts=request.texts[at:end], token_ids=ids)
+                batch = await self._tokens_of_side(each, own, at)
+                parts.append(replace(batch, are_queries=[each is not tokenizer] * (end - at)))
+        merged = merge(parts)
+        assert isinstance(merged, TokenBatch)
+        return merged
+
+    async def _tokens_of_side(self, tokenizer: TextTokenizer, request: TextRequest, first: int) -> TokenBatch:
+        """`first`: number of texts before these."""
         texts, truncate, prompt = request.texts, request.truncate, request.prompt
+        if request.token_ids is not None:
+            self._check_takes_token_ids()
+            size = sum(map(len, request.token_ids))
+            token_ids = await self._threads.run(size, tokenizer.read_ids, request.token_ids, truncate)
+            # Given token ids have no prompt.
+            return tokenizer.batch_of(token_ids, "")
+        at_once = None if first else tokenizer.tokenize_at_once(texts, truncate, prompt)
+        if at_once is not None:
+            return tokenizer.batch_of(at_once, prompt)
 
         def tokenize(start: int, stop: int) -> list[list[int]]:
-            return tokenizer.tokenize(texts[start:stop], truncate, start, prompt)
+            return tokenizer.tokenize(texts[start:stop], truncate, first + start, prompt)
 
         pieces = await self._threads.run_pieces(map(len, texts), tokenize)
-        return pieces[0] if len(pieces) == 1 else list(chain.from_iterable(pieces))
+        return tokenizer.batch_of(list(chain.from_iterable(pieces)), prompt)
 
     async def _tokenized(self, tokenizer: TextTokenizer, request: PairRequest, timings: Timings) -> TokenBatch:
         pairs, truncate = request.pairs, request.truncate

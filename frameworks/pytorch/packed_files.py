@@ -13,6 +13,7 @@ from frameworks.text.config import transformer_folder
 from frameworks.text.gguf.folder import GgufFolders, find_gguf, read_gguf
 from frameworks.text.gguf.header import GgufFile
 from frameworks.text.sentence_modules.modules import read_modules
+from frameworks.text.sentence_modules.router import Side
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("gptq", "awq", "compressed-tensors")
@@ -92,18 +93,19 @@ class PackedFiles:
 
 
 def read_files(
-    path: Path, folders: GgufFolders, allow_pickled: bool = False
+    path: Path, folders: GgufFolders, allow_pickled: bool = False, side: Side | None = None
 ) -> tuple[Path, WeightFiles, PackedFiles | None]:
     """Return the folder of a model's config.json, its weight files, and what is packed in them.
 
-    Reads headers only, and checks them. `allow_pickled`: as of `read_weight_files`. Raises InvalidModel.
+    Reads headers only, and checks them. `allow_pickled`: as of `read_weight_files`. `side`: of a model with sides.
+    Raises InvalidModel.
     """
-    file = find_gguf(path)
+    file = find_gguf(path) if side is None else None
     if file is not None:
         gguf = read_gguf(file)
         return folders.folder_of(gguf), _weights(gguf), _packed(gguf)
-    folder = transformer_folder(path)
-    modules = read_modules(path)
+    modules = read_modules(path) if side is None else side.modules
+    folder = transformer_folder(path) if side is None else modules[0].folder
     if modules and modules[0].kind == "BoW":
         # Its weights are numbers of its configuration.
         return folder, WeightFiles((), 0, 0, "F32", frozenset()), None

@@ -30,10 +30,12 @@ from frameworks.tasks.architectures import SERVED, find_task
 from frameworks.text.config import GENERATES, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from frameworks.text.pair_scores import Answers
+from frameworks.text.sentence_modules.router import Side, Sides, read_sides
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from frameworks.pytorch.encoders.image_encoder import ImageModel
+    from frameworks.pytorch.encoders.sides import SidedModel
     from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
     from frameworks.pytorch.generation.step.engine import GeneratingModel
     from frameworks.pytorch.generation.weights.linear_makers import Bits
@@ -88,6 +90,13 @@ class TorchRegistry:
             sizes = [DTYPES[_dtype_of_weights(entry, weights, kind)].itemsize for kind in ("cpu", "cuda")]
             host_bytes, accelerator_bytes = (task_bytes(path, weights, rows, size) for size in sizes)
             return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
+        sides = read_sides(path)
+        if sides is not None:
+            both = [self._read(entry, path, side) for side in (sides.documents, sides.queries)]
+            host_bytes, accelerator_bytes = (
+                sum(self._bytes_of(each, kind) for each in both) for kind in ("cpu", "cuda")
+            )
+            return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         files = self._read(entry, path)
         host_bytes, accelerator_bytes = self._bytes_of(files, "cpu"), self._bytes_of(files, "cuda")
         if entry.draft_model is not None and files.config.generates:
@@ -101,12 +110,15 @@ class TorchRegistry:
 
     def load(
         self, entry: ModelEntry, path: Path, device: Device
-    ) -> "list[EncoderModel] | list[GeneratingModel] | list[ImageModel] | list[TaskModel]":
+    ) -> "list[EncoderModel] | list[SidedModel] | list[GeneratingModel] | list[ImageModel] | list[TaskModel]":
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         task = find_task(path, entry.task)
         if task is not None:
             return self._load_task(entry, path, device, task)
+        sides = read_sides(path)
+        if sides is not None:
+            return self._load_sides(entry, path, device, sides)
         files = self._read(entry, path)
         check_weight_bytes(path, files.weights.file_bytes, self._max_model_bytes)
         _check_kind(files)
@@ -153,9 +165,31 @@ class TorchRegistry:
         threads = self._performance.num_intra_op_threads(entry.instances)
         return load_task_models(folder, entry, task, TaskLoading(device, dtype, threads, self._enable_memory_mapping))
 
-    def _read(self, entry: TorchModelEntry, path: Path) -> ModelFiles:
-        folder, weights, packed = read_files(path, self._gguf_folders, entry.allow_pickled_weights)
-        config = read_text_config(path if packed is None or packed.gguf is None else folder)
+    def _load_sides(self, entry: TorchModelEntry, folder: Path, device: Device, sides: Sides) -> "list[SidedModel]":
+        """Load the encoders of queries and documents. Raises InvalidModel, OutOfMemory."""
+        # A process of another model needs none of it.
+        from frameworks.pytorch.encoders.sides import SidedModel
+
+        both = [self._read(entry, folder, side) for side in (sides.documents, sides.queries)]
+        check_weight_bytes(folder, sum(files.weights.file_bytes for files in both), self._max_model_bytes)
+        found = []
+        for files in both:
+            _check_kind(files)
+            _check_packed(files)
+            _check_task(files)
+            if files.config.generates or files.config.classifies or files.config.late is not None:
+                raise InvalidModel(f"{files.folder}: Router: expected encoders with one vector for each text")
+            if self._wanted_bits(entry) is not None:
+                raise InvalidModel(f'{folder}: dtype: expected no "int8" for a model with a Router; remove it')
+            dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
+            threads = self._performance.num_intra_op_threads(entry.instances)
+            loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
+            found.append(load_encoders(files, loading, None))
+        return [SidedModel(folder, *each) for each in zip(*found, strict=True)]
+
+    def _read(self, entry: TorchModelEntry, path: Path, side: Side | None = None) -> ModelFiles:
+        folder, weights, packed = read_files(path, self._gguf_folders, entry.allow_pickled_weights, side)
+        config = read_text_config(path if packed is None or packed.gguf is None else folder, side)
         if entry.score_tokens is not None and (config.generates or config.answers is not None):
             negative, positive = entry.score_tokens
             config = config.with_answers(Answers(positive, negative))

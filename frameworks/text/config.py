@@ -17,6 +17,7 @@ from frameworks.text.pair_scores import Answers, PairMessages, read_answers, rea
 from frameworks.text.sentence_modules.modules import Module, read_modules
 from frameworks.text.sentence_modules.order import SERVED, SPARSE_TABLE, Order, read_order
 from frameworks.text.sentence_modules.pooling_module import pools_prompt, read_pooling
+from frameworks.text.sentence_modules.router import Side
 from frameworks.text.sentence_modules.sparse_modules import read_max_active_dims
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
@@ -129,10 +130,19 @@ def transformer_folder(folder: Path) -> Path:
     return modules[0].folder if modules else folder
 
 
-def read_text_config(folder: Path) -> TextConfig:
-    """Read the JSON files of a folder. Raises InvalidModel for damaged files and unsupported settings."""
-    modules = read_modules(folder)
-    encoder = transformer_folder(folder)
+def read_text_config(folder: Path, side: Side | None = None) -> TextConfig:
+    """Read the JSON files of a folder. `side`: of a model with sides, whose modules are read.
+
+    Raises InvalidModel for damaged files and unsupported settings.
+    """
+    if side is not None:
+        config = _read(folder, side.modules)
+        return config if side.prompt is None else replace(config, prompt=side.prompt)
+    return _read(folder, read_modules(folder))
+
+
+def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
+    encoder = modules[0].folder if modules else folder
     config = read_json(encoder / "config.json")
     late = read_late_interaction(folder, modules, config)
     served = SERVED if late is None else (*SERVED, *PROJECTIONS)

@@ -36,6 +36,9 @@ class TextTokenizer:
     are texts of more than `most_characters`: no more characters are read, and the last ones where the left is cut.
     """
 
+    queries: "TextTokenizer | None" = None
+    """Of a model with sides; this one is then that of documents."""
+
     def __init__(self, folder: Path, config: TextConfig) -> None:
         """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
         self._tokenizer = read_tokenizer(folder, config)

@@ -124,7 +124,8 @@ class InferRequest(GenerationOptions):
         description="Sparse vectors: the smallest element that is returned. Default: 0.",
     )
     input_type: Literal["query", "document"] = Field(
-        _ABSENT, description="embed: how a model of late interaction reads the texts. Default: document."
+        _ABSENT,
+        description="embed: how a model of late interaction, or with a Router, reads the texts. Default: document.",
     )
     dimensions: int = Field(
         _ABSENT,

@@ -334,7 +334,7 @@ class PoolingRequest(PoolingBody):
     dimensions: _AnyDimensions = None
     use_activation: bool | None = Field(None, description="Normalise vectors; return probabilities. Default: true.")
     input_type: Literal["query", "document"] | None = Field(
-        None, description="How a model of late interaction reads the texts. Default: document."
+        None, description="How a model of late interaction, or with a Router, reads the texts. Default: document."
     )
 
 

@@ -68,7 +68,13 @@ def _build_embed(body: CohereEmbedRequest, spec: ModelSpec) -> TextRequest | Ima
     dimensions = check_dimensions(body.output_dimension, spec.text)
     _check_bits(body, dimensions or spec.text.embedding_size)
     prompt = _prompt_of(body.input_type, spec.text)
-    return TextRequest(_texts_of(body), truncate=_TRUNCATIONS[body.truncate], dimensions=dimensions, prompt=prompt)
+    return TextRequest(
+        _texts_of(body),
+        truncate=_TRUNCATIONS[body.truncate],
+        dimensions=dimensions,
+        prompt=prompt,
+        are_queries=spec.text.has_sides and body.input_type == "search_query",
+    )
 
 
 def _check_one_field(body: CohereEmbedRequest) -> None:

@@ -38,7 +38,12 @@ class CollectionOperations:
         self.parts = parts
 
     async def embed(
-        self, context: RequestContext, collection: ServedCollection, contents: Contents, field_of: FieldOf
+        self,
+        context: RequestContext,
+        collection: ServedCollection,
+        contents: Contents,
+        field_of: FieldOf,
+        are_queries: bool = False,
     ) -> EmbedAnswer:
         """Return the vectors of texts or images by the model of a collection, float32 [n, dimensions].
 
@@ -51,7 +56,7 @@ class CollectionOperations:
             raise InvalidInput(field_of(0), "expected vectors, as the collection has no model; send vectors")
         if not context.models.may_use(entry.model):
             raise Forbidden(f"{field_of(0)}: expected vectors, as the key may not use the model of the collection")
-        request = _embed_request(contents)
+        request = _embed_request(contents, are_queries)
         try:
             answer = await embed(self.parts, context, entry.model, request, _STEP, field_of)
         except FieldError as error:
@@ -66,9 +71,11 @@ class CollectionOperations:
         return answer
 
 
-def _embed_request(contents: Contents) -> TextRequest | ImageRequest:
+def _embed_request(contents: Contents, are_queries: bool) -> TextRequest | ImageRequest:
     texts = [each for each in contents if isinstance(each, str)]
-    return TextRequest(texts) if texts else ImageRequest([each for each in contents if isinstance(each, bytes)])
+    if texts:
+        return TextRequest(texts, are_queries=are_queries)
+    return ImageRequest([each for each in contents if isinstance(each, bytes)])
 
 
 class Searches:
@@ -85,7 +92,7 @@ class Searches:
             context.models.slot(request.rerank_model)
         queries, tokens = request.queries, None
         if isinstance(queries, list):
-            answer = await operations.embed(context, collection, queries, request.field_of)
+            answer = await operations.embed(context, collection, queries, request.field_of, are_queries=True)
             vectors, tokens = np.asarray(answer.embeddings, np.float32), answer.tokens
         else:
             vectors = queries

@@ -94,7 +94,9 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     # A run does not change the module: one is enough for any number of threads.
     make: Callable[..., EncoderModel] = EncoderModel if config.static is None else StaticEncoder
     if config.sparse_module is not None:
-        spec, make = with_sparse_module(model, spec, config, files.entry)
+        if copies is not None:
+            raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of sparse vectors; remove it')
+        spec, make = with_sparse_module(model, spec, config, files.entry.allow_pickled_weights)
     elif config.words is not None and config.pooling is None:
         make = WordBagModel
     elif copies is not None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.sparse import SparseModel
 from frameworks.text.config import TextConfig
@@ -64,7 +62,7 @@ def load_token_weights(module: Module, vocabulary_size: int, allow_pickled: bool
 
 
 def with_sparse_module(
-    model: torch.nn.Module, spec: ModelSpec, config: TextConfig, entry: TorchModelEntry
+    model: torch.nn.Module, spec: ModelSpec, config: TextConfig, allow_pickled: bool
 ) -> tuple[ModelSpec, Callable[..., EncoderModel]]:
     """Return the spec of a model with a sparse module, and what makes an instance of it, as EncoderModel.
 
@@ -73,17 +71,13 @@ def with_sparse_module(
     text = spec.text
     assert config.sparse_module is not None
     assert text is not None
-    if entry.dtype == "int8":
-        raise InvalidModel(
-            f'{config.sparse_module.folder}: dtype: expected no "int8" for a model of sparse vectors; remove it'
-        )
     make: Callable[..., EncoderModel]
     if isinstance(model, TokenWeights):
         size, memory_bytes = len(model.weights), model.weights.nbytes
         make = partial(_token_weight_model, config.max_active_dims)
     else:
         size = text.embedding_size or 0
-        code = SparseCode(config.sparse_module, size, config.max_active_dims, entry.allow_pickled_weights)
+        code = SparseCode(config.sparse_module, size, config.max_active_dims, allow_pickled)
         size, memory_bytes = code.size, code.memory_bytes
         make = partial(_sparse_code_model, code)
     spec = replace(

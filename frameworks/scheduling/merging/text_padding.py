@@ -50,18 +50,20 @@ def run_by_length(batch: TokenBatch, run: Run) -> Array:
     groups = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     if len(groups) <= 1:
         return run(batch)
-    rows = np.concatenate([run(_texts_at(batch, group)) for group in groups])
+    rows = np.concatenate([run(texts_at(batch, group)) for group in groups])
     ordered = np.empty_like(rows)
     ordered[np.concatenate(groups)] = rows
     return ordered
 
 
-def _texts_at(batch: TokenBatch, positions: Array) -> TokenBatch:
-    types, attended, unpooled = batch.token_type_ids, batch.attended, batch.unpooled
+def texts_at(batch: TokenBatch, positions: Array) -> TokenBatch:
+    """Return the texts of a batch at some positions, in their order."""
+    types, attended, unpooled, are_queries = batch.token_type_ids, batch.attended, batch.unpooled, batch.are_queries
     at = positions.tolist()
     return TokenBatch(
         [batch.token_ids[i] for i in at],
         None if types is None else [types[i] for i in at],
         None if attended is None else [attended[i] for i in at],
         None if unpooled is None else [unpooled[i] for i in at],
+        None if are_queries is None else [are_queries[i] for i in at],
     )

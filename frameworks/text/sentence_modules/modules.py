@@ -49,7 +49,7 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
     file = folder / "modules.json"
     content = parse_json(file, absent=[])
     try:
-        pairs = [(_kind(str(module["type"])), str(module["path"])) for module in content]
+        pairs = [(kind_of(str(module["type"])), str(module["path"])) for module in content]
     except (TypeError, KeyError) as error:
         raise InvalidModel(f"{file}: not a list of modules with type and path") from error
     if len(pairs) > _MOST_MODULES:
@@ -75,6 +75,6 @@ def check_file_bytes(file: Path) -> None:
         )
 
 
-def _kind(module_type: str) -> str:
+def kind_of(module_type: str) -> str:
     """Return the class name of a module of sentence-transformers; the full name of other modules."""
     return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type

@@ -83,10 +83,11 @@ def is_multi(spec: ModelSpec) -> bool:
 
 def check_input_type(spec: ModelSpec) -> None:
     """Raise InvalidInput for a model that reads all texts in one way."""
-    if not is_multi(spec):
+    if not is_multi(spec) and not (spec.text is not None and spec.text.has_sides):
         raise InvalidInput(
             "input_type",
-            "expected a model of late interaction, got another; put the prompt of the type before each text",
+            "expected a model that reads queries otherwise than documents, got another; "
+            "put the prompt of the type before each text",
         )
 
 

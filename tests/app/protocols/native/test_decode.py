@@ -1,6 +1,7 @@
 """Decode /infer bodies: a request, or an error that names the wrong field."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ def refusal(model: str, body: object, kind: type[RoundhouseError] = InvalidInput
         read(model, body)
     assert type(caught.value) is kind
     return caught.value.message
+
+
+def test_input_type_chooses_side_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"text": ["a"], "input_type": "query"}
+    assert "input_type: expected a model that reads queries otherwise than documents" in refusal("embed", body)
+    spec = SPECS["embed"]
+    assert spec.text is not None
+    monkeypatch.setitem(SPECS, "embed", replace(spec, text=replace(spec.text, has_sides=True)))
+    for input_type, are_queries in (("query", True), ("document", False)):
+        request = read("embed", {"text": ["a"], "input_type": input_type}).request
+        assert isinstance(request, TextRequest)
+        assert request.are_queries is are_queries
 
 
 def test_decode_takes_model_from_path_or_body() -> None:

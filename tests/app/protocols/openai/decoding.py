@@ -54,6 +54,7 @@ SPECS = {
         "embed", TextSpec(16, embedding_size=8, prompts={"query": "q: ", "passage": "p: ", "clustering": "c: "})
     ),
     "embed-sparse": _spec("embed", TextSpec(16, embedding_size=30_522, vectors="sparse", prompts={"query": "q: "})),
+    "embed-sides": _spec("embed", TextSpec(16, embedding_size=8, has_sides=True)),
     "embed-unknown-size": _spec("embed", TextSpec(16)),
     "cross-encoder": _spec("classify", TextSpec(16, labels=("LABEL_0",), multi_label=True)),
     "classify": _spec("classify", TextSpec(16, labels=("a", "b"))),

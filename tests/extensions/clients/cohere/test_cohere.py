@@ -115,6 +115,11 @@ class TestEmbed:
         assert decode(EMBED_CODEC, model="embed-prompts", **fields).request == TextRequest(["a"], prompt=prompt)
         assert decode(EMBED_CODEC, model="embed", **fields).request == TextRequest(["a"])
 
+    def test_type_chooses_side_of_model(self) -> None:
+        for input_type in ("search_query", "search_document", "clustering", None):
+            request = decode(EMBED_CODEC, model="embed-sides", texts=["a"], input_type=input_type).request
+            assert request.are_queries is (input_type == "search_query")
+
     def test_bits_need_whole_bytes(self) -> None:
         fields: dict[str, Any] = {"model": "embed-any-shorter-size", "texts": ["a"], "embedding_types": ["ubinary"]}
         assert_refused(EMBED_CODEC, "embedding_types", "multiple of 8", **fields, output_dimension=7)

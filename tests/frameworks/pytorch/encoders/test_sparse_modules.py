@@ -134,6 +134,12 @@ def test_wrong_token_weights_are_refused(saved: Saved, tmp_path: Path) -> None:
         load_torch(folder)
 
 
+def test_quantized_sparse_module_is_refused(saved: Saved, tmp_path: Path) -> None:
+    folder = saved(*auto_encoder(tmp_path, hidden_dim=48, k=5))
+    with pytest.raises(InvalidModel, match='expected no "int8" for a model of sparse vectors'):
+        load_torch(folder, dtype="int8")
+
+
 def test_graph_with_sparse_module_is_refused(saved: Saved, tmp_path: Path) -> None:
     folder = saved(*auto_encoder(tmp_path, hidden_dim=48, k=5))
     with pytest.raises(InvalidModel, match="SparseAutoEncoder: expected a PyTorch model, got a graph"):
