@@ -14,6 +14,11 @@ from tests.support.keyring import make_key, write_keys
 # image are alone at the server; tensors, and those with an API key, come on 32 connections. The calls of a chat depend
 # on how its steps fall together: 590 to 1,050 were measured.
 BOUNDS = {"tensor": (55, 18), "key": (62, 21), "chat": (1200, 71), "image": (120, 32)}
+QUEUED_BOUNDS = (250, 46)
+"""Of an image whose run takes a slow or busy CPU longer than `inline.LIGHT_S`: a thread runs it."""
+_QUEUE = "frameworks/scheduling/batch/queue.py"
+_WHEN_SLOW = "app/http/disconnects.py"
+"""Passed by a request that ends only after its client could have left."""
 _COMPILED = "frameworks/pytorch/"
 """The files below depend on the CPU."""
 
@@ -25,7 +30,10 @@ def test_request_passes_bounded_calls_and_files(tmp_path: Path) -> None:
     assert list(found) == ["tensor", "chat", "image"]
     assert_bounded(found)
     for case, files in listed(PAGE.read_text(encoding="utf-8")).items():
+        if is_queued_image(case, found[case]):
+            continue
         different = files.symmetric_difference(found[case]["walk"])
+        different -= {_WHEN_SLOW}
         assert {each for each in different if not each.startswith(_COMPILED)} == set(), "run: python -m tests.e2e.walks"
 
 
@@ -38,9 +46,14 @@ def test_request_with_key_passes_bounded_calls(tmp_path: Path) -> None:
     assert_bounded(found)
 
 
+def is_queued_image(case: str, found: dict[str, Any]) -> bool:
+    """Whether a thread ran the image: the page shows the walk of one that runs on the event loop."""
+    return case == "image" and _QUEUE in found["walk"]
+
+
 def assert_bounded(found: dict[str, Any]) -> None:
     for case, each in found.items():
-        calls, files = BOUNDS[case]
+        calls, files = QUEUED_BOUNDS if is_queued_image(case, each) else BOUNDS[case]
         # As one string: pytest would cut the list of files.
         assert each["calls"] <= calls, json.dumps(each)
-        assert each["files"] <= files, json.dumps(each)
+        assert len(set(each["walk"]) - {_WHEN_SLOW}) <= files, json.dumps(each)

@@ -154,7 +154,10 @@ async def test_sparse_vectors_are_equal(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(one, other)
         refused = await outcome(local, TextRequest(texts, normalize=True, vectors=("sparse",)))
         assert refused[1].startswith("normalize: expected no true")
-        assert "post the texts to /infer, or pairs" in (await outcome(local, TextRequest(texts)))[1]
+        assert (
+            "post the texts to /infer, /embed_sparse or /pooling, or pairs"
+            in (await outcome(local, TextRequest(texts)))[1]
+        )
         for each in (PairRequest([(texts[0], texts[1])]), TextRequest(texts)):
             assert await outcome(remote, each) == await outcome(local, each)
 
