@@ -18,7 +18,7 @@ QUEUED_BOUNDS = (250, 46)
 """Of an image whose run takes a slow or busy CPU longer than `inline.LIGHT_S`: a thread runs it."""
 _QUEUE = "frameworks/scheduling/batch/queue.py"
 _WHEN_SLOW = "app/http/disconnects.py"
-"""Passed by a request that ends only after its client could have left."""
+"""Passed by a request of which the server watches the connection, as it takes long."""
 _COMPILED = "frameworks/pytorch/"
 """The files below depend on the CPU."""
 
