@@ -152,9 +152,9 @@ async def serving(
             await group.close()
 
 
-async def ask(group: ReplicaGroup, value: float, columns: int = 1) -> float:
-    """Return the answer to a request, which is twice the value."""
-    outputs = await group.submit(TensorBatch({"x": np.full((1, columns), value, np.float32)}))
+async def ask(group: ReplicaGroup, value: float, columns: int = 1, begin: Callable[[], None] = lambda: None) -> float:
+    """Return the answer to a request, which is twice the value. `begin`: called for each of its runs."""
+    outputs = await group.submit(TensorBatch({"x": np.full((1, columns), value, np.float32)}), begin=begin)
     answer = outputs["y"]
     assert isinstance(answer, np.ndarray)
     assert answer.shape == (1, columns)

@@ -1,6 +1,7 @@
 """Requests whose replicas end again and again: refused where nothing else explains it."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,8 +14,21 @@ from tests.support.loops import in_loop, soon, task
 pytestmark = pytest.mark.extended
 
 
-async def end_replicas(there: Cluster, number: int, end: Callable[[Replica], Awaitable[None]]) -> None:
-    """End the replica that runs a request, this number of times."""
+@dataclass
+class Runs:
+    """Number of runs of a request that replicas have reported."""
+
+    reported: int = 0
+
+    def begin(self) -> None:
+        self.reported += 1
+
+
+async def end_replicas(there: Cluster, runs: Runs, number: int, end: Callable[[Replica], Awaitable[None]]) -> None:
+    """End the replica that runs a request, this number of times.
+
+    Its connection ends without the messages that it still holds. A request whose run was not reported moves instead.
+    """
     ended: set[str] = set()
 
     def running() -> list[Replica]:
@@ -24,8 +38,9 @@ async def end_replicas(there: Cluster, number: int, end: Callable[[Replica], Awa
             if each.name not in ended and any(model.entered.is_set() for model in each.models)
         ]
 
-    for _ in range(number):
+    for index in range(number):
         await soon(lambda: len(running()) == 1)
+        await soon(lambda: runs.reported > index)  # noqa: B023 - awaited before the next index
         (replica,) = running()
         ended.add(replica.name)
         await end(replica)
@@ -45,8 +60,9 @@ async def crash(replica: Replica) -> None:
 @in_loop
 async def test_request_that_ends_three_replicas_is_refused() -> None:
     async with serving(4, lambda _: HeldModel()) as (there, group):
-        sent = task(ask(group, 1.0))
-        await end_replicas(there, 3, crash)
+        runs = Runs()
+        sent = task(ask(group, 1.0, begin=runs.begin))
+        await end_replicas(there, runs, 3, crash)
         with pytest.raises(ModelFailed):
             await sent
         release(there)
@@ -58,8 +74,9 @@ async def test_request_that_ends_three_replicas_is_refused() -> None:
 @in_loop
 async def test_request_that_ends_two_replicas_is_answered() -> None:
     async with serving(3, lambda _: HeldModel()) as (there, group):
-        sent = task(ask(group, 1.0))
-        await end_replicas(there, 2, crash)
+        runs = Runs()
+        sent = task(ask(group, 1.0, begin=runs.begin))
+        await end_replicas(there, runs, 2, crash)
         release(there)
         assert await sent == 2.0
         assert await ask(group, 1.0) == 2.0
@@ -76,8 +93,9 @@ async def test_ends_of_withdrawn_replicas_refuse_nothing(monkeypatch: pytest.Mon
             await soon(lambda: group.num_replicas < running)
             replica.die()
 
-        sent = task(ask(group, 1.0))
-        await end_replicas(there, 5, stop)
+        runs = Runs()
+        sent = task(ask(group, 1.0, begin=runs.begin))
+        await end_replicas(there, runs, 5, stop)
         release(there)
         assert await sent == 2.0
         assert await ask(group, 1.0) == 2.0
