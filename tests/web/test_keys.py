@@ -10,7 +10,7 @@ from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
 from tests.support.keyring import make_key, write_keys
 from tests.web.conftest import VECTORS
-from tests.web.tabs import Open
+from tests.web.tabs import WAIT_S, Open
 
 pytestmark = pytest.mark.extended
 
@@ -73,6 +73,8 @@ def test_documentation_opens_and_calls_with_key(open_tab: Open, keyed: RunningSe
     tab = open_tab(f"{keyed.url}/#/models", key=OPERATOR.text)
     tab.allowed = ("401",)
     page = tab.page
+    # Swagger UI resolves the whole document for each operation: seconds of a fast core, and the page stands meanwhile.
+    page.set_default_timeout(4 * WAIT_S * 1000)
     page.get_by_role("navigation").get_by_role("link", name="API").click()
     expect(page).to_have_url(f"{keyed.url}/docs")
     operation = page.locator("[id$=models__name__get]").first
